@@ -1,0 +1,59 @@
+# Everything that people run. Each target needs nothing before it but Debian, Python 3.11 and, for Spark, a JDK 17.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# pytest-xdist: two processes, one MariaDB each.
+TEST_PROCESSES ?= 2
+
+.PHONY: demo test test-soak mutants serve lint format bench venv zip openapi clean
+
+$(READY): pyproject.toml requirements/server.txt requirements/dev.txt constraints.txt
+	@$(PYTHON) -m venv --help >/dev/null 2>&1 || { scripts/need.sh python3-venv; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements/dev.txt -e '.[cli]'
+	@touch $@
+
+venv: $(READY) ## .venv: the service, its jobs, all test dependencies, lastbit itself editable
+
+demo: $(READY) ## a real fan-out, with crashes and duplicates, to its exact end
+	@$(BIN)/python -m examples.demo
+
+serve: $(READY) ## the service on SQLite at 127.0.0.1:8000
+	$(BIN)/python -m api
+
+test: $(READY) ## every test, on SQLite and on a MariaDB of its own
+	@scripts/need.sh mariadb-server
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal
+
+test-soak: $(READY) ## the races and the state machine for much longer
+	@scripts/need.sh mariadb-server
+	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
+
+mutants: $(READY) ## break the code in known ways; each must make its test fail
+	@scripts/need.sh mariadb-server
+	$(BIN)/python -m tests.guarantees.mutants
+
+lint: $(READY) ## ruff, strict types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+openapi: $(READY) ## write openapi.yaml from the app
+	$(BIN)/python -m scripts.openapi
+
+bench: $(READY) ## the benchmark tables; QUICK=1 runs them small
+	@scripts/need.sh mariadb-server
+	$(BIN)/python -m bench $(if $(QUICK),--quick,)
+
+zip: ## dist/lastbit.zip, the SDK for Spark's --py-files
+	@mkdir -p dist
+	$(PYTHON) -m scripts.zip_sdk dist/lastbit.zip
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,68 @@
+"""`python -m api`: run the service. `python -m api migrate`: bring the database's schema up to date."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import uvicorn
+from pydantic import ValidationError
+
+from api import logs
+from core import errors, schema
+from core.db import Database
+from core.settings import Settings
+
+GRACE = 15
+"""Seconds for requests that are under way when the service is told to stop."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m api",
+        description="Run Lastbit. Every flag can be set in the environment too, as LASTBIT_DATABASE_URL and so on.",
+    )
+    parser.add_argument("command", nargs="?", choices=["serve", "migrate"], default="serve", help="default: serve")
+    parser.add_argument("--host", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (8000)")
+    parser.add_argument("--database-url", metavar="URL", help="sqlite:///FILE or mysql://USER:PASSWORD@HOST/DATABASE")
+    parser.add_argument("--workers", type=int, help="processes (1)")
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    command = given.pop("command")
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        parser.error(f"{first['loc'][0]}: {first['msg']}, got {first['input']!r}")
+    logs.configure(settings.log_level)
+    try:
+        with Database(settings.database_url) as database:
+            if command == "migrate" or database.is_sqlite:
+                schema.migrate(database)
+            database.read(schema.check)
+    except errors.CoreError as error:
+        print(f"lastbit: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    if command == "migrate":
+        print("lastbit: the schema is current", file=sys.stderr)  # noqa: T201
+        return 0
+    # Worker processes build their own application, from the environment.
+    for name, value in settings.model_dump().items():
+        os.environ[f"LASTBIT_{name.upper()}"] = str(value)
+    uvicorn.run(
+        "api.app:create",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        log_level="info" if settings.log_level == "debug" else "warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

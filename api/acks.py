@@ -1,0 +1,268 @@
+"""The two ack routes, as a small ASGI callable in front of FastAPI's stack: they are called once an item, all others
+once a batch. Bodies are decoded by msgspec; problems look the same, and the OpenAPI document has their models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import re
+from typing import Annotated, Any, Final
+
+import msgspec
+import structlog
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api import body, problems
+from api.ops import ACKS
+from api.problems import Place, Problem
+from core import errors
+from core.calls import Answer, Call, Rejected, Verb
+from core.service import Service
+from lastbit.ids import INTEGER_LIMIT, InvalidItemId, ItemId
+
+MAX_IDS: Final = 10_000
+MAX_GROUPS: Final = 4_096
+MAX_REASON: Final = 4_000
+PATHS: Final = {"/v1/acks": Verb.ACK, "/v1/failures": Verb.FAIL}
+
+log = structlog.get_logger(__name__)
+
+Integer = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
+ItemIdText = Annotated[str, msgspec.Meta(description="an item id, batch:group:index", examples=["7:0:42"])]
+
+
+class GroupMask(msgspec.Struct, forbid_unknown_fields=True):
+    batch: Integer
+    group: Integer
+    bits: Annotated[
+        str,
+        msgspec.Meta(
+            description="base64, little-endian bit order: bit i of the group is bytes[i//8] >> (i%8) & 1; "
+            "at most group_size/8 bytes",
+            extra_json_schema={"contentEncoding": "base64"},
+        ),
+    ]
+
+
+class Acks(msgspec.Struct, forbid_unknown_fields=True):
+    """Items to ack: by id, by mask, or both."""
+
+    items: list[ItemIdText] | msgspec.UnsetType = msgspec.UNSET
+    groups: list[GroupMask] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Failures(msgspec.Struct, forbid_unknown_fields=True):
+    """Items to give up: by id, by mask, or both."""
+
+    items: list[ItemIdText] | msgspec.UnsetType = msgspec.UNSET
+    groups: list[GroupMask] | msgspec.UnsetType = msgspec.UNSET
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] | None = None
+
+
+class CompletedBatch(msgspec.Struct):
+    batch: int
+    key: str | None
+    newly: Annotated[bool, msgspec.Meta(description="this call completed the batch")]
+    succeeded: bool
+    newly_succeeded: Annotated[bool, msgspec.Meta(description="this call made succeeded true")]
+
+
+class RejectedItem(msgspec.Struct, omit_defaults=True):
+    """An item by its id, or bits of a mask by their group, with their count."""
+
+    reason: Annotated[
+        str, msgspec.Meta(extra_json_schema={"enum": ["unknown_batch", "unknown_item", "expired", "cancelled"]})
+    ]
+    item: str | msgspec.UnsetType = msgspec.UNSET
+    group: str | msgspec.UnsetType = msgspec.UNSET
+    count: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class AckAnswer(msgspec.Struct):
+    applied: Annotated[int, msgspec.Meta(description="items whose state changed")]
+    repeated: int
+    completed: Annotated[
+        list[CompletedBatch],
+        msgspec.Meta(description="every complete batch of which the call brought an issued item"),
+    ]
+    rejected: list[RejectedItem]
+
+
+_DECODERS: Final[dict[Verb, msgspec.json.Decoder[Any]]] = {
+    Verb.ACK: msgspec.json.Decoder(Acks),
+    Verb.FAIL: msgspec.json.Decoder(Failures),
+}
+_encoder = msgspec.json.Encoder()
+_KEY = re.compile(rb"[\x21-\x7e]{1,255}")
+
+
+class AckRoutes:
+    """Takes the ack routes and passes everything else on."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.app: ASGIApp = app
+        self.fastapi = app
+        self.state = app.state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        verb = PATHS.get(scope["path"]) if scope["type"] == "http" else None
+        if verb is None:
+            await self.app(scope, receive, send)
+            return
+        try:
+            status, content, headers = 200, await self._answer(verb, scope, receive), {}
+        except Exception as error:  # noqa: BLE001  # the outermost place there is: all becomes a problem
+            problem = _problem(error)
+            status, content, headers = problem.status, problem.body(), problem.headers
+        media_type = b"application/json" if status == 200 else problems.MEDIA_TYPE.encode()
+        start = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", media_type),
+                (b"content-length", str(len(content)).encode()),
+                *((name.lower().encode(), value.encode()) for name, value in headers.items()),
+            ],
+        }
+        await send(start)
+        await send({"type": "http.response.body", "body": content})
+
+    async def _answer(self, verb: Verb, scope: Scope, receive: Receive) -> bytes:
+        if scope["method"] != "POST":
+            raise Problem("method_not_allowed", "this path takes POST", headers={"Allow": "POST"})
+        service: Service = self.state.service
+        call = await parse(verb, _idempotency_key(scope), await body.read(scope, receive), service)
+        answer = await asyncio.wrap_future(service.ack(call))
+        for batch in answer.completed:
+            self.state.waiting.ended(batch)
+        _count(verb, answer)
+        return _encoder.encode(_shown(answer))
+
+
+async def parse(verb: Verb, idempotency_key: str | None, content: bytes, service: Service) -> Call:
+    """The call that a body is. Raises `Problem` and `errors.InvalidRequest`, before anything is queued."""
+    try:
+        wanted = _DECODERS[verb].decode(content)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$")
+        raise problems.invalid([Place("body" + place.rstrip("`"), message)]) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise problems.invalid([Place("body", f"expected JSON: {error}")]) from None
+    if wanted.items is msgspec.UNSET and wanted.groups is msgspec.UNSET:
+        raise problems.invalid([Place("body", "expected items or groups, or both")])
+    texts = wanted.items or ()
+    groups = wanted.groups or ()
+    if len(texts) > MAX_IDS:
+        raise Problem("too_large", f"body.items: expected at most {MAX_IDS:,} ids, got {len(texts):,}")
+    if len(groups) > MAX_GROUPS:
+        raise Problem("too_large", f"body.groups: expected at most {MAX_GROUPS:,} groups, got {len(groups):,}")
+    ids = [_item(position, text) for position, text in enumerate(texts)]
+    masks = [(each.batch, each.group, _bits(position, each.bits)) for position, each in enumerate(groups)]
+    if masks:
+        places = [(f"body.groups[{i}].bits", batch, bits) for i, (batch, _, bits) in enumerate(masks)]
+        if service.widths_known(places):
+            service.check_widths(places)
+        else:
+            await run_in_threadpool(service.check_widths, places)
+    return Call.of(verb, ids, masks, reason=getattr(wanted, "reason", None), idempotency_key=idempotency_key)
+
+
+def _item(position: int, text: str) -> ItemId:
+    try:
+        return ItemId.parse(text)
+    except InvalidItemId as error:
+        raise problems.invalid([Place(f"body.items[{position}]", str(error))]) from None
+
+
+def _bits(position: int, text: str) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError as error:
+        raise problems.invalid([Place(f"body.groups[{position}].bits", f"expected base64: {error}")]) from None
+
+
+def _idempotency_key(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"idempotency-key":
+            if not _KEY.fullmatch(value):
+                raise problems.invalid([Place("header Idempotency-Key", "expected 1 to 255 visible ASCII characters")])
+            return str(value, "ascii")
+    return None
+
+
+def _problem(error: Exception) -> Problem:
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, errors.CoreError):
+        if error.code == "internal":
+            log.error("ack_failed", error=str(error))
+        return problems.from_core(error)
+    log.exception("ack_failed")
+    return problems.internal()
+
+
+def _shown(answer: Answer) -> AckAnswer:
+    completed = [
+        CompletedBatch(each.batch, each.key, each.newly, each.succeeded, each.newly_succeeded)
+        for each in answer.completed.values()
+    ]
+    return AckAnswer(answer.applied, answer.repeated, completed, [_rejected(each) for each in answer.rejected])
+
+
+def _rejected(each: Rejected) -> RejectedItem:
+    if each.item is not None:
+        return RejectedItem(each.reason, item=str(each.item))
+    assert each.group is not None
+    return RejectedItem(each.reason, group=f"{each.group[0]}:{each.group[1]}", count=each.count)
+
+
+def _count(verb: Verb, answer: Answer) -> None:
+    for result, count in (
+        ("applied", answer.applied),
+        ("repeated", answer.repeated),
+        ("rejected", sum(each.count for each in answer.rejected)),
+    ):
+        if count:
+            ACKS.labels(verb.value, result).inc(count)
+
+
+def document(openapi: dict[str, Any]) -> None:
+    """Add the two routes to an OpenAPI document."""
+    answers = {Verb.ACK: (Acks, "Ack items"), Verb.FAIL: (Failures, "Give items up")}
+    _, components = msgspec.json.schema_components(
+        [Acks, Failures, AckAnswer], ref_template="#/components/schemas/{name}"
+    )
+    openapi["components"]["schemas"].update(components)
+    for path, verb in PATHS.items():
+        model, summary = answers[verb]
+        openapi["paths"][path] = {
+            "post": {
+                "tags": ["acks"],
+                "summary": summary,
+                "description": "Idempotent, in any order, of any batches. Answered after the commit.",
+                "operationId": "ack_items" if verb is Verb.ACK else "fail_items",
+                "parameters": [
+                    {
+                        "name": "Idempotency-Key",
+                        "in": "header",
+                        "required": False,
+                        "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,255}$"},
+                        "description": "kept with what the call completes, so that its retry sees `newly` again",
+                    }
+                ],
+                "requestBody": {
+                    "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}},
+                    "required": True,
+                },
+                "responses": {
+                    "200": {
+                        "description": "applied + repeated + rejected = the distinct items sent",
+                        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AckAnswer"}}},
+                    },
+                    **{str(status): each for status, each in problems.documented(413, 415, 422).items()},
+                },
+            }
+        }

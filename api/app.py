@@ -1,0 +1,107 @@
+"""The application: routes, problems and the service under them, put together. Nothing is created at import."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import signal
+import threading
+from collections.abc import AsyncIterator
+from types import FrameType
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.staticfiles import StaticFiles
+from swagger_ui_bundle import swagger_ui_path
+
+from api import acks, batches, ops, problems
+from api.acks import AckRoutes
+from api.waiting import Waiting
+from core import schema
+from core.combiner import Combiner
+from core.db import Database
+from core.service import Service
+from core.settings import Settings
+
+VERSION = "1.0.0"
+"""Of the contract, not of the release."""
+
+
+def create(settings: Settings | None = None) -> AckRoutes:
+    """The ASGI application. It connects when it starts and answers what is under way when it stops."""
+    settings = settings or Settings()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        database = Database(settings.database_url)
+        if database.is_sqlite:
+            schema.migrate(database)
+        service = Service(database, combiner=functools.partial(Combiner, max_waiting=settings.max_waiting_acks))
+        service.check_ready()
+        app.state.service = service
+        app.state.loop = asyncio.get_running_loop()
+        app.state.waiting = Waiting(service)
+        with _long_polls_end_first(app.state.waiting, app.state.loop):
+            yield
+        await asyncio.to_thread(service.stop)
+
+    app = FastAPI(
+        title="Lastbit",
+        version=VERSION,
+        summary="Knows, exactly, when a fanned-out batch of work is finished, at one bit an item.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    problems.install(app)
+    app.include_router(batches.router)
+    app.include_router(ops.router)
+    app.mount("/docs/assets", StaticFiles(directory=swagger_ui_path))
+    app.openapi = functools.partial(openapi, app)  # type: ignore[method-assign]
+    return AckRoutes(app)
+
+
+def openapi(app: FastAPI) -> dict[str, Any]:
+    """The contract as an OpenAPI document."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title,
+            version=app.version,
+            summary=app.summary,
+            routes=app.routes,
+            license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        )
+        acks.document(document)
+        document["components"]["schemas"]["Problem"] = problems.SCHEMA
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+@contextlib.contextmanager
+def _long_polls_end_first(waiting: Waiting, loop: asyncio.AbstractEventLoop) -> Any:
+    """uvicorn waits for open requests before it ends the lifespan, so long polls must hear of the signal themselves."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(waiting.close)
+        handler = before[number]
+        if callable(handler):
+            handler(number, frame)
+        elif handler is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    for number in (int(signal.SIGTERM), int(signal.SIGINT)):
+        before[number] = signal.getsignal(number)
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

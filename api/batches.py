@@ -1,0 +1,213 @@
+"""The routes of a batch, but for acks: open, extend, seal, cancel, delete, and all that is read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from api import cursors, models
+from api.body import JsonRoute
+from api.models import BatchId
+from api.problems import documented
+from api.waiting import Waiting
+from core import ranges
+from core.lifecycle import TERMINAL
+from core.service import Service
+from lastbit.ids import item_id
+
+router = APIRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        pattern=r"^[\x21-\x7e]{1,255}$",
+        description="1 to 255 visible ASCII characters; the same key again has no further effect",
+    ),
+]
+Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+REPLAYED = {
+    "headers": {"Idempotency-Replayed": {"schema": {"const": "true"}, "description": "this key was answered before"}}
+}
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _waiting(request: Request) -> Waiting:
+    waiting: Waiting = request.app.state.waiting
+    return waiting
+
+
+@router.post(
+    "", status_code=201, response_model=models.OpenedBatch, responses={201: REPLAYED, **documented(413, 415, 422)}
+)
+def open_batch(
+    body: models.OpenBody, request: Request, response: Response, idempotency_key: IdempotencyKey = None
+) -> dict[str, Any]:
+    """Open a batch; extend it by `items` and seal it in the same transaction."""
+    opened = _service(request).open(body.opening(), idempotency_key)
+    response.headers["Location"] = f"/v1/batches/{opened.batch.id}"
+    _say_replayed(response, opened.replayed)
+    return {**models.shown(opened.batch), "start": opened.start, "count": opened.count, "newly": opened.newly}
+
+
+@router.get("", response_model=models.BatchPage, responses=documented(422))
+def list_batches(
+    request: Request,
+    state: models.StateName | None = None,
+    key: Annotated[str | None, Query(max_length=255)] = None,
+    label: Annotated[list[str], Query(description="name:value; several mean and")] = [],  # noqa: B006
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """The batches, newest first."""
+    page = _service(request).list(
+        state=models.state_of(state),
+        key=key,
+        labels=models.wanted_labels(label),
+        before=cursors.decode("batches", cursor),
+        limit=limit,
+    )
+    following = None if page.before is None else cursors.encode("batches", page.before)
+    return {"batches": [models.shown(batch) for batch in page.batches], "next": following}
+
+
+@router.get("/{batch}", response_model=models.Batch, responses=documented(404, 422))
+async def get_batch(
+    batch: BatchId,
+    request: Request,
+    wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for a terminal state")] = 0,
+) -> dict[str, Any]:
+    """One batch; with `wait`, once it is in a terminal state or the time is over."""
+    service = _service(request)
+    if not wait:
+        return models.shown(await run_in_threadpool(service.get, batch))
+    async with _waiting(request).watch(batch) as ended:
+        found = await run_in_threadpool(service.get, batch)
+        if found.state in TERMINAL:
+            return models.shown(found)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), wait)
+    return models.shown(await run_in_threadpool(service.get, batch))
+
+
+@router.post(
+    "/{batch}/items",
+    status_code=201,
+    response_model=models.Extension,
+    responses={201: REPLAYED, **documented(404, 409, 413, 415, 422)},
+)
+def extend_batch(
+    batch: BatchId,
+    body: models.ExtendBody,
+    request: Request,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> dict[str, Any]:
+    """Issue `count` more items."""
+    extended = _service(request).extend(batch, body.count, idempotency_key)
+    _say_replayed(response, extended.replayed)
+    now = extended.batch
+    return {
+        "batch": now.id,
+        "group_size": now.group_size,
+        "start": extended.start,
+        "count": extended.count,
+        "items": now.items,
+    }
+
+
+@router.post("/{batch}/seal", response_model=models.SealedBatch, responses=documented(404, 409, 413, 415, 422))
+def seal_batch(
+    batch: BatchId, body: models.EmptyBody, request: Request, idempotency_key: IdempotencyKey = None
+) -> dict[str, Any]:
+    """Promise that no more items will come. Completes the batch if none is pending."""
+    sealed = _service(request).seal(batch, idempotency_key)
+    if sealed.batch.complete:
+        _tell(request, batch)
+    return {**models.shown(sealed.batch), "newly": sealed.newly, "newly_succeeded": sealed.newly_succeeded}
+
+
+@router.post("/{batch}/cancel", response_model=models.Batch, responses=documented(404, 409, 413, 415, 422))
+def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
+    """End a batch that is open or sealed; it stays as a tombstone."""
+    cancelled = _service(request).cancel(batch)
+    _tell(request, batch)
+    return models.shown(cancelled)
+
+
+@router.delete("/{batch}", status_code=204, responses=documented(404, 422))
+def delete_batch(batch: BatchId, request: Request) -> Response:
+    """Cancel the batch if it is live, then remove it altogether."""
+    _service(request).delete(batch)
+    _tell(request, batch)
+    return Response(status_code=204)
+
+
+@router.get("/{batch}/pending", response_model=models.PendingPage, responses=documented(404, 422))
+def pending(batch: BatchId, request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
+    """The pending items, as ranges of numbers."""
+    return _ranges(request, batch, "pending", limit, cursor)
+
+
+@router.get("/{batch}/failed", response_model=models.FailedPage, responses=documented(404, 422))
+def failed(batch: BatchId, request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
+    """The failed items, as ranges of numbers, with the reasons that were given."""
+    return _ranges(request, batch, "failed", limit, cursor)
+
+
+def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, cursor: str | None) -> dict[str, Any]:
+    of = f"{kind}:{batch_id}"
+    batch, page = _service(request).ranges(batch_id, kind, cursors.decode(of, cursor) or 0, limit)
+
+    def name(number: int) -> str:
+        return item_id(batch.id, number, batch.group_size)
+
+    found: list[dict[str, Any]] = [
+        {"start": each.start, "end": each.end, "first": name(each.start), "last": name(each.end - 1)}
+        for each in page.ranges
+    ]
+    if kind == "failed":
+        for shown, each in zip(found, page.ranges, strict=True):
+            shown["reasons"] = {name(number): reason for number, reason in each.reasons.items()}
+    return {"ranges": found, "next": None if page.next is None else cursors.encode(of, page.next)}
+
+
+@router.get("/{batch}/verify", response_model=models.Verification, responses=documented(404, 422))
+def verify(batch: BatchId, request: Request) -> dict[str, Any]:
+    """Recount the batch's bits and compare them with its counts."""
+    found = _service(request).verify(batch)
+    return {
+        "ok": found.ok,
+        "items": found.items,
+        "acked": found.acked,
+        "failed": found.failed,
+        "pending": found.pending,
+        "counted": {"acked": found.counted_acked, "failed": found.counted_failed},
+        "faults": found.faults,
+    }
+
+
+@router.get("/{batch}/watermark", response_model=models.Watermark, responses=documented(404, 422))
+def watermark(batch: BatchId, request: Request) -> dict[str, Any]:
+    """The smallest pending number."""
+    found, number = _service(request).watermark(batch)
+    item = item_id(found.id, number, found.group_size) if number < found.items else None
+    return {"watermark": number, "item": item}
+
+
+def _say_replayed(response: Response, replayed: bool) -> None:
+    if replayed:
+        response.headers["Idempotency-Replayed"] = "true"
+
+
+def _tell(request: Request, batch: int) -> None:
+    """From a worker thread: wake those who wait for the batch."""
+    request.app.state.loop.call_soon_threadsafe(_waiting(request).ended, batch)

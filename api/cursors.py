@@ -1,0 +1,28 @@
+"""Cursors: where the next page begins, as an opaque word. One that isn't ours, or of another list, is refused."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+from core import errors
+
+
+def encode(of: str, position: int) -> str:
+    """`of` names the list, e.g. `pending:7`."""
+    return base64.urlsafe_b64encode(f"{of}:{position}".encode()).decode().rstrip("=")
+
+
+def decode(of: str, cursor: str | None) -> int | None:
+    """The position, or None without a cursor. Raises `errors.InvalidRequest`."""
+    if cursor is None:
+        return None
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        text = ""
+    match = re.fullmatch(re.escape(of) + ":(0|[1-9][0-9]{0,15})", text)
+    if match is None or encode(of, int(match[1])) != cursor:
+        raise errors.InvalidRequest("query.cursor", "expected the `next` of an earlier page of this very list")
+    return int(match[1])

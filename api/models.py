@@ -1,0 +1,178 @@
+"""Bodies and answers of the batch routes. Types are strict: `"1"`, `1.5` and `true` are no integers."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
+
+from core import batches, errors
+from core.lifecycle import State
+from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE
+
+MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
+MAX_LABELS: Final = 64
+
+
+def _decimal(value: Any) -> Any:
+    """Integers of a path or query: decimal digits and nothing else (`int` would take " 7", "+7" and "7_0")."""
+    if isinstance(value, str) and not re.fullmatch("(0|[1-9][0-9]{0,15})", value):
+        raise ValueError("expected a decimal integer without leading zeros")
+    return value
+
+
+Decimal = BeforeValidator(_decimal)
+BatchId = Annotated[int, Decimal, Field(ge=0, lt=INTEGER_LIMIT)]
+Key = Annotated[str, StringConstraints(max_length=255)]
+LabelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^:]*$")]
+LabelValue = Annotated[str, StringConstraints(max_length=1024)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class OpenBody(Body):
+    key: Key | None = Field(None, description="a name of yours; need not be unique")
+    labels: dict[LabelName, LabelValue] = Field(default_factory=dict, max_length=MAX_LABELS)
+    group_size: int = Field(
+        DEFAULT_GROUP_SIZE, ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE, multiple_of=8, description="items of one bitfield"
+    )
+    items: int = Field(0, ge=0, le=MAX_ITEMS, description="extend by so many at once")
+    sealed: bool = Field(False, description="seal at once")
+    parent: str | None = Field(None, description="not yet: nested batches come with a later release")
+    expires_in: int | None = Field(
+        None, ge=1, le=MAX_EXPIRES_IN, description="seconds of idleness after which this batch expires"
+    )
+
+    @field_validator("parent")
+    @classmethod
+    def _no_parent(cls, value: str | None) -> None:
+        if value is not None:
+            raise ValueError("nested batches are not there yet; expected no parent")
+
+    def opening(self) -> batches.Opening:
+        return batches.Opening(self.key, self.labels, self.group_size, self.items, self.sealed, self.expires_in)
+
+
+class ExtendBody(Body):
+    count: int = Field(ge=0, le=MAX_ITEMS, description="how many items to issue")
+
+
+class EmptyBody(Body):
+    """Seal and cancel take no fields."""
+
+
+StateName = Literal["open", "sealed", "complete", "expired", "cancelled"]
+
+
+class Batch(BaseModel):
+    id: int
+    key: str | None
+    labels: dict[str, str]
+    state: StateName
+    group_size: int
+    items: int
+    acked: int
+    failed: int
+    pending: int
+    complete: bool = Field(description="sealed, and nothing is pending")
+    succeeded: bool = Field(description="complete, and nothing failed")
+    parent: str | None
+    expires_in: int | None
+    created_at: datetime
+    updated_at: datetime
+    sealed_at: datetime | None
+    ended_at: datetime | None
+
+
+class OpenedBatch(Batch):
+    start: int = Field(description="the first number that was issued")
+    count: int = Field(description="how many were issued")
+    newly: bool = Field(description="this call completed the batch")
+
+
+class SealedBatch(Batch):
+    newly: bool = Field(description="this call completed the batch")
+    newly_succeeded: bool = Field(description="this call made `succeeded` true")
+
+
+class Extension(BaseModel):
+    batch: int
+    group_size: int
+    start: int = Field(description="the numbers are start .. start+count-1; an item's id is batch:group:index with "
+                       "group, index = divmod(number, group_size)")  # fmt: skip
+    count: int
+    items: int = Field(description="the batch's total now")
+
+
+class BatchPage(BaseModel):
+    batches: list[Batch]
+    next: str | None = Field(description="the cursor of the next page; a page may be empty while this is set")
+
+
+class Range(BaseModel):
+    start: int
+    end: int = Field(description="exclusive")
+    first: str = Field(description="the id of the item at start")
+    last: str = Field(description="the id of the item at end-1")
+
+
+class FailedRange(Range):
+    reasons: dict[str, str] = Field(description="item id → reason, where one was given")
+
+
+class PendingPage(BaseModel):
+    ranges: list[Range]
+    next: str | None
+
+
+class FailedPage(BaseModel):
+    ranges: list[FailedRange]
+    next: str | None
+
+
+class Counted(BaseModel):
+    acked: int
+    failed: int
+
+
+class Verification(BaseModel):
+    ok: bool
+    items: int
+    acked: int
+    failed: int
+    pending: int
+    counted: Counted = Field(description="what the bits say")
+    faults: list[str] = Field(description="what disagrees, in words")
+
+
+class Watermark(BaseModel):
+    watermark: int = Field(description="the smallest pending number: every item below it is resolved")
+    item: str | None = Field(description="the id of the item there, null where none is pending")
+
+
+_SHOWN: Final = tuple(Batch.model_fields)
+
+
+def shown(batch: batches.Batch) -> dict[str, Any]:
+    """The fields of `Batch`."""
+    return {name: getattr(batch, name) for name in _SHOWN}
+
+
+def wanted_labels(given: list[str]) -> dict[str, str]:
+    """From `label=name:value`; several mean and. Raises `errors.InvalidRequest`."""
+    wanted: dict[str, str] = {}
+    for label in given:
+        name, colon, value = label.partition(":")
+        if not colon or not name:
+            raise errors.InvalidRequest("query.label", f"expected name:value, got {label!r}")
+        if wanted.setdefault(name, value) != value:
+            raise errors.InvalidRequest("query.label", f"{name!r} can't have two values at once")
+    return wanted
+
+
+def state_of(name: StateName | None) -> State | None:
+    return None if name is None else State(name)

@@ -1,0 +1,178 @@
+"""Errors on the wire: RFC 9457 `application/problem+json` with a stable `code`. The only table of status codes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from core import errors
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+STATUS: Final[dict[str, int]] = {
+    "invalid_request": 422,
+    "idempotency_key_reused": 422,
+    "batch_not_found": 404,
+    "batch_sealed": 409,
+    "batch_complete": 409,
+    "batch_expired": 409,
+    "batch_cancelled": 409,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "unsupported_media_type": 415,
+    "too_large": 413,
+    "unavailable": 503,
+    "internal": 500,
+}
+
+
+class Place(NamedTuple):
+    """One thing that was wrong with a request: where, and what was expected."""
+
+    place: str
+    expected: str
+
+
+class Problem(Exception):  # it is called what it is on the wire
+    """An answer that is not a 2xx."""
+
+    def __init__(
+        self, code: str, detail: str, *, places: Sequence[Place] = (), headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.code = code
+        self.status = STATUS[code]
+        self.detail = detail
+        self.places = places
+        self.headers = dict(headers or {})
+        super().__init__(detail)
+
+    def body(self) -> bytes:
+        content: dict[str, Any] = {
+            "type": f"urn:lastbit:problem:{self.code}",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+        }
+        if self.places:
+            content["errors"] = [place._asdict() for place in self.places]
+        return msgspec.json.encode(content)
+
+
+def invalid(places: Sequence[Place]) -> Problem:
+    """A 422 that names the places; the detail is the first of them."""
+    first = f"{places[0].place}: {places[0].expected}"
+    more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+    return Problem("invalid_request", first + more, places=places)
+
+
+def from_core(error: errors.CoreError) -> Problem:
+    """The problem that a refusal of core is."""
+    if isinstance(error, errors.InvalidRequest):
+        return Problem(error.code, str(error), places=[Place(error.place, error.expected)])
+    if isinstance(error, errors.Unavailable):
+        return Problem(error.code, str(error), headers={"Retry-After": str(error.retry_after)})
+    if isinstance(error, errors.Misconfigured):
+        return Problem("unavailable", str(error), headers={"Retry-After": "5"})
+    return Problem(error.code, str(error))
+
+
+def internal() -> Problem:
+    return Problem("internal", "something went wrong in the service; nothing is known to be lost, and it is in its log")
+
+
+def response(problem: Problem) -> Response:
+    return Response(problem.body(), problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
+
+
+def _place(location: Sequence[str | int]) -> str:
+    """("body", "items", 3) → body.items[3]"""
+    place = ""
+    for part in location:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else part
+    return place.replace("header.idempotency-key", "header Idempotency-Key")
+
+
+def _from_pydantic(error: RequestValidationError) -> Problem:
+    places = []
+    for each in error.errors():
+        location = each["loc"]
+        if each["type"] == "json_invalid":
+            places.append(Place("body", f"expected JSON: {each.get('ctx', {}).get('error', 'it does not parse')}"))
+            continue
+        expected = each["msg"].removeprefix("Value error, ")
+        expected = {"extra_forbidden": "no such field here", "missing": "this field is required"}.get(
+            each["type"], re.sub("^Input should", "it should", expected)
+        )
+        places.append(Place(_place([p for p in location if p != "[key]"]), expected))
+    return invalid(places)
+
+
+def _from_starlette(error: HTTPException) -> Problem:
+    if error.status_code == 404:
+        return Problem("not_found", "there is no such path; the API's pages are at /docs")
+    if error.status_code == 405:
+        return Problem("method_not_allowed", "this path has other methods", headers=error.headers)
+    # FastAPI answers 400 for a body that its JSON parser gives up on (too deep, too long an integer).
+    return invalid([Place("body", "expected JSON")])
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the app as a problem."""
+
+    async def handle(_: Request, error: Exception) -> Response:
+        if isinstance(error, Problem):
+            return response(error)
+        if isinstance(error, errors.CoreError):
+            return response(from_core(error))
+        if isinstance(error, RequestValidationError):
+            return response(_from_pydantic(error))
+        if isinstance(error, HTTPException):
+            return response(_from_starlette(error))
+        return response(internal())
+
+    for kind in (Problem, errors.CoreError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, handle)
+
+
+SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["type", "title", "status", "code", "detail"],
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "code": {"type": "string", "enum": sorted(STATUS), "description": "stable; go by this one"},
+        "detail": {"type": "string"},
+        "errors": {
+            "type": "array",
+            "description": "of a 422: what was wrong, and where",
+            "items": {
+                "type": "object",
+                "required": ["place", "expected"],
+                "properties": {"place": {"type": "string"}, "expected": {"type": "string"}},
+            },
+        },
+    },
+}
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses=` of a route that can answer these beside its own."""
+    result: dict[int | str, dict[str, Any]] = {}
+    for status in sorted({*statuses, 503}):
+        codes = sorted(code for code, of in STATUS.items() if of == status)
+        result[status] = {
+            "description": " or ".join(f"`{code}`" for code in codes),
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        if status == 503:
+            result[status]["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
+    return result

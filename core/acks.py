@@ -1,0 +1,425 @@
+"""The ack transaction: the one place where bits are flipped and completion is decided.
+
+What could go wrong, and why it can't:
+
+*The last two acks race.* Two transactions resolve the last two items, in different groups, so their group locks don't
+meet. If each then read the counts and judged, both or neither would see the end. So the counts live in the batch row;
+each transaction adds its own changes to them *under that row's lock* and judges there. The second one sees what the
+first one committed, or waits for it.
+
+*An item is delivered twice.* A bit is flipped under its group's lock, and the counts move by the number of bits that
+really changed, so the second delivery moves nothing. It must still be told when the batch is complete: for batches of
+which nothing changed the row is read again, plainly, *after* the group locks were taken. Whoever flipped the bit before
+us has committed, or we would not have the lock, and its completion was in the same commit.
+
+*The batch ends under us* (cancelled, expired, being deleted) between the first look and the lock. The state is judged
+again under the lock; if the batch takes no acks any more, everything is rolled back and begun again, and the first look
+rejects.
+
+*Two transactions make the same group's row.* A group without a row is all pending, and one can't lock a row that is not
+there. Both insert; one gets a duplicate key, rolls back and begins again.
+
+*Deadlocks.* Groups are locked in primary-key order by one statement, then batches by id: item_groups → batches, here
+and everywhere.
+
+Requests are merged: a flush carries units of many callers, applied in arrival order, each with an outcome of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import sqlalchemy as sa
+from bitarray import bitarray
+from bitarray.util import zeros
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+from core import bitfield, db, errors, tables
+from core.batches import LIST
+from core.calls import Completed, Outcome, Rejected, Unit, Verb
+from core.lifecycle import TAKES_ACKS, State, completes
+from lastbit.ids import ItemId
+
+PREFIX_STEP: Final = 64
+"""How many groups the full-prefix hint may advance in one transaction."""
+
+_batch = tables.batches.c
+
+
+@dataclass(slots=True)
+class _Touched:
+    """What a flush did to one batch."""
+
+    acked: int = 0
+    failed: int = 0
+    filled: bool = False
+    """A group became full."""
+    last_resolver: Unit | None = None
+    """The last unit that resolved a pending item; if the batch completes, this one completed it."""
+    last_changer: Unit | None = None
+
+
+@dataclass(slots=True)
+class _Flush:
+    """The state of one attempt; thrown away when it is rolled back."""
+
+    seen: dict[int, Any]
+    """The batches as they were at the first look: rows of id, state, group_size, items."""
+    groups: dict[tuple[int, int], bitfield.Group] = field(default_factory=dict)
+    missing: set[tuple[int, int]] = field(default_factory=set)
+    """Groups without a row yet."""
+    changed: set[tuple[int, int]] = field(default_factory=set)
+    touched: dict[int, _Touched] = field(default_factory=dict)
+    reasons: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(batch, number) → why it failed, to be written."""
+    redriven: list[tuple[int, int]] = field(default_factory=list)
+
+    def issued(self, batch: int, group: int) -> int:
+        """How many items of the group have been issued."""
+        row = self.seen[batch]
+        return int(max(0, min(row.group_size, row.items - group * row.group_size)))
+
+
+def flush(tx: Connection, units: Sequence[Unit]) -> list[Outcome]:
+    """Apply the units in their order and return an outcome for each. The caller commits.
+
+    Raises `db.BeginAgain` when it must be run again, `errors.InconsistentBatch` when counts and bits disagree.
+    """
+    work = _Flush(_look(tx, {unit.batch for unit in units}))
+    outcomes = [_admit(work, unit) for unit in units]
+    _lock_groups(tx, work)
+    for unit, outcome in zip(units, outcomes, strict=True):
+        if outcome.wanted:
+            _apply(work, unit, outcome)
+    _write_groups(tx, work)
+    _write_reasons(tx, work)
+    complete = _write_batches(tx, work)
+    complete |= _look_again(tx, work, outcomes, complete)
+    for unit, outcome in zip(units, outcomes, strict=True):
+        if outcome.wanted and unit.batch in complete:
+            outcome.completed = _told(complete[unit.batch], work.touched.get(unit.batch), unit)
+    return outcomes
+
+
+def _look(tx: Connection, ids: Iterable[int]) -> dict[int, Any]:
+    """1. A plain read of the batches: do they exist, do they take acks, how many items are issued?"""
+    query = sa.select(_batch.id, _batch.state, _batch.group_size, _batch["items"]).where(_batch.id.in_(sorted(ids)))
+    return {row.id: row for row in tx.execute(query) if row.state != State.DELETING}
+
+
+def _admit(work: _Flush, unit: Unit) -> Outcome:
+    """Reject what was never issued or whose batch is gone; remember which groups are wanted."""
+    row: Any = work.seen.get(unit.batch)
+    if row is None or row.state not in TAKES_ACKS:
+        reason = "unknown_batch" if row is None else str(row.state)
+        rejected = [Rejected(reason, item=ItemId(unit.batch, g, i)) for g, i in unit.ids()]
+        rejected += [
+            Rejected(reason, group=(unit.batch, g), count=mask.count()) for g, mask in unit.masks.items() if mask.any()
+        ]
+        return Outcome(rejected=rejected)
+    outcome = Outcome()
+    for group, indexes in unit.indexes.items():
+        issued = work.issued(unit.batch, group)
+        good = [i for i in indexes if i < issued]
+        if len(good) < len(indexes):
+            outcome.rejected += [
+                Rejected("unknown_item", item=ItemId(unit.batch, group, i)) for i in indexes if i >= issued
+            ]
+        if good:
+            outcome.wanted[group] = good
+    for group, mask in unit.masks.items():
+        issued = work.issued(unit.batch, group)
+        beyond = mask.count(1, issued)
+        if beyond:
+            outcome.rejected.append(Rejected("unknown_item", group=(unit.batch, group), count=beyond))
+        good_mask = mask[: min(issued, row.group_size)]
+        if good_mask.any():
+            good_mask.extend(zeros(row.group_size - len(good_mask), bitfield.ENDIAN))
+            alone = outcome.wanted.get(group)
+            if isinstance(alone, list):
+                good_mask |= bitfield.mask_of(alone, row.group_size)
+            outcome.wanted[group] = good_mask
+    for group in outcome.wanted:
+        work.missing.add((unit.batch, group))
+    return outcome
+
+
+def _lock_groups(tx: Connection, work: _Flush) -> None:
+    """2. Lock the groups that have a row, in primary-key order, by one statement."""
+    by_batch: dict[int, list[int]] = {}
+    for batch, group in sorted(work.missing):
+        by_batch.setdefault(batch, []).append(group)
+    if not by_batch:
+        return
+    # Integers of our own parsing, so they stand in the text: one form of statement for every driver.
+    wanted = " OR ".join(
+        f"(batch_id = {batch} AND group_no IN ({', '.join(map(str, part))}))"
+        for batch, groups in by_batch.items()
+        for part in db.chunks(groups, LIST)
+    )
+    statement = (
+        "SELECT batch_id, group_no, resolved, failed, resolved_count, failed_count FROM item_groups "  # noqa: S608
+        f"WHERE {wanted} ORDER BY batch_id, group_no{_for_update(tx)}"
+    )
+    for batch, group, resolved, failed, resolved_count, failed_count in tx.exec_driver_sql(statement):
+        work.groups[batch, group] = bitfield.Group.load(
+            resolved, failed, resolved_count, failed_count, work.seen[batch].group_size
+        )
+        work.missing.discard((batch, group))
+    for batch, group in work.missing:
+        work.groups[batch, group] = bitfield.Group.empty(work.seen[batch].group_size)
+
+
+def _for_update(tx: Connection) -> str:
+    return "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
+
+
+def _apply(work: _Flush, unit: Unit, outcome: Outcome) -> None:
+    """3. Flip one unit's bits, and count what really changed."""
+    size = work.seen[unit.batch].group_size
+    resolved_now = redriven_now = 0
+    for number, wanted in outcome.wanted.items():
+        group = work.groups[unit.batch, number]
+        if isinstance(wanted, list) and len(wanted) <= 8:
+            resolved, redriven, sent = _apply_few(work, unit, number, group, wanted)
+        else:
+            mask = bitfield.mask_of(wanted, size) if isinstance(wanted, list) else wanted
+            resolved, redriven, sent = _apply_mask(work, unit, number, group, mask)
+        outcome.applied += resolved + redriven
+        outcome.repeated += sent - resolved - redriven
+        if resolved or redriven:
+            work.changed.add((unit.batch, number))
+        resolved_now += resolved
+        redriven_now += redriven
+    if not resolved_now and not redriven_now:
+        return
+    touched = work.touched.setdefault(unit.batch, _Touched())
+    touched.last_changer = unit
+    if resolved_now:
+        touched.last_resolver = unit
+    if unit.verb is Verb.ACK:
+        touched.acked += resolved_now + redriven_now
+        touched.failed -= redriven_now
+    else:
+        touched.failed += resolved_now
+    if resolved_now:
+        touched.filled |= any(work.groups[unit.batch, g].resolved_count == size for g in outcome.wanted)
+
+
+def _apply_few(work: _Flush, unit: Unit, number: int, group: bitfield.Group, wanted: list[int]) -> tuple[int, int, int]:
+    resolved = redriven = 0
+    first = number * work.seen[unit.batch].group_size
+    for index in wanted:
+        if unit.verb is Verb.ACK:
+            was_pending, was_failed = group.ack_one(index)
+            resolved += was_pending
+            if was_failed:
+                redriven += 1
+                _forget_reason(work, unit.batch, first + index)
+        elif group.fail_one(index):
+            resolved += 1
+            if unit.reason is not None:
+                work.reasons[unit.batch, first + index] = unit.reason
+    return resolved, redriven, len(wanted)
+
+
+def _apply_mask(work: _Flush, unit: Unit, number: int, group: bitfield.Group, mask: bitarray) -> tuple[int, int, int]:
+    change = group.ack(mask) if unit.verb is Verb.ACK else group.fail(mask)
+    first = number * work.seen[unit.batch].group_size
+    redriven = 0
+    if change.redriven is not None:
+        for index in change.redriven.search(1):
+            redriven += 1
+            _forget_reason(work, unit.batch, first + index)
+    if unit.verb is Verb.FAIL and unit.reason is not None:
+        for index in change.resolved.search(1):
+            work.reasons[unit.batch, first + index] = unit.reason
+    return change.resolved.count(), redriven, mask.count()
+
+
+def _forget_reason(work: _Flush, batch: int, number: int) -> None:
+    """An acked item has no reason any more: neither one that this flush was to write nor one from before."""
+    if work.reasons.pop((batch, number), None) is None:
+        work.redriven.append((batch, number))
+
+
+_INSERT_GROUP: Final = (
+    "INSERT INTO item_groups (batch_id, group_no, resolved, failed, resolved_count, failed_count) "
+    "VALUES (%s, %s, %s, %s, %s, %s)"
+)
+_UPSERT: Final = {
+    "mysql": " ON DUPLICATE KEY UPDATE resolved = VALUES(resolved), failed = VALUES(failed), "
+    "resolved_count = VALUES(resolved_count), failed_count = VALUES(failed_count)",
+    "sqlite": " ON CONFLICT (batch_id, group_no) DO UPDATE SET resolved = excluded.resolved, "
+    "failed = excluded.failed, resolved_count = excluded.resolved_count, failed_count = excluded.failed_count",
+}
+
+
+def _write_groups(tx: Connection, work: _Flush) -> None:
+    new: list[tuple[object, ...]] = []
+    old: list[tuple[object, ...]] = []
+    for key in sorted(work.changed):
+        row = (*key, *work.groups[key].dump(work.issued(*key)))
+        (new if key in work.missing else old).append(row)
+    dialect = tx.dialect.name
+    insert = _INSERT_GROUP if dialect == "mysql" else _INSERT_GROUP.replace("%s", "?")
+    if old:
+        # These rows are ours, locked: the upsert is a multi-row update.
+        tx.exec_driver_sql(insert + _UPSERT[dialect], old)
+    if new:
+        try:
+            tx.exec_driver_sql(insert, new)
+        except IntegrityError as error:
+            if db.is_duplicate(error):
+                raise db.BeginAgain from error
+            raise
+
+
+def _write_reasons(tx: Connection, work: _Flush) -> None:
+    known = tables.failures.c
+    by_batch: dict[int, list[int]] = {}
+    for batch, number in work.redriven:
+        by_batch.setdefault(batch, []).append(number)
+    for batch, numbers in sorted(by_batch.items()):
+        for part in db.chunks(sorted(numbers), LIST):
+            tx.execute(sa.delete(tables.failures).where(known.batch_id == batch, known.number.in_(part)))
+    if work.reasons:
+        insert = sa.insert(tables.failures).values(failed_at=tables.utc_now())
+        rows = [{"batch_id": b, "number": n, "reason": reason} for (b, n), reason in sorted(work.reasons.items())]
+        tx.execute(insert, rows)
+
+
+@dataclass(slots=True)
+class _Complete:
+    """A complete batch, as this transaction leaves it."""
+
+    id: int
+    key: str | None
+    failed: int
+    completed_by: bytes | None
+    succeeded_by: bytes | None
+    completed_now: bool = False
+    succeeded_now: bool = False
+
+
+def _write_batches(tx: Connection, work: _Flush) -> dict[int, _Complete]:
+    """4. Last, lock the batch rows, judge their state again, and decide. Returns those that are complete."""
+    if not work.touched:
+        return {}
+    query = (
+        sa.select(
+            *(_batch.id, _batch.batch_key, _batch.state, _batch["items"], _batch.acked, _batch.failed),
+            *(
+                _batch.full_prefix,
+                _batch.completed_by,
+                _batch.succeeded_by,
+                _batch.group_size,
+                _batch.updated_at,
+                _batch.ended_at,
+            ),
+            tables.utc_now().label("now"),
+        )
+        .where(_batch.id.in_(sorted(work.touched)))
+        .order_by(_batch.id)
+        .with_for_update()
+    )
+    rows = {row.id: row for row in tx.execute(query)}
+    complete: dict[int, _Complete] = {}
+    writes: list[dict[str, Any]] = []
+    for batch, touched in sorted(work.touched.items()):
+        row = rows.get(batch)
+        if row is None or row.state not in TAKES_ACKS:
+            raise db.BeginAgain
+        state, acked, failed = State(row.state), row.acked + touched.acked, row.failed + touched.failed
+        _check(row, state, acked, failed, touched)
+        prefix, ended_at, completed_by, succeeded_by = row.full_prefix, row.ended_at, row.completed_by, row.succeeded_by
+        if touched.filled:
+            prefix = _advance_prefix(tx, batch, prefix, row.group_size)
+        if completed_now := completes(state, row.items, acked, failed):
+            assert touched.last_resolver is not None
+            state, ended_at, completed_by = State.COMPLETE, row.now, touched.last_resolver.call.fingerprint()
+        if succeeded_now := state is State.COMPLETE and failed == 0:
+            assert touched.last_changer is not None
+            succeeded_by = touched.last_changer.call.fingerprint()
+        if state is State.COMPLETE:
+            complete[batch] = _Complete(
+                batch, row.batch_key, failed, completed_by, succeeded_by, completed_now, succeeded_now
+            )
+        writes.append(
+            {
+                "b_id": batch,
+                "new_acked": acked,
+                "new_failed": failed,
+                "new_state": state,
+                "new_full_prefix": prefix,
+                "new_updated_at": max(row.now, row.updated_at),
+                "new_ended_at": ended_at,
+                "new_completed_by": completed_by,
+                "new_succeeded_by": succeeded_by,
+            }
+        )
+    tx.execute(_UPDATE_BATCH, writes)
+    return complete
+
+
+_WRITTEN: Final = ["acked", "failed", "state", "full_prefix", "updated_at", "ended_at", "completed_by", "succeeded_by"]
+_UPDATE_BATCH: Final = (
+    sa.update(tables.batches)
+    .where(_batch.id == sa.bindparam("b_id"))
+    .values({name: sa.bindparam(f"new_{name}") for name in _WRITTEN})
+)
+
+
+def _check(row: Any, state: State, acked: int, failed: int, touched: _Touched) -> None:
+    """Counts are never clamped: what doesn't add up is a bug, and is surfaced before it is written."""
+    if acked < 0 or failed < 0 or acked + failed > row.items:
+        raise errors.InconsistentBatch(row.id, f"{acked} acked and {failed} failed of {row.items} items")
+    if state is State.COMPLETE and touched.last_resolver is not None:
+        raise errors.InconsistentBatch(row.id, "it is complete, and an issued item was pending")
+
+
+def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) -> int:
+    """Move the hint over the full groups that follow it. Bits are never cleared, so it never goes back."""
+    known = tables.item_groups.c
+    rows = tx.execute(
+        sa.select(known.group_no, known.resolved_count)
+        .where(known.batch_id == batch, known.group_no >= prefix)
+        .order_by(known.group_no)
+        .limit(PREFIX_STEP)
+    )
+    for group, resolved in rows:
+        if group != prefix or resolved < group_size:
+            break
+        prefix += 1
+    return prefix
+
+
+def _look_again(
+    tx: Connection, work: _Flush, outcomes: list[Outcome], complete: dict[int, _Complete]
+) -> dict[int, _Complete]:
+    """Batches of which all items were repeats: read them again, after the group locks were taken."""
+    repeats = sorted({batch for batch, _ in work.groups} - set(work.touched) - set(complete))
+    if not repeats:
+        return {}
+    query = sa.select(
+        _batch.id, _batch.batch_key.label("key"), _batch.failed, _batch.completed_by, _batch.succeeded_by
+    ).where(_batch.id.in_(repeats), _batch.state == State.COMPLETE)
+    rows = tx.execute(query)
+    return {row.id: _Complete(row.id, row.key, row.failed, row.completed_by, row.succeeded_by) for row in rows}
+
+
+def _told(batch: _Complete, touched: _Touched | None, unit: Unit) -> Completed:
+    """What one unit is told of a complete batch. `newly` is the unit's that did it, and its retry's."""
+    newly = newly_succeeded = False
+    if touched is not None and batch.completed_now and touched.last_resolver is not None:
+        newly = touched.last_resolver.call is unit.call
+    if touched is not None and batch.succeeded_now and touched.last_changer is not None:
+        newly_succeeded = touched.last_changer.call is unit.call
+    if unit.call.may_be_retry:
+        mine = unit.call.fingerprint()
+        newly = newly or batch.completed_by == mine
+        newly_succeeded = newly_succeeded or batch.succeeded_by == mine
+    return Completed(batch.id, batch.key, newly, batch.failed == 0, newly_succeeded)

@@ -1,0 +1,309 @@
+"""The batch's own row: open, extend, seal, cancel, and reading it.
+
+These verbs lock the batch row alone, never a group, so they hold nothing that an ack waits for in the other order
+(lock order everywhere: item_groups → batches).
+
+A verb that came with an Idempotency-Key is looked up *under the batch's lock and before its state is judged*: a
+producer whose extend was answered into the void and whose batch was sealed, completed or cancelled since still learns
+which numbers were its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import IntegrityError
+
+from core import db, errors, tables
+from core.lifecycle import LIVE, State, completes, judge
+from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_ITEMS
+
+LIST: Final = 500
+"""Values in one IN list: MariaDB turns a longer one into a subquery."""
+SCAN: Final = 1000
+"""How many rows one page of a list looks at, at most: a filter by label is not indexed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A row of `batches`. Times are aware, in UTC."""
+
+    id: int
+    key: str | None
+    labels: Mapping[str, str]
+    group_size: int
+    items: int
+    acked: int
+    failed: int
+    state: State
+    full_prefix: int
+    expires_in: int | None
+    open_hash: bytes | None
+    open_count: int
+    completed_by: bytes | None
+    succeeded_by: bytes | None
+    created_at: datetime
+    updated_at: datetime
+    sealed_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def pending(self) -> int:
+        return self.items - self.acked - self.failed
+
+    @property
+    def complete(self) -> bool:
+        return self.state is State.COMPLETE
+
+    @property
+    def succeeded(self) -> bool:
+        return self.complete and self.failed == 0
+
+    @property
+    def parent(self) -> str | None:
+        """The id of the item that this batch is, in its parent."""
+        return None
+
+
+_table = tables.batches.c
+_COLUMNS = [_table.batch_key.label("key") if f.name == "key" else _table[f.name] for f in fields(Batch)]
+
+
+def from_row(row: RowMapping) -> Batch:
+    values = {f.name: row[f.name] for f in fields(Batch)}
+    return Batch(**{**values, "labels": json.loads(values["labels"]), "state": State(values["state"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an open asks for, with its defaults filled in: two bodies that mean the same are the same Opening."""
+
+    key: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    group_size: int = DEFAULT_GROUP_SIZE
+    items: int = 0
+    sealed: bool = False
+    expires_in: int | None = None
+
+    def fingerprint(self) -> bytes:
+        """32 bytes that two openings share only if they are equal."""
+        facts = [self.key, sorted(self.labels.items()), self.group_size, self.items, self.sealed, self.expires_in]
+        return hashlib.sha256(json.dumps(facts).encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    batch: Batch
+    start: int
+    count: int
+    newly: bool
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """Numbers start .. start+count-1 were issued; `batch` is the batch as it is now."""
+
+    batch: Batch
+    start: int
+    count: int
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    batch: Batch
+    newly: bool
+    newly_succeeded: bool
+
+
+def get(tx: Connection, batch: int) -> Batch:
+    """Read without a lock. Raises `errors.BatchNotFound`."""
+    row = tx.execute(sa.select(*_COLUMNS).where(_table.id == batch, _table.state != State.DELETING)).mappings().first()
+    if row is None:
+        raise errors.BatchNotFound(batch)
+    return from_row(row)
+
+
+def group_sizes(tx: Connection, ids: Collection[int]) -> dict[int, int]:
+    """Of those of `ids` that exist."""
+    found: dict[int, int] = {}
+    for part in db.chunks(sorted(ids), LIST):
+        query = sa.select(_table.id, _table.group_size).where(_table.id.in_(part), _table.state != State.DELETING)
+        found |= {row.id: row.group_size for row in tx.execute(query)}
+    return found
+
+
+def live(tx: Connection, ids: Collection[int]) -> set[int]:
+    """Those of `ids` that are open or sealed."""
+    found: set[int] = set()
+    for part in db.chunks(sorted(ids), LIST):
+        found |= set(tx.execute(sa.select(_table.id).where(_table.id.in_(part), _table.state.in_(LIVE))).scalars())
+    return found
+
+
+def lock(tx: Connection, batch: int) -> tuple[Batch, datetime]:
+    """The batch under its lock, and the database's time. Raises `errors.BatchNotFound`."""
+    query = sa.select(*_COLUMNS, tables.utc_now().label("now")).where(_table.id == batch).with_for_update()
+    row = tx.execute(query).mappings().first()
+    if row is None or row["state"] == State.DELETING:
+        raise errors.BatchNotFound(batch)
+    return from_row(row), row["now"]
+
+
+def update(tx: Connection, batch: int, **values: Any) -> None:
+    tx.execute(sa.update(tables.batches).where(_table.id == batch).values(**values))
+
+
+def open_batch(tx: Connection, opening: Opening, idempotency_key: str | None, fingerprint: bytes) -> Opened:
+    """Insert the batch; extended and sealed too, where the opening says so. `fingerprint` names the request.
+
+    Raises `errors.IdempotencyKeyReused`.
+    """
+    asked = opening.fingerprint()
+    if idempotency_key is not None:
+        query = sa.select(*_COLUMNS).where(_table.open_key == idempotency_key).with_for_update()
+        row = tx.execute(query).mappings().first()
+        if row is not None:
+            batch = from_row(row)
+            if batch.open_hash != asked:
+                raise errors.IdempotencyKeyReused(idempotency_key, f"it opened batch {batch.id}")
+            return Opened(batch, 0, batch.open_count, batch.completed_by == fingerprint, replayed=True)
+    state = State.SEALED if opening.sealed else State.OPEN
+    newly = completes(state, opening.items, 0, 0)
+    now = tx.scalar(sa.select(tables.utc_now()))
+    try:
+        result = tx.execute(
+            sa.insert(tables.batches).values(
+                batch_key=opening.key,
+                labels=json.dumps(dict(opening.labels)),
+                group_size=opening.group_size,
+                items=opening.items,
+                acked=0,
+                failed=0,
+                state=State.COMPLETE if newly else state,
+                full_prefix=0,
+                expires_in=opening.expires_in,
+                open_key=idempotency_key,
+                open_hash=asked if idempotency_key is not None else None,
+                open_count=opening.items,
+                completed_by=fingerprint if newly else None,
+                succeeded_by=fingerprint if newly else None,
+                created_at=now,
+                updated_at=now,
+                sealed_at=now if opening.sealed else None,
+                ended_at=now if newly else None,
+            )
+        )
+    except IntegrityError as error:
+        if db.is_duplicate(error):
+            raise db.BeginAgain from error  # the same key, opened at the same moment: find it
+        raise
+    assert result.inserted_primary_key is not None
+    batch = get(tx, result.inserted_primary_key[0])
+    return Opened(batch, 0, opening.items, newly, replayed=False)
+
+
+def extend(tx: Connection, batch_id: int, count: int, idempotency_key: str | None) -> Extended:
+    """Issue `count` more numbers. Raises `errors.BatchNotFound`, `BatchEnded`, `IdempotencyKeyReused`,
+    `InvalidRequest` (more items than a batch can hold)."""
+    batch, now = lock(tx, batch_id)
+    known = tables.extends.c
+    if idempotency_key is not None:
+        before = tx.execute(
+            sa.select(known.start, known["count"].label("issued")).where(
+                known.batch_id == batch_id, known.idempotency_key == idempotency_key
+            )
+        ).first()
+        if before is not None:
+            if before.issued != count:
+                raise errors.IdempotencyKeyReused(idempotency_key, f"it extended batch {batch_id} by {before.issued}")
+            return Extended(batch, before.start, count, replayed=True)
+    judge("extend", batch_id, batch.state)
+    start = batch.items
+    if start + count > MAX_ITEMS:
+        raise errors.InvalidRequest(
+            "body.count",
+            f"expected at most {MAX_ITEMS - start}: a batch holds at most 10^12 items, this one has {start}",
+        )
+    update(tx, batch_id, items=start + count, updated_at=now)
+    if idempotency_key is not None:
+        row = {"batch_id": batch_id, "idempotency_key": idempotency_key, "start": start, "count": count}
+        tx.execute(sa.insert(tables.extends).values(row))
+    return Extended(get(tx, batch_id), start, count, replayed=False)
+
+
+def seal(tx: Connection, batch_id: int, fingerprint: bytes) -> Sealed:
+    """Promise that no more items will come; completes the batch if none is pending. `fingerprint` names the request.
+
+    Raises `errors.BatchNotFound`, `BatchEnded` (expired, cancelled).
+    """
+    batch, now = lock(tx, batch_id)
+    judge("seal", batch_id, batch.state)
+    if batch.state is not State.OPEN:
+        return Sealed(batch, batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
+    values: dict[str, Any] = {"state": State.SEALED, "sealed_at": now, "updated_at": now}
+    newly = completes(State.SEALED, batch.items, batch.acked, batch.failed)
+    newly_succeeded = newly and batch.failed == 0
+    if newly:
+        values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
+    if newly_succeeded:
+        values["succeeded_by"] = fingerprint
+    update(tx, batch_id, **values)
+    return Sealed(get(tx, batch_id), newly, newly_succeeded)
+
+
+def cancel(tx: Connection, batch_id: int) -> Batch:
+    """End a live batch; its row stays as a tombstone. Raises `errors.BatchNotFound`, `BatchEnded`."""
+    batch, now = lock(tx, batch_id)
+    judge("cancel", batch_id, batch.state)
+    if batch.state is State.CANCELLED:
+        return batch
+    update(tx, batch_id, state=State.CANCELLED, ended_at=now, updated_at=now)
+    return get(tx, batch_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`before` is where the next page begins (ids below it), or None at the end."""
+
+    batches: list[Batch]
+    before: int | None
+
+
+def page(
+    tx: Connection,
+    *,
+    state: State | None = None,
+    key: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    before: int | None = None,
+    limit: int = 100,
+) -> Page:
+    """Batches newest first. A page looks at `SCAN` rows at most, so with labels it may be empty and not the last."""
+    query = sa.select(*_COLUMNS).order_by(_table.id.desc())
+    query = query.where(_table.state == state if state else _table.state != State.DELETING)
+    if key is not None:
+        query = query.where(_table.batch_key == key)
+    if before is not None:
+        query = query.where(_table.id < before)
+    wanted = dict(labels or {})
+    look = SCAN if wanted else limit + 1
+    found: list[Batch] = []
+    seen = 0
+    for row in tx.execute(query.limit(look)).mappings():
+        if len(found) == limit:
+            return Page(found, found[-1].id)
+        batch = from_row(row)
+        seen += 1
+        before = batch.id
+        if wanted.items() <= batch.labels.items():
+            found.append(batch)
+    return Page(found, before if seen == look else None)

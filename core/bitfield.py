@@ -1,0 +1,147 @@
+"""The bits of one group: which of its items are resolved, and which of those are failed. Pure; no database.
+
+A bitfield is a `bitarray(endian="little")`: bit i of the group is `bytes[i // 8] >> (i % 8) & 1`, which is also the
+order of Spark's `bitmap_construct_agg`, so masks travel as they are.
+
+Stored, a group is two nullable blobs and two counts. `resolved` NULL means *the first resolved_count items are
+resolved*: a group that is full, or that was acked in order, needs no blob at all. `failed` NULL means none. A blob is
+as wide as the issued part of its group, so that a batch of ten items does not store 8,192 bits.
+
+Bits are never cleared in `resolved`, and failed is a subset of resolved. Hence three states an item: pending (neither),
+acked (resolved only), failed (both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bitarray import bitarray
+from bitarray.util import zeros
+
+ENDIAN = "little"
+
+
+class Change(NamedTuple):
+    """What one mask did to a group, as masks: `resolved` were pending, `redriven` were failed and are acked now."""
+
+    resolved: bitarray
+    redriven: bitarray | None
+
+
+@dataclass(slots=True)
+class Group:
+    """One group's bits in memory. `resolved` and `failed` are group_size bits long; `failed` is None while none is."""
+
+    resolved: bitarray
+    failed: bitarray | None
+    resolved_count: int
+    failed_count: int
+
+    @classmethod
+    def empty(cls, group_size: int) -> Group:
+        return cls(zeros(group_size, ENDIAN), None, 0, 0)
+
+    @classmethod
+    def load(
+        cls, resolved: bytes | None, failed: bytes | None, resolved_count: int, failed_count: int, group_size: int
+    ) -> Group:
+        """From the columns of a row."""
+        if resolved is None:
+            bits = zeros(group_size, ENDIAN)
+            bits[:resolved_count] = True
+        else:
+            bits = widen(resolved, group_size)
+        return cls(bits, None if failed is None else widen(failed, group_size), resolved_count, failed_count)
+
+    def dump(self, issued: int) -> tuple[bytes | None, bytes | None, int, int]:
+        """To the columns of a row; `issued` is how many items of the group there are so far."""
+        width = -(-issued // 8) * 8
+        first_pending = self.resolved.find(0)
+        if first_pending in (-1, self.resolved_count):
+            resolved = None
+        else:
+            resolved = self.resolved[:width].tobytes()
+        failed = self.failed[:width].tobytes() if self.failed is not None and self.failed_count else None
+        return resolved, failed, self.resolved_count, self.failed_count
+
+    def ack_one(self, index: int) -> tuple[bool, bool]:
+        """Ack one item: (it was pending, it was failed); neither means that it was acked before."""
+        if not self.resolved[index]:
+            self.resolved[index] = 1
+            self.resolved_count += 1
+            return True, False
+        if self.failed is not None and self.failed[index]:
+            self.failed[index] = 0
+            self.failed_count -= 1
+            return False, True
+        return False, False
+
+    def fail_one(self, index: int) -> bool:
+        """Fail one item: whether it was pending. An acked item stays acked."""
+        if self.resolved[index]:
+            return False
+        self.resolved[index] = 1
+        self.resolved_count += 1
+        if self.failed is None:
+            self.failed = zeros(len(self.resolved), ENDIAN)
+        self.failed[index] = 1
+        self.failed_count += 1
+        return True
+
+    def ack(self, mask: bitarray) -> Change:
+        """Ack every item of `mask` (group_size bits). Ack wins over fail."""
+        pending = mask & ~self.resolved
+        redriven = None
+        if self.failed is not None and self.failed_count:
+            redriven = mask & self.failed
+            self.failed &= ~mask
+            self.failed_count -= redriven.count()
+        self.resolved |= pending
+        self.resolved_count += pending.count()
+        return Change(pending, redriven)
+
+    def fail(self, mask: bitarray) -> Change:
+        """Fail every item of `mask` (group_size bits) that is pending."""
+        pending = mask & ~self.resolved
+        count = pending.count()
+        if count:
+            self.resolved |= pending
+            self.resolved_count += count
+            if self.failed is None:
+                self.failed = pending.copy()
+            else:
+                self.failed |= pending
+            self.failed_count += count
+        return Change(pending, None)
+
+
+def widen(blob: bytes, bits: int) -> bitarray:
+    """A stored or received blob as `bits` bits; what it does not reach is 0. A longer blob is not cut."""
+    field = bitarray(endian=ENDIAN)
+    field.frombytes(blob)
+    if len(field) < bits:
+        field.extend(zeros(bits - len(field), ENDIAN))
+    return field
+
+
+def mask_of(indexes: list[int], bits: int) -> bitarray:
+    """A mask of `bits` bits with those of `indexes` set."""
+    mask = zeros(bits, ENDIAN)
+    mask[indexes] = True
+    return mask
+
+
+def runs(field: bitarray, value: bool, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The maximal runs [first, end) of `value` within field[start:stop], ascending."""
+    position = start
+    while position < stop:
+        first = field.find(value, position, stop)
+        if first < 0:
+            return
+        end = field.find(not value, first, stop)
+        if end < 0:
+            end = stop
+        yield first, end
+        position = end

@@ -1,0 +1,303 @@
+"""The database: engines, sessions as we need them, and the one place that begins, commits, rolls back and retries.
+
+Every operation of core takes the transaction (`Connection`) as an argument and never commits. `Database.write` is the
+only function that does:
+
+* what the server calls a conflict (deadlock, lost certification, changed row; SQLite: busy) is begun again, often and
+  soon, and never reaches a caller as anything but a late answer;
+* a lock wait (2 s, not the server's 50) is begun again a few times, then it is `LockTimeout`;
+* an outage is tried again a few times over about a second, then it is `Unavailable`.
+
+One case is neither: the connection breaks while the COMMIT is under way, and nobody knows whether it was done. Work
+that finds its own traces when it is done twice says `repeatable=True` and is begun again; any other is `Unavailable`,
+and the caller's Idempotency-Key sorts it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import sqlite3
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TypeVar
+
+import sqlalchemy as sa
+import tenacity
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from core import errors
+
+T = TypeVar("T")
+
+LOCK_WAIT: Final = 2
+"""Seconds that a statement waits for a row."""
+
+# Deadlock, record changed since it was read, rolled back by group replication, commit refused.
+_CONFLICTS: Final = {1213, 1020, 3101, 1180}
+_LOCK_WAITS: Final = {1205, 3572}
+_SQLITE_BUSY: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_SQLITE_OUTAGE: Final = {
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+}
+_OUTAGES: Final = {
+    # connecting, connection lost, server going down, too many connections, read-only, disk full
+    *(2002, 2003, 2005, 2006, 2012, 2013, 2014, 2055),
+    *(1040, 1042, 1043, 1047, 1053, 1077, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1290, 1792, 1836, 1927),
+    *(1021, 1026, 1030, 1041, 1114, 1036, 3, 28),
+}
+
+
+class Fault(enum.Enum):
+    CONFLICT = "conflict"
+    LOCK_WAIT = "lock wait"
+    OUTAGE = "outage"
+
+
+class BeginAgain(Exception):  # it is an order, not an error
+    """Raised by an operation that found the ground changed under it: roll back and run it from its start."""
+
+
+class _Faulted(Exception):
+    def __init__(self, fault: Fault, cause: BaseException, *, committing: bool) -> None:
+        self.fault = fault
+        self.cause = cause
+        self.committing = committing
+
+
+def is_duplicate(error: IntegrityError) -> bool:
+    """Whether a row with that key was there already (as against any other constraint)."""
+    original = error.orig
+    if isinstance(original, sqlite3.IntegrityError):
+        return original.sqlite_errorcode in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
+    return _mysql_code(error) == 1062
+
+
+def _mysql_code(error: DBAPIError) -> int | None:
+    args = getattr(error.orig, "args", ())
+    return args[0] if args and isinstance(args[0], int) else None
+
+
+def classify(error: BaseException) -> Fault | None:
+    """What kind of trouble a driver's error is, or None where it is a bug of ours."""
+    if isinstance(error, BeginAgain):
+        return Fault.CONFLICT
+    if isinstance(error, PoolTimeout):
+        return Fault.OUTAGE
+    if not isinstance(error, DBAPIError):
+        return None
+    if isinstance(error.orig, sqlite3.Error):
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        if code in _SQLITE_BUSY:
+            return Fault.LOCK_WAIT
+        return Fault.OUTAGE if code in _SQLITE_OUTAGE else None
+    code = _mysql_code(error) or 0
+    if code in _CONFLICTS:
+        return Fault.CONFLICT
+    if code in _LOCK_WAITS:
+        return Fault.LOCK_WAIT
+    if code in _OUTAGES or error.connection_invalidated or isinstance(error, InterfaceError):
+        return Fault.OUTAGE
+    return None
+
+
+class Database:
+    """A pool of connections to one database. Threads may share it; it connects when it is first used."""
+
+    def __init__(self, url: str, *, pool_size: int = 10, max_overflow: int = 40) -> None:
+        try:
+            self.url = sa.make_url(url)
+        except sa.exc.ArgumentError as error:
+            raise errors.Misconfigured(
+                "the database URL can't be read; expected for example sqlite:///lastbit.db or "
+                "mysql://user:password@127.0.0.1:3306/lastbit"
+            ) from error
+        backend = self.url.get_backend_name()
+        if backend in ("mysql", "mariadb"):
+            # One driver, one dialect name: what is compiled for "mysql" serves both servers.
+            self.url = self.url.set(drivername="mysql+pymysql")
+            self.engine = _mysql_engine(self.url, pool_size, max_overflow)
+        elif backend == "sqlite":
+            self.engine = _sqlite_engine(self.url, pool_size, max_overflow)
+        else:
+            raise errors.Misconfigured(f"{backend} is not supported; expected sqlite, mysql or mariadb")
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    def write(
+        self,
+        work: Callable[[Connection], T],
+        *,
+        repeatable: bool = False,
+        lock_waits: int = 4,
+    ) -> T:
+        """Run `work` in one transaction and commit it; return what it returned, after the commit.
+
+        It may run several times, so it must not keep what it computed elsewhere. `lock_waits` is how many times a lock
+        wait may end in vain. Raises `errors.LockTimeout`, `errors.Unavailable`, or what `work` raised, rolled back.
+        """
+        waited = 0
+        outages = 0
+
+        def attempt() -> T:
+            nonlocal waited, outages
+            try:
+                return self._once(work)
+            except _Faulted as trouble:
+                if trouble.fault is Fault.OUTAGE:
+                    outages += 1
+                    if outages > 3 or (trouble.committing and not repeatable):
+                        raise errors.Unavailable(_outage(trouble.cause)) from trouble.cause
+                elif trouble.fault is Fault.LOCK_WAIT:
+                    waited += 1
+                    if waited > lock_waits:
+                        raise errors.LockTimeout("a row that the call needs is locked by somebody else") from None
+                raise
+
+        # Conflicts are part of normal life: sixty tries with jitter outlast any storm of them that we could provoke.
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_Faulted),
+            stop=tenacity.stop_after_attempt(60),
+            wait=tenacity.wait_random_exponential(multiplier=0.005, max=0.4),
+            reraise=True,
+        )
+        try:
+            return retrying(attempt)
+        except _Faulted as trouble:
+            raise errors.Unavailable("too many transactions want the same rows") from trouble.cause
+
+    def _once(self, work: Callable[[Connection], T]) -> T:
+        committing = False
+        try:
+            with self.engine.connect() as tx:
+                if self.is_sqlite:
+                    tx = tx.execution_options(lastbit_begin="IMMEDIATE")
+                result = work(tx)
+                committing = True
+                tx.commit()
+                return result
+        except Exception as error:
+            fault = classify(error)
+            if fault is None:
+                raise
+            raise _Faulted(fault, error, committing=committing) from error
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run `work`, which only reads, each statement seeing what is committed when it begins."""
+        return self._reading(work, None)
+
+    def snapshot(self, work: Callable[[Connection], T]) -> T:
+        """Run `work`, which only reads, on one snapshot of the whole database."""
+        return self._reading(work, "REPEATABLE READ")
+
+    def _reading(self, work: Callable[[Connection], T], isolation: Literal["REPEATABLE READ"] | None) -> T:
+        def attempt() -> T:
+            try:
+                with self.engine.connect() as tx:
+                    if isolation and not self.is_sqlite:
+                        tx = tx.execution_options(isolation_level=isolation)
+                    return work(tx)
+            except Exception as error:
+                fault = classify(error)
+                if fault is None:
+                    raise
+                raise _Faulted(fault, error, committing=False) from error
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_Faulted),
+            stop=tenacity.stop_after_attempt(4),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
+            reraise=True,
+        )
+        try:
+            return retrying(attempt)
+        except _Faulted as trouble:
+            raise errors.Unavailable(_outage(trouble.cause)) from trouble.cause
+
+    def dispose(self) -> None:
+        """Close the pool's connections."""
+        self.engine.dispose()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dispose()
+
+    def __repr__(self) -> str:
+        return f"<Database {self.url.render_as_string(hide_password=True)}>"
+
+
+def _outage(cause: BaseException) -> str:
+    if isinstance(cause, PoolTimeout):
+        return "all database connections are busy"
+    code = _mysql_code(cause) if isinstance(cause, DBAPIError) else None
+    return "the database can't be reached or takes no writes now" + (f" (its error {code})" if code else "")
+
+
+def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
+    session = (
+        "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
+        f"innodb_lock_wait_timeout = {LOCK_WAIT}"
+    )
+    return sa.create_engine(
+        url,
+        isolation_level="READ COMMITTED",
+        pool_size=pool_size,
+        max_overflow=max_overflow,
+        pool_timeout=10,
+        pool_recycle=1800,
+        connect_args={
+            "charset": "utf8mb4",
+            "init_command": session,
+            "connect_timeout": 5,
+            "read_timeout": 60,
+            "write_timeout": 60,
+        },
+    )
+
+
+def _sqlite_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
+    if url.database in (None, "", ":memory:") or "mode=memory" in str(url.database):
+        raise errors.Misconfigured("SQLite in memory forgets what it has answered; expected a file: sqlite:///PATH")
+    engine = sa.create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=max_overflow,
+        pool_timeout=10,
+        connect_args={"timeout": LOCK_WAIT, "check_same_thread": False},
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves, below
+        with contextlib.closing(connection.cursor()) as cursor:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            cursor.execute("PRAGMA synchronous = FULL")
+        # Deterministic, as SQLite has it: the same throughout one statement.
+        connection.create_function("lastbit_now", 0, _sqlite_now, deterministic=True)
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A deferred transaction that turns from reader to writer can fail with BUSY at any statement; so writers say
+        # at once that they are.
+        kind = connection.get_execution_options().get("lastbit_begin", "DEFERRED")
+        connection.exec_driver_sql(f"BEGIN {kind}")
+
+    return engine
+
+
+def _sqlite_now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def chunks(values: list[T], size: int) -> Iterator[list[T]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

@@ -1,0 +1,113 @@
+"""Everything that core can refuse or fail with, as facts with their data; HTTP status codes are api's business.
+
+Classes derive from `CoreError`. `code` is the stable name that a client sees.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+# CoreError
+# ├── InvalidRequest            the input names something that can't be
+# │   └── IdempotencyKeyReused  the key came before, with another body
+# ├── BatchNotFound
+# ├── BatchEnded                the batch can't take the verb any more
+# │   ├── BatchSealed
+# │   ├── BatchComplete
+# │   ├── BatchExpired
+# │   └── BatchCancelled
+# ├── TooLarge
+# ├── Unavailable               nothing wrong with the call: send it again
+# │   ├── Overloaded
+# │   └── LockTimeout
+# ├── InconsistentBatch         the counts disagree with the bits: a bug or a broken row
+# └── Misconfigured             the service can't work with these settings
+
+
+class CoreError(Exception):
+    code: ClassVar[str] = "internal"
+
+
+class InvalidRequest(CoreError):
+    """`place` names what was wrong, as a path into the request; `expected` says what would have been right."""
+
+    code = "invalid_request"
+
+    def __init__(self, place: str, expected: str) -> None:
+        self.place = place
+        self.expected = expected
+        super().__init__(f"{place}: {expected}")
+
+
+class IdempotencyKeyReused(InvalidRequest):
+    code = "idempotency_key_reused"
+
+    def __init__(self, key: str, what: str) -> None:
+        super().__init__("header Idempotency-Key", f"{key!r} came before with another body ({what})")
+
+
+class BatchNotFound(CoreError):
+    code = "batch_not_found"
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        super().__init__(f"there is no batch {batch}")
+
+
+class BatchEnded(CoreError):
+    happened: ClassVar[str]
+
+    def __init__(self, batch: int, verb: str) -> None:
+        self.batch = batch
+        self.verb = verb
+        super().__init__(f"batch {batch} {self.happened}: {verb} is not possible any more")
+
+
+class BatchSealed(BatchEnded):
+    code = "batch_sealed"
+    happened = "is sealed"
+
+
+class BatchComplete(BatchEnded):
+    code = "batch_complete"
+    happened = "is complete"
+
+
+class BatchExpired(BatchEnded):
+    code = "batch_expired"
+    happened = "has expired"
+
+
+class BatchCancelled(BatchEnded):
+    code = "batch_cancelled"
+    happened = "was cancelled"
+
+
+class TooLarge(CoreError):
+    code = "too_large"
+
+
+class Unavailable(CoreError):
+    """The database is away or the service is at its limits. Nothing is known to be lost; sending it again is safe."""
+
+    code = "unavailable"
+    retry_after: ClassVar[int] = 1
+    """Seconds after which a client may try again."""
+
+
+class Overloaded(Unavailable):
+    pass
+
+
+class LockTimeout(Unavailable):
+    """Somebody holds a row that the transaction needs, for longer than it was willing to wait."""
+
+
+class InconsistentBatch(CoreError):
+    def __init__(self, batch: int, facts: str) -> None:
+        self.batch = batch
+        super().__init__(f"batch {batch} is inconsistent, nothing was changed: {facts} (see `lastbit verify {batch}`)")
+
+
+class Misconfigured(CoreError):
+    pass

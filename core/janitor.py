@@ -1,0 +1,129 @@
+"""The janitor's rules: nobody waits for ever. One pass expires what is idle and removes what has ended long ago.
+
+A pass walks the ids in bounded pages, each change is a transaction of its own that judges again under the batch's lock,
+and every step can be repeated; so it may run twice at once, be killed anywhere, and run again. A batch that is being
+acked is never expired: its `updated_at` moves with every bit, and is read under the lock that moves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import batches, errors, purge, tables
+from core.db import Database
+from core.lifecycle import LIVE, TERMINAL, State, is_idle
+
+PAGE: Final = 500
+"""Batches that are looked at in one statement."""
+
+_table = tables.batches.c
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How long a batch may be idle while it is open or sealed, and how long an ended one is kept."""
+
+    open_idle: timedelta = timedelta(days=7)
+    sealed_idle: timedelta = timedelta(days=30)
+    keep: timedelta = timedelta(days=30)
+
+
+@dataclass(slots=True)
+class Report:
+    """Ids of the batches that were expired and deleted (or would be, in a dry run), by what they were before."""
+
+    dry_run: bool
+    expired_open: list[int] = field(default_factory=list)
+    expired_sealed: list[int] = field(default_factory=list)
+    deleted: list[int] = field(default_factory=list)
+
+
+def run_once(
+    database: Database, policy: Policy, *, dry_run: bool = False, progress: Callable[[int], None] = lambda batch: None
+) -> Report:
+    """One pass. `progress` is told each id that was dealt with. Raises `errors.Unavailable`."""
+    report = Report(dry_run)
+    for row, now in _walk(database, LIVE):
+        if _idle(row, now, policy) and (dry_run or database.write(_expire(row.id, policy), repeatable=True)):
+            (report.expired_open if row.state == State.OPEN else report.expired_sealed).append(row.id)
+            progress(row.id)
+    for row, now in _walk(database, TERMINAL | {State.DELETING}):
+        if row.state != State.DELETING and now - row.ended_at < policy.keep:
+            continue
+        if dry_run or _remove(database, row, policy):
+            report.deleted.append(row.id)
+            progress(row.id)
+    return report
+
+
+def _walk(database: Database, states: frozenset[State]) -> Iterator[tuple[Any, datetime]]:
+    """The batches in these states with the database's time, ascending by id in each state, a page a statement."""
+    for state in sorted(states):
+        after = 0
+        while True:
+            query = (
+                sa.select(*_FACTS, tables.utc_now().label("now"))
+                .where(_table.state == state, _table.id > after)
+                .order_by(_table.id)
+                .limit(PAGE)
+            )
+            rows = database.read(lambda tx, query=query: tx.execute(query).all())  # type: ignore[misc]
+            for row in rows:
+                yield row, row.now
+            if len(rows) < PAGE:
+                break
+            after = rows[-1].id
+
+
+_FACTS: Final = (_table.id, _table.state, _table.updated_at, _table.ended_at, _table.expires_in)
+
+
+def _idle(batch: Any, now: datetime, policy: Policy) -> bool:
+    return is_idle(
+        State(batch.state),
+        batch.updated_at,
+        batch.expires_in,
+        now=now,
+        open_idle=policy.open_idle,
+        sealed_idle=policy.sealed_idle,
+    )
+
+
+def _expire(batch_id: int, policy: Policy) -> Callable[[Connection], bool]:
+    def work(tx: Connection) -> bool:
+        try:
+            batch, now = batches.lock(tx, batch_id)
+        except errors.BatchNotFound:
+            return False
+        if not _idle(batch, now, policy):
+            return False
+        batches.update(tx, batch_id, state=State.EXPIRED, ended_at=now, updated_at=now)
+        return True
+
+    return work
+
+
+def _remove(database: Database, row: Any, policy: Policy) -> bool:
+    """Condemn the batch, if it is still what it was, and purge it. What another janitor condemned is purged all the
+    same: it may have been killed."""
+
+    def condemn(tx: Connection) -> bool:
+        try:
+            batch, now = batches.lock(tx, row.id)
+        except errors.BatchNotFound:
+            return True
+        if batch.ended_at is None or now - batch.ended_at < policy.keep:
+            return False
+        purge.mark(tx, row.id)
+        return True
+
+    if not database.write(condemn, repeatable=True):
+        return False
+    purge.purge(database, row.id)
+    return True

@@ -1,0 +1,75 @@
+"""The life of a batch as pure rules: which states there are, which verb each can take, when a batch is complete, when
+it is idle. No clock and no database; time comes in as an argument.
+
+    open ──seal──▶ sealed ──last item resolved──▶ complete
+      │ ╲             │
+      │  ╲──seal of a batch without pending items──▶ complete
+      ├──cancel──▶ cancelled ◀──cancel──┤
+      └──idle────▶ expired   ◀──idle────┘        deleting: on its way out; unknown to callers
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from core import errors
+
+
+class State(StrEnum):
+    OPEN = "open"
+    SEALED = "sealed"
+    COMPLETE = "complete"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    DELETING = "deleting"
+
+
+LIVE: Final = frozenset({State.OPEN, State.SEALED})
+TERMINAL: Final = frozenset({State.COMPLETE, State.EXPIRED, State.CANCELLED})
+TAKES_ACKS: Final = LIVE | {State.COMPLETE}
+"""A complete batch still takes them: an ack there may redrive a failed item, and a repeat is told of the completion."""
+
+_ENDED: Final[dict[State, type[errors.BatchEnded]]] = {
+    State.SEALED: errors.BatchSealed,
+    State.COMPLETE: errors.BatchComplete,
+    State.EXPIRED: errors.BatchExpired,
+    State.CANCELLED: errors.BatchCancelled,
+}
+_TAKES: Final[dict[str, frozenset[State]]] = {
+    "extend": frozenset({State.OPEN}),
+    "seal": frozenset({State.OPEN, State.SEALED, State.COMPLETE}),
+    "cancel": frozenset({State.OPEN, State.SEALED, State.CANCELLED}),
+}
+
+
+def judge(verb: str, batch: int, state: State) -> None:
+    """Raise the `errors.BatchEnded` that says why `verb` (extend, seal or cancel) can't be taken in this state."""
+    if state not in _TAKES[verb]:
+        raise _ENDED[state](batch, verb)
+
+
+def completes(state: State, items: int, acked: int, failed: int) -> bool:
+    """A sealed batch is complete once every issued item is acked or failed, and not before."""
+    return state is State.SEALED and acked + failed == items
+
+
+def is_idle(
+    state: State,
+    updated_at: datetime,
+    expires_in: int | None,
+    *,
+    now: datetime,
+    open_idle: timedelta,
+    sealed_idle: timedelta,
+) -> bool:
+    """Whether a live batch has been idle for too long. `expires_in` (seconds) is the batch's own and comes first;
+    `updated_at` is the time of its last open, extend, seal, or ack or fail that changed a bit."""
+    if state not in LIVE:
+        return False
+    if expires_in is not None:
+        allowed = timedelta(seconds=expires_in)
+    else:
+        allowed = open_idle if state is State.OPEN else sealed_idle
+    return now - updated_at >= allowed

@@ -1,0 +1,169 @@
+"""Which items are pending, which are failed, and where the watermark stands: reading the bits of a batch in order.
+
+A group without a row is all pending, so a billion untouched items are one range, found without reading anything. A page
+reads at most `SCAN` rows: a batch whose rows are all full answers with an empty page and a place to go on from, rather
+than with a late one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import bitfield, tables
+from core.batches import Batch
+
+SCAN: Final = 4096
+"""Rows that one page reads at the most."""
+STEP: Final = 256
+"""Rows of one statement."""
+REASONS: Final = 1000
+"""Reasons on one page at the most."""
+
+Kind = Literal["pending", "failed"]
+
+
+@dataclass(slots=True)
+class Range:
+    """The numbers start .. end-1, all pending or all failed; `reasons` by number, where they were given."""
+
+    start: int
+    end: int
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`next` is the number from which the next page begins, or None at the end."""
+
+    ranges: list[Range]
+    next: int | None
+
+
+def _rows(tx: Connection, batch: Batch, first_group: int, columns: list[Any]) -> Iterator[Any]:
+    """Rows of a batch's groups from `first_group` on, ascending, `STEP` a statement."""
+    known = tables.item_groups.c
+    while True:
+        query = sa.select(known.group_no, *columns).where(known.batch_id == batch.id, known.group_no >= first_group)
+        rows = tx.execute(query.order_by(known.group_no).limit(STEP)).all()
+        yield from rows
+        if len(rows) < STEP:
+            return
+        first_group = rows[-1].group_no + 1
+
+
+def page(tx: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> Page:
+    """At most `limit` ranges of `kind` among the numbers from `start` on."""
+    pieces = _pending(tx, batch, start) if kind == "pending" else _failed(tx, batch, start)
+    ranges: list[Range] = []
+    next_start: int | None = None
+    for first, end in pieces:
+        if end is None:  # enough was read; go on from here another time
+            next_start = first
+            break
+        if ranges and ranges[-1].end == first:
+            ranges[-1].end = end
+        elif len(ranges) == limit:
+            next_start = first
+            break
+        else:
+            ranges.append(Range(first, end))
+    found = Page(ranges, next_start)
+    return found if kind == "pending" else _with_reasons(tx, batch, found)
+
+
+def _pending(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, int | None]]:
+    """Runs of pending numbers, not merged across groups; (number, None) where the scan stops early."""
+    size = batch.group_size
+    position = max(start, batch.full_prefix * size)
+    known = tables.item_groups.c
+    rows = _rows(tx, batch, position // size, [known.resolved, known.resolved_count])
+    for seen, row in enumerate(rows):
+        first = row.group_no * size
+        if first >= batch.items:
+            break
+        if seen == SCAN:
+            yield position, None
+            return
+        if position < first:
+            yield position, first  # groups without a row
+            position = first
+        end = min(first + size, batch.items)
+        bits = bitfield.Group.load(row.resolved, None, row.resolved_count, 0, size).resolved
+        for run in bitfield.runs(bits, False, position - first, end - first):
+            yield first + run[0], first + run[1]
+        position = end
+    if position < batch.items:
+        yield position, batch.items
+
+
+def _failed(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, int | None]]:
+    size = batch.group_size
+    known = tables.item_groups.c
+    if not batch.failed:
+        return
+    for seen, row in enumerate(_rows(tx, batch, start // size, [known.failed])):
+        first = row.group_no * size
+        if seen == SCAN:
+            yield first, None
+            return
+        if row.failed is not None:
+            bits = bitfield.widen(row.failed, size)
+            for run in bitfield.runs(bits, True, max(start - first, 0), size):
+                yield first + run[0], first + run[1]
+
+
+def _with_reasons(tx: Connection, batch: Batch, found: Page) -> Page:
+    """Add the reasons. Where a page would bear too many it ends sooner, if need be in the middle of a range."""
+    if not found.ranges:
+        return found
+    known = tables.failures.c
+    start, end = found.ranges[0].start, found.ranges[-1].end
+    query = sa.select(known.number, known.reason).where(
+        known.batch_id == batch.id, known.number >= start, known.number < end
+    )
+    reasons = list(tx.execute(query.order_by(known.number).limit(REASONS + 1)))
+    stop, next_start = end, found.next
+    if len(reasons) > REASONS:
+        stop = next_start = reasons.pop().number
+    by_number = {row.number: row.reason for row in reasons}
+    ranges = []
+    numbers = iter(sorted(by_number))
+    number = next(numbers, None)
+    for each in found.ranges:
+        if each.start >= stop:
+            break
+        each.end = min(each.end, stop)
+        while number is not None and number < each.end:
+            if number >= each.start:
+                each.reasons[number] = by_number[number]
+            number = next(numbers, None)
+        ranges.append(each)
+    return Page(ranges, next_start)
+
+
+def watermark(tx: Connection, batch: Batch) -> int:
+    """The smallest pending number; `batch.items` where none is. Begins at the full-prefix hint."""
+    size = batch.group_size
+    position = batch.full_prefix * size
+    known = tables.item_groups.c
+    rows = _rows(tx, batch, batch.full_prefix, [known.resolved_count])
+    for row in rows:
+        first = row.group_no * size
+        if first >= batch.items or position < first:
+            break
+        if row.resolved_count < size:
+            blob = tx.execute(
+                sa.select(known.resolved, known.resolved_count).where(
+                    known.batch_id == batch.id, known.group_no == row.group_no
+                )
+            ).one()
+            bits = bitfield.Group.load(blob.resolved, None, blob.resolved_count, 0, size).resolved
+            pending = bits.find(0)
+            return int(min(first + (pending if pending >= 0 else size), batch.items))
+        position = first + size
+    return min(position, batch.items)

@@ -1,0 +1,80 @@
+"""Which schema the database has, and bringing it up to date. The steps are Alembic's, in `migrations/`.
+
+Each migration serves the release before it, so that old and new code can run side by side during an upgrade. Hence a
+schema that is *newer* than this code is fine; an older one is not.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import Connection
+
+from core import errors
+from core.db import Database
+
+_MIGRATIONS: Final = Path(__file__).resolve().parent.parent / "migrations"
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+@cache
+def _known() -> tuple[str, frozenset[str]]:
+    """The newest revision that this code knows, and all that it knows."""
+    script = ScriptDirectory.from_config(_config())
+    head = script.get_current_head()
+    assert head is not None
+    return head, frozenset(revision.revision for revision in script.walk_revisions())
+
+
+def check(tx: Connection) -> None:
+    """Raise `errors.Misconfigured` where the schema is missing or older than this code."""
+    current = MigrationContext.configure(tx).get_current_revision()
+    newest, all_known = _known()
+    if current == newest or (current is not None and current not in all_known):
+        return
+    was = "no schema" if current is None else f"the schema of revision {current}"
+    raise errors.Misconfigured(
+        f"the database has {was}, this release needs revision {newest}: run `python -m api migrate` (with the same "
+        "LASTBIT_DATABASE_URL or --database-url), then start again"
+    )
+
+
+def migrate(database: Database, revision: str = "head") -> None:
+    """Bring the schema to `revision`; with an older one, back to it. One at a time: others wait."""
+    config = _config()
+    # Data definition commits by itself on MariaDB; a lock by name keeps two from migrating at once.
+    with database.engine.connect() as connection:
+        if database.is_sqlite:
+            connection = connection.execution_options(lastbit_begin="IMMEDIATE")
+        else:
+            connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 60)")
+        config.attributes["connection"] = connection
+        current = MigrationContext.configure(connection).get_current_revision()
+        known = _known()[1]
+        if current is not None and current not in known:
+            return  # a newer release was here; it serves this one
+        if revision == "head" or current is None or not _is_behind(revision, current):
+            command.upgrade(config, revision)
+        else:
+            command.downgrade(config, revision)
+        connection.commit()
+        if not database.is_sqlite:
+            connection.exec_driver_sql("SELECT RELEASE_LOCK('lastbit_migrate')")
+
+
+def _is_behind(revision: str, current: str) -> bool:
+    if revision == "base":
+        return True
+    script = ScriptDirectory.from_config(_config())
+    return any(r.revision == revision for r in script.iterate_revisions(current, "base"))

@@ -1,0 +1,126 @@
+"""Lastbit itself, as `api` and `jobs` call it: each verb as one transaction on one database, acks through the combiner.
+
+Methods block; they are called from threads. `ack` only queues: its future is done after the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+
+from core import acks, batches, purge, ranges, schema, verify
+from core.batches import Batch
+from core.calls import Answer, Call, Outcome, Unit, check_width, request_fingerprint
+from core.combiner import Acks, Combiner, Commit
+from core.db import Database
+from core.lifecycle import State
+
+MaskPlaces = Sequence[tuple[str, int, bytes]]
+"""(place in the request, batch, bits) of each mask, to be checked against its batch's group_size."""
+
+
+class Service:
+    """Everything that a client can ask. Close it with `stop`: it answers the acks under way first."""
+
+    def __init__(self, database: Database, *, combiner: Callable[[Commit], Acks] = Combiner) -> None:
+        self.database = database
+        self._acks = combiner(self._commit)
+        self._group_sizes: dict[int, int] = {}
+        """Of batches seen in masks. A batch's group_size never changes and ids never come back."""
+
+    def open(self, opening: batches.Opening, idempotency_key: str | None = None) -> batches.Opened:
+        """Raises `errors.IdempotencyKeyReused`."""
+        fingerprint = request_fingerprint("open", idempotency_key, opening.fingerprint())
+        return self.database.write(
+            lambda tx: batches.open_batch(tx, opening, idempotency_key, fingerprint),
+            repeatable=idempotency_key is not None,
+        )
+
+    def extend(self, batch: int, count: int, idempotency_key: str | None = None) -> batches.Extended:
+        """Raises `errors.BatchNotFound`, `BatchEnded`, `IdempotencyKeyReused`, `InvalidRequest`."""
+        return self.database.write(
+            lambda tx: batches.extend(tx, batch, count, idempotency_key), repeatable=idempotency_key is not None
+        )
+
+    def seal(self, batch: int, idempotency_key: str | None = None) -> batches.Sealed:
+        """Raises `errors.BatchNotFound`, `BatchEnded`."""
+        fingerprint = request_fingerprint("seal", idempotency_key, str(batch).encode())
+        return self.database.write(lambda tx: batches.seal(tx, batch, fingerprint), repeatable=True)
+
+    def cancel(self, batch: int) -> Batch:
+        """Raises `errors.BatchNotFound`, `BatchEnded`."""
+        return self.database.write(lambda tx: batches.cancel(tx, batch), repeatable=True)
+
+    def delete(self, batch: int) -> None:
+        """Raises `errors.BatchNotFound`."""
+        self.database.write(lambda tx: purge.condemn(tx, batch))
+        purge.purge(self.database, batch)
+
+    def ack(self, call: Call) -> Future[Answer]:
+        """Acks or failures, as the call says. Raises `errors.Overloaded`; the future raises `errors.Unavailable`."""
+        return self._acks.submit(call)
+
+    def _commit(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]:
+        return self.database.write(lambda tx: acks.flush(tx, units), repeatable=True, lock_waits=lock_waits)
+
+    def widths_known(self, masks: MaskPlaces) -> bool:
+        """Whether `check_widths` would need the database."""
+        return all(batch in self._group_sizes for _, batch, _ in masks)
+
+    def check_widths(self, masks: MaskPlaces) -> None:
+        """Raise `errors.InvalidRequest` for the first mask that is longer than its batch's group_size allows. To be
+        done before a call is queued, so that of a malformed one nothing is applied."""
+        unknown = {batch for _, batch, _ in masks} - self._group_sizes.keys()
+        found: Mapping[int, int] = {}
+        if unknown:
+            found = self.database.read(lambda tx: batches.group_sizes(tx, unknown))
+            if len(self._group_sizes) > 100_000:
+                self._group_sizes.clear()
+            self._group_sizes |= found
+        for place, batch, bits in masks:
+            check_width(place, bits, self._group_sizes.get(batch) or found.get(batch))
+
+    def get(self, batch: int) -> Batch:
+        """Raises `errors.BatchNotFound`."""
+        return self.database.read(lambda tx: batches.get(tx, batch))
+
+    def list(
+        self,
+        *,
+        state: State | None = None,
+        key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> batches.Page:
+        return self.database.read(
+            lambda tx: batches.page(tx, state=state, key=key, labels=labels, before=before, limit=limit)
+        )
+
+    def ranges(self, batch_id: int, kind: ranges.Kind, start: int, limit: int) -> tuple[Batch, ranges.Page]:
+        """Raises `errors.BatchNotFound`."""
+        found = self.get(batch_id)
+        return found, self.database.read(lambda tx: ranges.page(tx, found, kind, start, limit))
+
+    def watermark(self, batch_id: int) -> tuple[Batch, int]:
+        """The batch, and its smallest pending number (its items where there is none). Raises `errors.BatchNotFound`."""
+        found = self.get(batch_id)
+        return found, self.database.read(lambda tx: ranges.watermark(tx, found))
+
+    def verify(self, batch: int) -> verify.Verification:
+        """Raises `errors.BatchNotFound`."""
+        return self.database.snapshot(lambda tx: verify.verify(tx, batch))
+
+    def ended(self, batch_ids: Iterable[int]) -> set[int]:
+        """Those that are in a terminal state, or gone."""
+        wanted = set(batch_ids)
+        return wanted - self.database.read(lambda tx: batches.live(tx, wanted))
+
+    def check_ready(self) -> None:
+        """Raises `errors.Unavailable` (database away) or `Misconfigured` (its schema is older than this code)."""
+        self.database.read(schema.check)
+
+    def stop(self) -> None:
+        """Answer the acks under way, take no more, close the connections."""
+        self._acks.stop()
+        self.database.dispose()

@@ -1,0 +1,161 @@
+"""The tables, for MariaDB/MySQL and SQLite alike. Names of `batches` and `item_groups` are contract: operators query
+them. Migrations are written by hand; `alembic check` holds them equal to this.
+
+There are no foreign keys: a group's row would take a shared lock on its batch's row at every insert, and the batch row
+is the hottest of all. Deletion is made safe by the state `deleting` instead (see `purge`).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+
+class ByteText(TypeDecorator[str]):
+    """Text that compares by its bytes: MariaDB's collations would equate `Job-A` with `job-a`, and `a` with `a `."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def __init__(self, characters: int, *, ascii_only: bool = False) -> None:
+        super().__init__(characters)
+        self.characters = characters
+        self.ascii_only = ascii_only
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.VARBINARY(self.characters * (1 if self.ascii_only else 4)))
+        return dialect.type_descriptor(sa.String(self.characters))
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> Any:
+        return value.encode() if value is not None and dialect.name in ("mysql", "mariadb") else value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        return value.decode() if isinstance(value, bytes) else value
+
+
+class Timestamp(TypeDecorator[datetime]):
+    """An instant in UTC, to the microsecond; aware in Python, naive in the database."""
+
+    impl = sa.DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
+        return dialect.type_descriptor(sa.DateTime())
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+class utc_now(FunctionElement[datetime]):  # noqa: N801  # it reads as the SQL function that it is
+    """The database's clock. Every replica of the service goes by this one, so that their own may differ."""
+
+    type = Timestamp()
+    inherit_cache = True
+
+
+@compiles(utc_now, "mysql")
+@compiles(utc_now, "mariadb")
+def _utc_now_mysql(element: object, compiler: object, **_: object) -> str:
+    return "UTC_TIMESTAMP(6)"
+
+
+@compiles(utc_now, "sqlite")
+def _utc_now_sqlite(element: object, compiler: object, **_: object) -> str:
+    return "lastbit_now()"  # SQLite's own clock stops at milliseconds; db.py registers this one
+
+
+def _blob(size: int) -> TypeEngine[bytes]:
+    return sa.LargeBinary().with_variant(mysql.VARBINARY(size), "mysql", "mariadb")
+
+
+MYSQL_OPTIONS: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+    "mysql_row_format": "DYNAMIC",
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+    "mariadb_collate": "utf8mb4_bin",
+    "mariadb_row_format": "DYNAMIC",
+}
+
+metadata = sa.MetaData()
+
+_BIGINT = sa.BigInteger()
+
+batches = sa.Table(
+    "batches",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("batch_key", ByteText(255)),
+    sa.Column("labels", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb"), nullable=False),
+    sa.Column("group_size", sa.Integer, nullable=False),
+    sa.Column("items", _BIGINT, nullable=False),
+    sa.Column("acked", _BIGINT, nullable=False),
+    sa.Column("failed", _BIGINT, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("full_prefix", _BIGINT, nullable=False),
+    sa.Column("parent_batch", _BIGINT),
+    sa.Column("parent_number", _BIGINT),
+    sa.Column("expires_in", _BIGINT),
+    sa.Column("open_key", ByteText(255, ascii_only=True)),
+    sa.Column("open_hash", _blob(32)),
+    sa.Column("open_count", _BIGINT, nullable=False),
+    sa.Column("completed_by", _blob(32)),
+    sa.Column("succeeded_by", _blob(32)),
+    sa.Column("created_at", Timestamp, nullable=False),
+    sa.Column("updated_at", Timestamp, nullable=False),
+    sa.Column("sealed_at", Timestamp),
+    sa.Column("ended_at", Timestamp),
+    sa.UniqueConstraint("open_key", name="batches_open_key"),
+    sa.UniqueConstraint("parent_batch", "parent_number", name="batches_parent"),
+    sa.Index("batches_state", "state", "id"),
+    sa.Index("batches_key", "batch_key"),
+    sqlite_autoincrement=True,  # ids of deleted batches never come back
+    **MYSQL_OPTIONS,
+)
+
+item_groups = sa.Table(
+    "item_groups",
+    metadata,
+    sa.Column("batch_id", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("group_no", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("resolved", sa.LargeBinary),
+    sa.Column("failed", sa.LargeBinary),
+    sa.Column("resolved_count", sa.Integer, nullable=False),
+    sa.Column("failed_count", sa.Integer, nullable=False),
+    **MYSQL_OPTIONS,
+)
+
+extends = sa.Table(
+    "extends",
+    metadata,
+    sa.Column("batch_id", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("idempotency_key", ByteText(255, ascii_only=True), primary_key=True),
+    sa.Column("start", _BIGINT, nullable=False),
+    sa.Column("count", _BIGINT, nullable=False),
+    **MYSQL_OPTIONS,
+)
+
+failures = sa.Table(
+    "failures",
+    metadata,
+    sa.Column("batch_id", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("number", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("failed_at", Timestamp, nullable=False),
+    **MYSQL_OPTIONS,
+)

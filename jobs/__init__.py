@@ -1,0 +1,1 @@
+"""What is run beside the service: by cron (`janitor`) or by Spark (`bulk_ack`)."""

@@ -1,0 +1,169 @@
+"""Item ids: `batch:group:index`, three decimal integers, and the arithmetic between an id and its number.
+
+This is the lowest module of the house: it is the wire vocabulary, everything may import it and it imports nothing of
+ours. An item's *number* is its 0-based position in the batch; its *group* is `number // group_size`, its *index*
+`number % group_size`. A group is one bitfield in the database, so the id says by itself which bit of which row is
+meant.
+
+Ids are strict on purpose. `07:0:1` and `7:0:1` would be two spellings of one item, and a set of spellings is not a set
+of items; so leading zeros, signs, blanks and non-ASCII digits are malformed, as is any integer of 2^53 or more (it
+would not survive a JSON parser that knows only doubles).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, overload
+
+DEFAULT_GROUP_SIZE: Final = 8192
+MIN_GROUP_SIZE: Final = 64
+MAX_GROUP_SIZE: Final = 32768
+MAX_ITEMS: Final = 10**12
+"""The most items that one batch can hold."""
+INTEGER_LIMIT: Final = 2**53
+"""Every integer on the wire is smaller than this."""
+
+# The lengths keep int() away from absurd input; 16 digits reach past 2^53, so the value is compared as well.
+_INTEGER = "(0|[1-9][0-9]{0,15})"
+_ITEM_ID = re.compile(f"{_INTEGER}:{_INTEGER}:{_INTEGER}")
+
+
+class InvalidItemId(ValueError):
+    """An item id is three decimal integers, `batch:group:index`, without signs, blanks or leading zeros."""
+
+    def __init__(self, text: object) -> None:
+        self.text = text
+        shown = repr(text)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        super().__init__(
+            f"{shown} is no item id: expected batch:group:index, three decimal integers below 2^53 without leading "
+            "zeros, like 7:0:42"
+        )
+
+
+class ItemId(NamedTuple):
+    """One item's address. `str()` gives the id as it travels."""
+
+    batch: int
+    group: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}:{self.group}:{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> ItemId:
+        """Take an id apart. Raises `InvalidItemId` for anything that is not exactly one."""
+        match = _ITEM_ID.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise InvalidItemId(text)
+        batch, group, index = map(int, match.groups())
+        if batch >= INTEGER_LIMIT or group >= INTEGER_LIMIT or index >= INTEGER_LIMIT:
+            raise InvalidItemId(text)
+        return cls(batch, group, index)
+
+    def number(self, group_size: int) -> int | None:
+        """The item's position in its batch, or None where index ≥ group_size: that is nobody's item, and never an
+        alias of one in the next group."""
+        return self.group * group_size + self.index if self.index < group_size else None
+
+
+def item_id(batch: int, number: int, group_size: int = DEFAULT_GROUP_SIZE) -> str:
+    """The id of the item at `number` (0-based) in `batch`."""
+    group, index = divmod(number, group_size)
+    return f"{batch}:{group}:{index}"
+
+
+def valid_group_size(group_size: int) -> bool:
+    """A multiple of 8 from 64 to 32768."""
+    return MIN_GROUP_SIZE <= group_size <= MAX_GROUP_SIZE and group_size % 8 == 0
+
+
+class ItemIds(Sequence[str]):
+    """The ids of a run of numbers, as a lazy sequence: a billion ids take no memory.
+
+    It behaves as a tuple of strings would: `len`, indexing, slicing (a slice is again lazy), `in`, iteration, `==`.
+    `in`, indexing and slicing take constant time.
+    """
+
+    __slots__ = ("batch", "group_size", "numbers")
+
+    def __init__(self, batch: int, group_size: int, numbers: range) -> None:
+        self.batch = batch
+        self.group_size = group_size
+        self.numbers = numbers
+        """The items' numbers; a slice of the ids is a slice of these."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+    @overload
+    def __getitem__(self, position: slice) -> ItemIds: ...
+    def __getitem__(self, position: int | slice) -> str | ItemIds:
+        if isinstance(position, slice):
+            return ItemIds(self.batch, self.group_size, self.numbers[position])
+        try:
+            number = self.numbers[position]
+        except IndexError:
+            raise IndexError(f"position {position} is outside of {len(self)} item ids") from None
+        return item_id(self.batch, number, self.group_size)
+
+    def __iter__(self) -> Iterator[str]:
+        batch, size = self.batch, self.group_size
+        if self.numbers.step != 1:
+            for number in self.numbers:
+                yield f"{batch}:{number // size}:{number % size}"
+            return
+        number, stop = self.numbers.start, self.numbers.stop
+        while number < stop:
+            group, first = divmod(number, size)
+            last = min(size, first + stop - number)
+            prefix = f"{batch}:{group}:"
+            for index in range(first, last):
+                yield prefix + str(index)
+            number += last - first
+
+    def __reversed__(self) -> Iterator[str]:
+        return iter(self[::-1])
+
+    def __contains__(self, candidate: object) -> bool:
+        return self._position(candidate) is not None
+
+    def index(self, value: str, start: int = 0, stop: int | None = None) -> int:
+        position = self._position(value)
+        if position is None or position not in range(len(self))[slice(start, stop)]:
+            raise ValueError(f"{value!r} is not among these item ids")
+        return position
+
+    def count(self, value: str) -> int:
+        return int(value in self)
+
+    def _position(self, candidate: object) -> int | None:
+        try:
+            parsed = ItemId.parse(candidate)  # type: ignore[arg-type]  # anything may be asked of `in`
+        except InvalidItemId:
+            return None
+        number = parsed.number(self.group_size)
+        if parsed.batch != self.batch or number is None or number not in self.numbers:
+            return None
+        return self.numbers.index(number)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ItemIds):
+            return NotImplemented
+        if self.numbers != other.numbers:
+            return False
+        # Two empty runs are equal whatever they were cut from, as two empty tuples are.
+        return not self.numbers or (self.batch, self.group_size) == (other.batch, other.group_size)
+
+    def __hash__(self) -> int:
+        return hash((self.batch, self.group_size, self.numbers)) if self.numbers else hash(self.numbers)
+
+    def __repr__(self) -> str:
+        if len(self) <= 2:
+            return f"<ItemIds {list(self)}>"
+        return f"<ItemIds {self[0]} … {self[-1]}, {len(self):,} items>"

@@ -1,0 +1,86 @@
+"""Exact batches: batches, item_groups, extends, failures.
+
+Revision ID: 0001
+Revises:
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import mysql
+
+from core.tables import MYSQL_OPTIONS
+
+revision = "0001"
+down_revision = None
+
+BIG = sa.BigInteger()
+BATCH_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+HASH = sa.LargeBinary().with_variant(mysql.VARBINARY(32), "mysql", "mariadb")
+REQUEST_KEY = sa.String(255).with_variant(mysql.VARBINARY(255), "mysql", "mariadb")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "batches",
+        sa.Column("id", BATCH_ID, primary_key=True, autoincrement=True),
+        sa.Column("batch_key", sa.String(255).with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")),
+        sa.Column("labels", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb"), nullable=False),
+        sa.Column("group_size", sa.Integer, nullable=False),
+        sa.Column("items", BIG, nullable=False),
+        sa.Column("acked", BIG, nullable=False),
+        sa.Column("failed", BIG, nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("full_prefix", BIG, nullable=False),
+        sa.Column("parent_batch", BIG),
+        sa.Column("parent_number", BIG),
+        sa.Column("expires_in", BIG),
+        sa.Column("open_key", REQUEST_KEY),
+        sa.Column("open_hash", HASH),
+        sa.Column("open_count", BIG, nullable=False),
+        sa.Column("completed_by", HASH),
+        sa.Column("succeeded_by", HASH),
+        sa.Column("created_at", TIME, nullable=False),
+        sa.Column("updated_at", TIME, nullable=False),
+        sa.Column("sealed_at", TIME),
+        sa.Column("ended_at", TIME),
+        sa.UniqueConstraint("open_key", name="batches_open_key"),
+        sa.UniqueConstraint("parent_batch", "parent_number", name="batches_parent"),
+        sa.Index("batches_state", "state", "id"),
+        sa.Index("batches_key", "batch_key"),
+        sqlite_autoincrement=True,
+        **MYSQL_OPTIONS,
+    )
+    op.create_table(
+        "item_groups",
+        sa.Column("batch_id", BIG, primary_key=True, autoincrement=False),
+        sa.Column("group_no", BIG, primary_key=True, autoincrement=False),
+        sa.Column("resolved", sa.LargeBinary),
+        sa.Column("failed", sa.LargeBinary),
+        sa.Column("resolved_count", sa.Integer, nullable=False),
+        sa.Column("failed_count", sa.Integer, nullable=False),
+        **MYSQL_OPTIONS,
+    )
+    op.create_table(
+        "extends",
+        sa.Column("batch_id", BIG, primary_key=True, autoincrement=False),
+        sa.Column("idempotency_key", REQUEST_KEY, primary_key=True),
+        sa.Column("start", BIG, nullable=False),
+        sa.Column("count", BIG, nullable=False),
+        **MYSQL_OPTIONS,
+    )
+    op.create_table(
+        "failures",
+        sa.Column("batch_id", BIG, primary_key=True, autoincrement=False),
+        sa.Column("number", BIG, primary_key=True, autoincrement=False),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("failed_at", TIME, nullable=False),
+        **MYSQL_OPTIONS,
+    )
+
+
+def downgrade() -> None:
+    for table in ("failures", "extends", "item_groups", "batches"):
+        op.drop_table(table)

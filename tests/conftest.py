@@ -1,0 +1,104 @@
+"""Fixtures: fresh databases on SQLite and MariaDB, and the service as a real process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from core import schema
+from core.combiner import Inline
+from core.db import Database
+from core.service import Service
+from tests.servers import MariaDB, running_service, temporary_folder
+
+hypothesis.settings.register_profile(
+    "lastbit",
+    deadline=None,
+    print_blob=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("lastbit")
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """A MariaDB server of our own, at its defaults. Missing: a failure in CI, a skip at home."""
+    server = MariaDB()
+    try:
+        if not server.available:
+            (pytest.fail if os.environ.get("CI") else pytest.skip)("mariadb-server is not installed")
+        server.install()
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def sqlite_url() -> Iterator[str]:
+    """The URL of an empty SQLite file."""
+    folder = temporary_folder("lastbit-sqlite-")
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name) as inner:
+        folder.rmdir()
+        yield f"sqlite:///{Path(inner) / 'lastbit.db'}"
+
+
+@pytest.fixture
+def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
+    """The URL of an empty database on MariaDB."""
+    url = mariadb.new_database()
+    yield url
+    mariadb.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "mariadb"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database; the test runs once on each kind."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A database with the current schema, on each kind."""
+    with Database(database_url) as opened:
+        schema.migrate(opened)
+        yield opened
+
+
+@pytest.fixture
+def mariadb_database(mariadb_url: str) -> Iterator[Database]:
+    with Database(mariadb_url) as opened:
+        schema.migrate(opened)
+        yield opened
+
+
+@pytest.fixture
+def service(database: Database) -> Iterator[Service]:
+    """Lastbit itself on each kind of database, each call a transaction of its own."""
+    opened = Service(database, combiner=Inline)
+    yield opened
+    opened.stop()
+
+
+@pytest.fixture(scope="module")
+def service_url() -> Iterator[str]:
+    """A real service on a fresh SQLite file, one for the tests of a module."""
+    folder = temporary_folder("lastbit-service-")
+    with running_service(f"sqlite:///{folder / 'lastbit.db'}") as running:
+        yield running.url
+
+
+@pytest.fixture
+def api_url(database_url: str) -> Iterator[str]:
+    """A real service on a fresh database, on each kind."""
+    with Database(database_url) as opened:
+        schema.migrate(opened)
+    with running_service(database_url) as running:
+        yield running.url

@@ -1,0 +1,179 @@
+"""Real servers for tests: a MariaDB of our own, and the service as a real process. Free ports, temporary folders."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import httpx
+import pymysql
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def temporary_folder(prefix: str) -> Path:
+    """In memory where that is at hand: durability on disk is not what most tests are about, and fsync is slow."""
+    shared = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=shared if os.access(shared, os.W_OK) else None))
+
+
+def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float = 60) -> str:
+    """Read standard error until a line has `word`; the rest is drained, so that the process never blocks on it."""
+    assert process.stderr is not None
+    heard: list[str] = []
+    found = threading.Event()
+
+    def listen() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            heard.append(line)
+            if word in line:
+                found.set()
+        found.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    found.wait(seconds)
+    text = "".join(heard)
+    assert word in text, f"{process.args} did not say {word!r} but:\n{text}"
+    return text
+
+
+class MariaDB:
+    """A server at its defaults, but for where it lives."""
+
+    def __init__(self) -> None:
+        self.folder = temporary_folder("lastbit-mariadb-")
+        self.port = free_port()
+        self.process: subprocess.Popen[str] | None = None
+        path = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"
+        self.program = shutil.which("mariadbd", path=path)
+        self.installer = shutil.which("mariadb-install-db", path=path)
+        self._databases = 0
+
+    @property
+    def available(self) -> bool:
+        return self.program is not None and self.installer is not None
+
+    def install(self) -> None:
+        assert self.installer is not None
+        command = [
+            *(self.installer, "--no-defaults", f"--datadir={self.folder}/data", "--skip-test-db"),
+            *("--auth-root-authentication-method=normal", f"--user={getpass.getuser()}"),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def start(self) -> None:
+        assert self.program is not None
+        self.process = subprocess.Popen(
+            [
+                *(self.program, "--no-defaults", f"--user={getpass.getuser()}", f"--datadir={self.folder}/data"),
+                *(f"--socket={self.folder}/socket", f"--pid-file={self.folder}/pid", f"--port={self.port}"),
+                *("--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=400"),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_until_it_says(self.process, "ready for connections")
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(60)
+            self.process = None
+
+    def remove(self) -> None:
+        self.stop(signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def connect(self, database: str | None = None) -> pymysql.Connection:
+        return pymysql.connect(host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True)
+
+    def new_database(self) -> str:
+        """The URL of an empty database."""
+        self._databases += 1
+        name = f"lastbit_{os.getpid()}_{self._databases}"
+        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {name}")
+        return f"mysql://root@127.0.0.1:{self.port}/{name}"
+
+    def drop_database(self, url: str) -> None:
+        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(f"DROP DATABASE {url.rpartition('/')[2]}")
+
+
+class ServiceProcess:
+    """`python -m api` (or another module) on a free port."""
+
+    def __init__(
+        self, database_url: str, *, workers: int = 1, module: str = "api", environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.database_url = database_url
+        self.workers = workers
+        self.module = module
+        self.environment = dict(environment or {})
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> ServiceProcess:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", self.module, "--port", str(self.port), "--workers", str(self.workers)),
+                *("--database-url", self.database_url),
+            ],
+            cwd=ROOT,
+            env={**os.environ, **self.environment},
+            start_new_session=True,
+        )
+        self.wait_until_ready()
+        return self
+
+    def wait_until_ready(self, seconds: float = 60) -> None:
+        """Ask /readyz until it says yes; each try waits for the connection, so nothing spins."""
+        assert self.process is not None
+        transport = httpx.HTTPTransport(retries=0)
+        pause = threading.Event()
+        with httpx.Client(transport=transport, timeout=5) as client:
+            for _ in range(int(seconds / 0.05)):
+                with contextlib.suppress(httpx.TransportError):
+                    if client.get(f"{self.url}/readyz").status_code == 200:
+                        return
+                if self.process.poll() is not None:
+                    break
+                pause.wait(0.05)
+        raise AssertionError(f"the service at {self.url} did not become ready (exit code {self.process.poll()})")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send the signal to the service (SIGKILL: to its workers too) and wait for its end."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            if number == signal.SIGKILL:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            else:
+                self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@contextlib.contextmanager
+def running_service(database_url: str, *, workers: int = 1) -> Iterator[ServiceProcess]:
+    service = ServiceProcess(database_url, workers=workers).start()
+    try:
+        yield service
+    finally:
+        service.stop(signal.SIGKILL)
