@@ -9,11 +9,11 @@ What could go wrong, and why it can't:
 *One hot batch starves the others.* Units wait in a queue per batch, and a flush takes from the queues in turns.
 
 *One stuck row stalls everybody.* A merged flush waits for a lock once. If that is in vain, its batches are tried one by
-one; those that still can't be locked move to a second lane, with a thread and patience of its own, and so
-does what arrives for them until they are through.
+one; those that still can't be locked move to a second lane, with a thread and patience of its own, and so does what
+arrives for them until they are through.
 
-*One bad call fails its neighbours.* Any failure of a merged flush is repeated batch by batch, so only the batch concerned
-fails. Bad input never gets here.
+*One bad call fails its neighbours.* Any failure of a merged flush is repeated batch by batch, so only the batch
+concerned fails. Bad input never gets here.
 
 *Memory grows without end.* The queue is bounded; beyond the bound callers are told to come back (`errors.Overloaded`).
 

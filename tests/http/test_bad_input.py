@@ -1,0 +1,252 @@
+"""Bad input gets a problem with a stable code that names the place, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.http.test_batches import code, opened
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def http(sqlite_http: httpx.Client) -> httpx.Client:
+    return sqlite_http
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        *("7:0", "07:0:1", "7:0:-1", "7:0:1:2", "7:0:+1", "7:0:1 ", " 7:0:1", "7:0:1\n", "", "::", "7:0:", "7::1"),
+        *("٧:0:1", "7:0:１", "7:0:1.0", "7:0:1e3", "0x7:0:1", "7:0:1_0", "7;0;1"),
+        *(f"7:0:{10**30}", f"{2**53}:0:0", f"7:{2**53}:0", f"7:0:{2**53}", f"7:0:{'9' * 5000}", "\x00:0:0"),
+    ],
+)
+def test_a_malformed_id_is_named(http: httpx.Client, item: str) -> None:
+    """Exactly three decimal integers below 2^53, without leading zeros."""
+    for route in ("acks", "failures"):
+        response = http.post(f"/v1/{route}", json={"items": ["1:0:0", item]})
+        assert code(response) == (422, "invalid_request")
+        assert response.json()["errors"][0]["place"] == "body.items[1]"
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"group_size": 0}, "body.group_size"),
+        ({"group_size": 63}, "body.group_size"),
+        ({"group_size": 100}, "body.group_size"),
+        ({"group_size": 32776}, "body.group_size"),
+        ({"group_size": "64"}, "body.group_size"),
+        ({"group_size": 64.0}, "body.group_size"),
+        ({"group_size": None}, "body.group_size"),
+        ({"items": -1}, "body.items"),
+        ({"items": 10**12 + 1}, "body.items"),
+        ({"items": 10**30}, "body.items"),
+        ({"items": True}, "body.items"),
+        ({"items": 1.5}, "body.items"),
+        ({"items": "1"}, "body.items"),
+        ({"sealed": 1}, "body.sealed"),
+        ({"sealed": "true"}, "body.sealed"),
+        ({"key": 7}, "body.key"),
+        ({"key": "k" * 256}, "body.key"),
+        ({"key": "\ud800"}, "body.key"),
+        ({"labels": {"team": 7}}, "body.labels.team"),
+        ({"labels": {"team": None}}, "body.labels.team"),
+        ({"labels": ["team"]}, "body.labels"),
+        ({"labels": {"a:b": "c"}}, "body.labels.a:b"),
+        ({"labels": {"": "c"}}, "body.labels."),
+        ({"labels": {str(n): "" for n in range(65)}}, "body.labels"),
+        ({"expires_in": 0}, "body.expires_in"),
+        ({"expires_in": -5}, "body.expires_in"),
+        ({"expires_in": 2**52}, "body.expires_in"),
+        ({"parent": "1:0:0"}, "body.parent"),
+        ({"colour": "red"}, "body.colour"),
+    ],
+)
+def test_a_bad_open_is_refused(http: httpx.Client, body: dict[str, Any], place: str) -> None:
+    """Types are strict, bounds are those of the contract, unknown fields are refused."""
+    before = http.get("/v1/batches?limit=1").json()["batches"]
+    response = http.post("/v1/batches", content=json.dumps(body), headers=JSON)
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"] == place
+    assert http.get("/v1/batches?limit=1").json()["batches"] == before
+
+
+@pytest.mark.parametrize("count", [-1, 1.0, "1", True, None, 10**12 + 1, 10**30, [1]])
+def test_a_bad_count_is_refused(http: httpx.Client, count: object) -> None:
+    """And the batch keeps its size."""
+    batch = opened(http, items=1)["id"]
+    for body in ({"count": count}, {}, {"count": 1, "start": 0}):
+        assert code(http.post(f"/v1/batches/{batch}/items", json=body)) == (422, "invalid_request")
+    assert http.get(f"/v1/batches/{batch}").json()["items"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({}, "body"),
+        ({"items": None}, "body.items"),
+        ({"items": "1:0:0"}, "body.items"),
+        ({"items": [7]}, "body.items[0]"),
+        ({"groups": [{"batch": 1, "group": 0}]}, "body.groups[0]"),
+        ({"groups": [{"batch": "1", "group": 0, "bits": ""}]}, "body.groups[0].batch"),
+        ({"groups": [{"batch": True, "group": 0, "bits": ""}]}, "body.groups[0].batch"),
+        ({"groups": [{"batch": 1.5, "group": 0, "bits": ""}]}, "body.groups[0].batch"),
+        ({"groups": [{"batch": -1, "group": 0, "bits": ""}]}, "body.groups[0].batch"),
+        ({"groups": [{"batch": 1, "group": 2**53, "bits": ""}]}, "body.groups[0].group"),
+        ({"groups": [{"batch": 1, "group": 0, "bits": "?"}]}, "body.groups[0].bits"),
+        ({"groups": [{"batch": 1, "group": 0, "bits": "AQ"}]}, "body.groups[0].bits"),
+        ({"groups": [{"batch": 1, "group": 0, "bits": "AQ==AQ=="}]}, "body.groups[0].bits"),
+        ({"groups": [{"batch": 1, "group": 0, "bits": "\u00e9"}]}, "body.groups[0].bits"),
+        ({"groups": [{"batch": 1, "group": 0, "bits": "", "size": 1}]}, "body.groups[0]"),
+        ({"items": [], "colour": 1}, "body"),
+        ([], "body"),
+        (7, "body"),
+    ],
+)
+def test_a_bad_ack_is_refused(http: httpx.Client, body: object, place: str) -> None:
+    """With the place that was wrong."""
+    response = http.post("/v1/acks", json=body)
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"] == place
+
+
+def test_a_bad_reason_is_refused(http: httpx.Client) -> None:
+    """Too long, no text, or not of an ack."""
+    for body in ({"items": [], "reason": "x" * 4001}, {"items": [], "reason": 7}):
+        assert code(http.post("/v1/failures", json=body)) == (422, "invalid_request")
+    assert code(http.post("/v1/acks", json={"items": [], "reason": "why"})) == (422, "invalid_request")
+
+
+ROUTES = ["/v1/batches", "/v1/acks", "/v1/failures", "/v1/batches/{id}/items", "/v1/batches/{id}/seal"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"nope",
+        b"{'a': 1}",
+        b"\xff\xfe",
+        b'"\xff"',
+        b"[" * 100_000,
+        b"1" * 5000,
+        b'{"items": 01}',
+        b"\x00",
+        b"NaN",
+    ],
+)
+def test_a_body_that_does_not_parse_is_refused(http: httpx.Client, route: str, content: bytes) -> None:
+    """Broken, too deep, no UTF-8: a 422 like any other."""
+    batch = opened(http)["id"]
+    response = http.post(route.format(id=batch), content=content, headers=JSON)
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"].startswith("body")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
+def test_another_content_type_is_refused(http: httpx.Client, route: str, content_type: str) -> None:
+    """415, and application/json with parameters is fine."""
+    path = route.format(id=opened(http)["id"])
+    response = http.post(path, content=b'{"items": []}', headers={"Content-Type": content_type})
+    assert code(response) == (415, "unsupported_media_type")
+    fine = http.post(path, content=b"{}", headers={"Content-Type": "Application/JSON; charset=utf-8"})
+    assert fine.status_code != 415
+
+
+@pytest.mark.parametrize("route", ["/v1/batches", "/v1/acks", "/v1/failures"])
+def test_a_body_over_the_limit_is_refused(http: httpx.Client, route: str) -> None:
+    """8 MiB, declared or streamed."""
+    big = b'{"items": ["' + b"7" * (8 * 1024 * 1024) + b'"]}'
+    assert code(http.post(route, content=big, headers=JSON)) == (413, "too_large")
+    chunks = (big[start : start + 65536] for start in range(0, len(big), 65536))
+    assert code(http.post(route, content=chunks, headers=JSON)) == (413, "too_large")
+
+
+def test_too_many_ids_or_groups_are_refused(http: httpx.Client) -> None:
+    """10,001 ids; 4,097 groups."""
+    batch = opened(http, items=1)["id"]
+    assert code(http.post("/v1/acks", json={"items": [f"{batch}:0:0"] * 10_001})) == (413, "too_large")
+    groups = [{"batch": batch, "group": 0, "bits": "AQ=="}] * 4097
+    assert code(http.post("/v1/acks", json={"groups": groups})) == (413, "too_large")
+    assert http.get(f"/v1/batches/{batch}").json()["acked"] == 0
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("limit=0", "limit=1001", "limit=-1", "limit=x", "limit=1.0", "limit=01", "limit=", "state=deleting"),
+        *("state=OPEN", "label=team", "label=:x", "key=" + "k" * 256, "cursor=x", "cursor=%F0%9F%98%80", "cursor="),
+    ],
+)
+def test_a_bad_list_query_is_refused(http: httpx.Client, query: str) -> None:
+    """Page limits are 1 to 1,000; a label is name:value; a cursor is one of ours."""
+    response = http.get(f"/v1/batches?{query}")
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"].startswith(f"query.{query.partition('=')[0]}")
+
+
+def test_a_cursor_of_another_list_is_refused(http: httpx.Client) -> None:
+    """Each list takes only its own."""
+    first, second = opened(http, items=200, group_size=64)["id"], opened(http, items=200)["id"]
+    http.post("/v1/acks", json={"items": [f"{first}:0:5", f"{first}:0:7"]})
+    cursor = http.get(f"/v1/batches/{first}/pending?limit=1").json()["next"]
+    assert http.get(f"/v1/batches/{first}/pending", params={"cursor": cursor}).status_code == 200
+    for path in (f"/v1/batches/{second}/pending", f"/v1/batches/{first}/failed", "/v1/batches"):
+        assert code(http.get(path, params={"cursor": cursor})) == (422, "invalid_request")
+
+
+@pytest.mark.parametrize("wait", ["-1", "60.1", "1e9", "x", "nan", "inf", ""])
+def test_a_bad_wait_is_refused(http: httpx.Client, wait: str) -> None:
+    """0 to 60 seconds."""
+    batch = opened(http)["id"]
+    assert code(http.get(f"/v1/batches/{batch}?wait={wait}")) == (422, "invalid_request")
+
+
+@pytest.mark.parametrize("batch", ["x", "07", "-1", "1.0", "+1", "1_0", str(2**53), "9" * 40, "%D9%A7"])
+def test_a_malformed_batch_id_is_refused(http: httpx.Client, batch: str) -> None:
+    """In every path that has one."""
+    for path in ("", "/pending", "/failed", "/verify", "/watermark"):
+        assert code(http.get(f"/v1/batches/{batch}{path}")) == (422, "invalid_request")
+    assert code(http.post(f"/v1/batches/{batch}/seal")) == (422, "invalid_request")
+
+
+@pytest.mark.parametrize("key", ["", "two words", "k" * 256, "caf\u00e9", "a\tb"])
+def test_a_bad_idempotency_key_is_refused(http: httpx.Client, key: str) -> None:
+    """1 to 255 visible ASCII characters."""
+    batch = opened(http, items=1)["id"]
+    headers = {"Idempotency-Key": key.encode("utf-8")}
+    for path, body in (
+        ("/v1/batches", {}),
+        (f"/v1/batches/{batch}/items", {"count": 1}),
+        (f"/v1/batches/{batch}/seal", {}),
+        ("/v1/acks", {"items": [f"{batch}:0:0"]}),
+    ):
+        response = http.post(path, json=body, headers=headers)
+        assert code(response) == (422, "invalid_request")
+        assert response.json()["errors"][0]["place"] == "header Idempotency-Key"
+    now = http.get(f"/v1/batches/{batch}").json()
+    assert (now["state"], now["items"], now["acked"]) == ("open", 1, 0)
+
+
+def test_a_path_or_method_that_is_not_there_is_told_apart(http: httpx.Client) -> None:
+    """404 `not_found`, 405 `method_not_allowed` with the methods that are."""
+    for path in ("/nope", "/v1", "/v1/batches/", "/v1/batches/1/nope", "/v1/acks/"):
+        assert code(http.get(path)) == (404, "not_found")
+    for method, path, allowed in (
+        ("GET", "/v1/acks", "POST"),
+        ("DELETE", "/v1/failures", "POST"),
+        ("PUT", "/v1/batches", "POST"),
+        ("POST", "/v1/batches/1/pending", "GET"),
+        ("PATCH", "/v1/batches/1", "GET"),
+    ):
+        response = http.request(method, path)
+        assert code(response) == (405, "method_not_allowed")
+        assert allowed in response.headers["allow"]

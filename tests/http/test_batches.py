@@ -1,0 +1,310 @@
+"""The batch routes: what each answers, and that repeating it has the effect of doing it once."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+
+
+def opened(http: httpx.Client, **body: Any) -> dict[str, Any]:
+    response = http.post("/v1/batches", json=body)
+    assert response.status_code == 201, response.text
+    return response.json()
+
+
+def ack(http: httpx.Client, *ids: str) -> dict[str, Any]:
+    response = http.post("/v1/acks", json={"items": list(ids)})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def code(response: httpx.Response) -> tuple[int, str]:
+    assert response.headers["content-type"] == "application/problem+json"
+    return response.status_code, response.json()["code"]
+
+
+FIELDS = [
+    *("id", "key", "labels", "state", "group_size", "items", "acked", "failed", "pending", "complete", "succeeded"),
+    *("parent", "expires_in", "created_at", "updated_at", "sealed_at", "ended_at"),
+]
+
+
+def test_an_open_answers_the_batch_and_what_it_issued(http: httpx.Client) -> None:
+    """The defaults are those of the contract, and times are RFC 3339 in UTC with Z."""
+    response = http.post("/v1/batches", json={"items": 3, "labels": {"team": "search"}, "expires_in": 60})
+    batch = response.json()
+    assert response.headers["location"] == f"/v1/batches/{batch['id']}"
+    assert list(batch) == [*FIELDS, "start", "count", "newly"]
+    assert batch["group_size"] == 8192
+    assert (batch["state"], batch["items"], batch["pending"]) == ("open", 3, 3)
+    assert (batch["start"], batch["count"], batch["newly"]) == (0, 3, False)
+    assert (batch["key"], batch["labels"], batch["expires_in"]) == (None, {"team": "search"}, 60)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", batch["created_at"])
+    assert batch["created_at"] == batch["updated_at"]
+    assert batch["sealed_at"] is batch["ended_at"] is batch["parent"] is None
+
+
+def test_an_open_without_a_body_is_an_open_with_defaults(http: httpx.Client) -> None:
+    """A POST without a body is `{}`."""
+    response = http.post("/v1/batches")
+    assert response.status_code == 201
+    assert response.json()["items"] == 0
+
+
+def test_an_empty_batch_completes_when_it_is_sealed(http: httpx.Client) -> None:
+    """By a seal, or by an open that seals at once."""
+    batch = opened(http)
+    sealed = http.post(f"/v1/batches/{batch['id']}/seal").json()
+    assert list(sealed) == [*FIELDS, "newly", "newly_succeeded"]
+    assert (sealed["state"], sealed["complete"], sealed["succeeded"]) == ("complete", True, True)
+    assert (sealed["newly"], sealed["newly_succeeded"]) == (True, True)
+    again = http.post(f"/v1/batches/{batch['id']}/seal").json()
+    assert (again["newly"], again["newly_succeeded"], again["ended_at"]) == (False, False, sealed["ended_at"])
+    at_once = opened(http, sealed=True)
+    assert (at_once["state"], at_once["newly"]) == ("complete", True)
+
+
+def test_a_retried_seal_with_its_key_sees_newly_again(http: httpx.Client) -> None:
+    """And one with another key does not."""
+    batch = opened(http)["id"]
+    first = http.post(f"/v1/batches/{batch}/seal", headers={"Idempotency-Key": "mine"}).json()
+    again = http.post(f"/v1/batches/{batch}/seal", headers={"Idempotency-Key": "mine"}).json()
+    other = http.post(f"/v1/batches/{batch}/seal", headers={"Idempotency-Key": "other"}).json()
+    assert [each["newly"] for each in (first, again, other)] == [True, True, False]
+
+
+def test_an_open_is_replayed_under_its_key(http: httpx.Client) -> None:
+    """The same batch as it is now, the original numbers, and a header that says so; whatever happened in between."""
+    key = {"Idempotency-Key": f"open-{uuid.uuid4()}"}
+    body = {"key": "nightly", "items": 2}
+    first = http.post("/v1/batches", json=body, headers=key)
+    assert "idempotency-replayed" not in first.headers
+    batch = first.json()["id"]
+    http.post(f"/v1/batches/{batch}/items", json={"count": 5})
+    http.post(f"/v1/batches/{batch}/cancel")
+    again = http.post("/v1/batches", json={**body, "group_size": 8192, "labels": {}, "sealed": False}, headers=key)
+    assert again.status_code == 201
+    assert again.headers["idempotency-replayed"] == "true"
+    replayed = again.json()
+    assert (replayed["id"], replayed["start"], replayed["count"]) == (batch, 0, 2)
+    assert (replayed["state"], replayed["items"]) == ("cancelled", 7)
+    assert code(http.post("/v1/batches", json={"key": "other"}, headers=key)) == (422, "idempotency_key_reused")
+
+
+def test_an_open_that_completed_is_newly_again_when_replayed(http: httpx.Client) -> None:
+    """Its answer may have been lost."""
+    key = {"Idempotency-Key": f"open-{uuid.uuid4()}"}
+    answers = [http.post("/v1/batches", json={"sealed": True}, headers=key).json() for _ in range(2)]
+    assert [answer["newly"] for answer in answers] == [True, True]
+
+
+def test_the_key_of_a_deleted_batch_is_free(http: httpx.Client) -> None:
+    """An open key lives as long as its batch."""
+    key = {"Idempotency-Key": f"open-{uuid.uuid4()}"}
+    first = http.post("/v1/batches", json={}, headers=key).json()["id"]
+    assert http.delete(f"/v1/batches/{first}").status_code == 204
+    second = http.post("/v1/batches", json={"items": 1}, headers=key)
+    assert second.status_code == 201
+    assert second.json()["id"] > first
+
+
+def test_an_extend_issues_consecutive_numbers(http: httpx.Client) -> None:
+    """A billion items are one small answer, and none at all is legal."""
+    batch = opened(http, group_size=64)["id"]
+    one = http.post(f"/v1/batches/{batch}/items", json={"count": 100})
+    assert one.status_code == 201
+    assert one.json() == {"batch": batch, "group_size": 64, "start": 0, "count": 100, "items": 100}
+    none = http.post(f"/v1/batches/{batch}/items", json={"count": 0}).json()
+    assert (none["start"], none["count"], none["items"]) == (100, 0, 100)
+    many = http.post(f"/v1/batches/{batch}/items", json={"count": 10**9}).json()
+    assert (many["start"], many["items"]) == (100, 10**9 + 100)
+
+
+def test_an_extend_is_replayed_under_its_key(http: httpx.Client) -> None:
+    """Also when the batch was sealed since: the key is looked up before the state is judged."""
+    batch = opened(http)["id"]
+    path, key = f"/v1/batches/{batch}/items", {"Idempotency-Key": "chunk-1"}
+    first = http.post(path, json={"count": 3}, headers=key).json()
+    http.post(path, json={"count": 4})
+    http.post(f"/v1/batches/{batch}/seal")
+    again = http.post(path, json={"count": 3}, headers=key)
+    assert (again.status_code, again.headers["idempotency-replayed"]) == (201, "true")
+    assert again.json() == {**first, "items": 7}
+    assert code(http.post(path, json={"count": 4}, headers=key)) == (422, "idempotency_key_reused")
+    assert code(http.post(path, json={"count": 3})) == (409, "batch_sealed")
+    other = opened(http)["id"]
+    fresh = http.post(f"/v1/batches/{other}/items", json={"count": 9}, headers=key)
+    assert (fresh.status_code, fresh.json()["start"]) == (201, 0)
+
+
+def test_a_batch_holds_at_most_a_trillion_items(http: httpx.Client) -> None:
+    """The call that would go beyond changes nothing."""
+    batch = opened(http, items=10**12 - 1)["id"]
+    response = http.post(f"/v1/batches/{batch}/items", json={"count": 2})
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"] == "body.count"
+    assert http.post(f"/v1/batches/{batch}/items", json={"count": 1}).json()["items"] == 10**12
+
+
+@pytest.mark.parametrize("end", ["complete", "cancelled"])
+def test_an_ended_batch_refuses_with_its_own_code(http: httpx.Client, end: str) -> None:
+    """A verb that an ended batch can't take is a 409 that names the end."""
+    batch = opened(http, items=1)["id"]
+    http.post(f"/v1/batches/{batch}/{'seal' if end == 'complete' else 'cancel'}")
+    ack(http, f"{batch}:0:0")
+    assert http.get(f"/v1/batches/{batch}").json()["state"] == end
+    assert code(http.post(f"/v1/batches/{batch}/items", json={"count": 1})) == (409, f"batch_{end}")
+    if end == "complete":
+        assert code(http.post(f"/v1/batches/{batch}/cancel")) == (409, "batch_complete")
+    else:
+        assert code(http.post(f"/v1/batches/{batch}/seal")) == (409, "batch_cancelled")
+
+
+def test_a_cancelled_batch_stays_as_a_tombstone(http: httpx.Client) -> None:
+    """Cancelled again it is 200; its bits stay true; its items are rejected by name."""
+    batch = opened(http, items=2)["id"]
+    ack(http, f"{batch}:0:0")
+    first = http.post(f"/v1/batches/{batch}/cancel").json()
+    assert (first["state"], first["acked"], first["pending"]) == ("cancelled", 1, 1)
+    assert http.post(f"/v1/batches/{batch}/cancel").json() == first
+    assert ack(http, f"{batch}:0:1")["rejected"] == [{"item": f"{batch}:0:1", "reason": "cancelled"}]
+    pending = http.get(f"/v1/batches/{batch}/pending").json()
+    assert [(each["start"], each["end"]) for each in pending["ranges"]] == [(1, 2)]
+    assert http.get(f"/v1/batches/{batch}/verify").json()["ok"]
+
+
+def test_a_deleted_batch_is_unknown(http: httpx.Client) -> None:
+    """To every verb, and to acks."""
+    batch = opened(http, items=1)["id"]
+    assert http.delete(f"/v1/batches/{batch}").status_code == 204
+    assert code(http.delete(f"/v1/batches/{batch}")) == (404, "batch_not_found")
+    for path in ("", "/pending", "/failed", "/verify", "/watermark", "?wait=1"):
+        assert code(http.get(f"/v1/batches/{batch}{path}")) == (404, "batch_not_found")
+    assert code(http.post(f"/v1/batches/{batch}/seal")) == (404, "batch_not_found")
+    assert code(http.post(f"/v1/batches/{batch}/cancel")) == (404, "batch_not_found")
+    assert code(http.post(f"/v1/batches/{batch}/items", json={"count": 1})) == (404, "batch_not_found")
+    assert ack(http, f"{batch}:0:0")["rejected"] == [{"item": f"{batch}:0:0", "reason": "unknown_batch"}]
+
+
+def pages(http: httpx.Client, path: str, field: str, **query: Any) -> list[list[dict[str, Any]]]:
+    found = []
+    while True:
+        page = http.get(path, params=query).json()
+        found.append(page[field])
+        if page["next"] is None:
+            return found
+        query["cursor"] = page["next"]
+
+
+def flat(found: list[list[Any]]) -> list[Any]:
+    return [each for page in found for each in page]
+
+
+def test_batches_are_listed_newest_first_in_pages(http: httpx.Client) -> None:
+    """Filtered by key (bytes, not letters), state and labels; several labels mean and."""
+    key = f"list-{uuid.uuid4()}"
+    ids = [
+        opened(http, key=key, labels={"parity": str(n % 2), "team": "a" if n < 4 else "b"}, sealed=n == 6)["id"]
+        for n in range(7)
+    ]
+    opened(http, key=key.upper())
+    opened(http, key=key + " ")
+
+    def listed(**query: Any) -> list[list[int]]:
+        return [[b["id"] for b in page] for page in pages(http, "/v1/batches", "batches", key=key, **query)]
+
+    newest = ids[::-1]
+    assert listed(limit=3) == [newest[:3], newest[3:6], newest[6:]]
+    assert listed(limit=7) == [newest]
+    assert flat(listed(state="complete")) == [ids[6]]
+    assert flat(listed(state="open")) == newest[1:]
+    assert flat(listed(label=["parity:0"])) == [ids[6], ids[4], ids[2], ids[0]]
+    assert flat(listed(label=["parity:0", "team:a"])) == [ids[2], ids[0]]
+    assert flat(listed(label="team:c")) == []
+
+
+def test_pending_and_failed_are_ranges_in_pages(http: httpx.Client) -> None:
+    """Numbers half open, the ids of both ends, merged across groups, with the reasons that were given."""
+    batch = opened(http, group_size=64, items=200)["id"]
+
+    def ids(*numbers: int) -> list[str]:
+        return [f"{batch}:{n // 64}:{n % 64}" for n in numbers]
+
+    ack(http, *ids(0, 1, 10, 150))
+    http.post("/v1/failures", json={"items": ids(20, 21), "reason": "no such page"})
+    http.post("/v1/failures", json={"items": ids(22, 199)})
+    found = pages(http, f"/v1/batches/{batch}/pending", "ranges", limit=2)
+    assert [[(each["start"], each["end"]) for each in page] for page in found] == [
+        [(2, 10), (11, 20)],
+        [(23, 150), (151, 199)],
+    ]
+    assert found[1][0]["first"] == f"{batch}:0:23"
+    assert found[1][0]["last"] == f"{batch}:2:21"
+    failed = flat(pages(http, f"/v1/batches/{batch}/failed", "ranges", limit=1))
+    assert [(each["start"], each["end"]) for each in failed] == [(20, 23), (199, 200)]
+    assert failed[0]["reasons"] == dict.fromkeys(ids(20, 21), "no such page")
+    assert failed[1]["reasons"] == {}
+
+
+def test_the_watermark_is_the_smallest_pending_number(http: httpx.Client) -> None:
+    """It moves over what was resolved out of order, and its item is null where none is pending."""
+    batch = opened(http, group_size=64, items=130)["id"]
+
+    def mark() -> tuple[int, str | None]:
+        answer = http.get(f"/v1/batches/{batch}/watermark").json()
+        return answer["watermark"], answer["item"]
+
+    assert mark() == (0, f"{batch}:0:0")
+    ack(http, *(f"{batch}:1:{n}" for n in range(64)))
+    assert mark() == (0, f"{batch}:0:0")
+    ack(http, *(f"{batch}:0:{n}" for n in range(64)))
+    assert mark() == (128, f"{batch}:2:0")
+    ack(http, f"{batch}:2:1")
+    assert mark() == (128, f"{batch}:2:0")
+    http.post("/v1/failures", json={"items": [f"{batch}:2:0"]})
+    assert mark() == (130, None)
+
+
+def test_a_long_poll_ends_with_the_batch(http: httpx.Client) -> None:
+    """It is woken by the ack that completes the batch, long before its time is over."""
+    batch = opened(http, items=1, sealed=True)["id"]
+    answers: list[dict[str, Any]] = []
+
+    def wait() -> None:
+        answers.append(httpx.get(f"{str(http.base_url).rstrip('/')}/v1/batches/{batch}?wait=60", timeout=70).json())
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    ack(http, f"{batch}:0:0")
+    waiter.join(30)
+    assert answers[0]["state"] == "complete"
+
+
+def test_a_long_poll_answers_at_the_end_of_its_time(http: httpx.Client) -> None:
+    """With the batch as it is then; an ended batch is answered at once."""
+    batch = opened(http, items=1)["id"]
+    begun = time.monotonic()
+    assert http.get(f"/v1/batches/{batch}?wait=0.2").json()["state"] == "open"
+    assert time.monotonic() - begun >= 0.2
+    http.post(f"/v1/batches/{batch}/cancel")
+    begun = time.monotonic()
+    assert http.get(f"/v1/batches/{batch}?wait=60").json()["state"] == "cancelled"
+    assert time.monotonic() - begun < 30
+
+
+def test_the_probes_and_pages_answer(http: httpx.Client) -> None:
+    """Alive, ready, measured, and documented without anything from elsewhere."""
+    assert http.get("/healthz").json() == {"status": "ok"}
+    assert http.get("/readyz").json() == {"status": "ready"}
+    assert "# TYPE lastbit_acks_total counter" in http.get("/metrics").text
+    page = http.get("/docs").text
+    assert "swagger-ui" in page
+    assert "//" not in re.sub(r"http://www\.w3\.org", "", "".join(re.findall(r'(?:src|href)="([^"]*)"', page)))
+    for asset in re.findall(r'(?:src|href)="(/docs/assets/[^"]*)"', page):
+        assert http.get(asset).status_code == 200
