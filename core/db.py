@@ -181,7 +181,12 @@ class Database:
                     tx = tx.execution_options(lastbit_begin="IMMEDIATE")
                 result = work(tx)
                 committing = True
-                tx.commit()
+                try:
+                    tx.commit()
+                except BaseException:
+                    # Nobody knows in which state it is now, so it must not go back into the pool.
+                    tx.invalidate()
+                    raise
                 return result
         except Exception as error:
             fault = classify(error)

@@ -1,0 +1,54 @@
+"""A call's distinct items: folded by batch and group, each once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.calls import UNIT_GROUPS, Call, Verb
+
+items = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 20)), max_size=30)
+masks = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.binary(max_size=3)), max_size=5)
+
+
+def set_bits(bits: bytes) -> set[int]:
+    return {i for i in range(len(bits) * 8) if bits[i // 8] >> (i % 8) & 1}
+
+
+@given(items, masks)
+def test_a_call_holds_each_item_once(items: list[tuple[int, int, int]], masks: list[tuple[int, int, bytes]]) -> None:
+    """What a mask has is the mask's; ids are what is left; together they are all that was sent."""
+    call = Call.of(Verb.ACK, items, masks)
+    in_masks = {(b, g, i) for b, g, bits in masks for i in set_bits(bits)}
+    found_masks = {(u.batch, g, i) for u in call.units.values() for g, m in u.masks.items() for i in m.search(1)}
+    found_ids = [(unit.batch, g, i) for unit in call.units.values() for g, i in unit.ids()]
+    assert found_masks == in_masks
+    assert set(found_ids) == set(items) - in_masks
+    assert len(found_ids) == len(set(found_ids))
+
+
+@given(items, masks, st.randoms())
+def test_a_fingerprint_names_verb_key_and_items(
+    items: list[tuple[int, int, int]], masks: list[tuple[int, int, bytes]], random: object
+) -> None:
+    """Equal for the same items in another order, else not."""
+
+    def fingerprint(verb: Verb = Verb.ACK, key: str | None = "k", more: tuple[int, int, int] | None = None) -> bytes:
+        sent = [*items, *([more] if more else [])]
+        random.shuffle(sent)  # type: ignore[attr-defined]
+        return Call.of(verb, sent, masks, idempotency_key=key).fingerprint()
+
+    assert fingerprint() == fingerprint()
+    others = [fingerprint(Verb.FAIL), fingerprint(key="l"), fingerprint(more=(3, 0, 0)), fingerprint(key=None)]
+    assert len({fingerprint(), *others}) == 5
+    assert fingerprint(key=None) != fingerprint(key=None)
+
+
+def test_a_large_part_goes_in_ascending_chunks() -> None:
+    """Of as many groups as one transaction locks; and fewer where each item bears a reason."""
+    wide = Call.of(Verb.ACK, [(1, group, 0) for group in range(UNIT_GROUPS * 2 + 1)])
+    chunks = list(wide.unit(1).chunks())
+    assert [len(chunk.groups()) for chunk in chunks] == [UNIT_GROUPS, UNIT_GROUPS, 1]
+    assert [group for chunk in chunks for group in sorted(chunk.groups())] == list(range(UNIT_GROUPS * 2 + 1))
+    heavy = Call.of(Verb.FAIL, masks=[(1, group, b"\xff" * 1024) for group in range(6)], reason="gone")
+    assert [len(chunk.groups()) for chunk in heavy.unit(1).chunks()] == [3, 3]

@@ -1,0 +1,239 @@
+"""Sessions as we need them, whatever the server's defaults; trouble classified once; migrations both ways."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+
+import alembic.autogenerate
+import pytest
+import sqlalchemy as sa
+from alembic.migration import MigrationContext
+from sqlalchemy.engine import Connection
+
+from core import db, errors, schema, tables
+from core.batches import Opening
+from core.db import Database
+from core.service import Service
+from tests.servers import MariaDB
+
+
+def test_mariadb_sessions_are_set_by_us(mariadb_database: Database) -> None:
+    """READ COMMITTED, strict, UTC, and a short lock wait."""
+    variables = "@@tx_isolation, @@sql_mode, @@time_zone, @@innodb_lock_wait_timeout, @@autocommit"
+    row = mariadb_database.read(lambda tx: tx.exec_driver_sql(f"SELECT {variables}").one())
+    assert (row[0], row[2], row[3]) == ("READ-COMMITTED", "+00:00", 2)
+    assert "STRICT_ALL_TABLES" in row[1]
+
+
+def test_sqlite_sessions_are_set_by_us(sqlite_url: str) -> None:
+    """WAL, and a commit that is on disk."""
+    with Database(sqlite_url) as database:
+        assert database.read(lambda tx: tx.exec_driver_sql("PRAGMA journal_mode").scalar()) == "wal"
+        assert database.read(lambda tx: tx.exec_driver_sql("PRAGMA synchronous").scalar()) == 2
+
+
+def test_a_snapshot_does_not_see_what_comes_later(database: Database) -> None:
+    """Verify reads one, however long it takes."""
+
+    def count(tx: Connection) -> object:
+        return tx.exec_driver_sql("SELECT COUNT(*) FROM batches").scalar()
+
+    def look_twice(tx: Connection) -> tuple[object, object]:
+        before = count(tx)
+        Service(database).open(Opening())
+        return before, count(tx)
+
+    assert database.snapshot(look_twice) == (0, 0)
+    assert database.read(count) == 1
+
+
+def test_work_that_raises_leaves_nothing(database: Database) -> None:
+    """It is rolled back, and the error comes through as it is."""
+
+    def work(tx: Connection) -> None:
+        tx.execute(sa.insert(tables.extends).values(batch_id=1, idempotency_key="k", start=0, count=1))
+        raise KeyError("k")
+
+    with pytest.raises(KeyError):
+        database.write(work)
+    assert database.read(lambda tx: tx.execute(sa.select(tables.extends)).all()) == []
+
+
+def test_work_is_begun_again_on_a_deadlock(mariadb_database: Database) -> None:
+    """Two transactions lock two rows in opposite order; the server rolls one back, and both succeed."""
+    with mariadb_database.engine.begin() as tx:
+        for batch in (1, 2):
+            tx.execute(sa.insert(tables.extends).values(batch_id=batch, idempotency_key="k", start=0, count=0))
+    both_hold_one = threading.Barrier(2)
+    attempts: list[int] = []
+
+    def increment(tx: Connection, order: tuple[int, int]) -> None:
+        attempts.append(order[0])
+        for position, batch in enumerate(order):
+            tx.exec_driver_sql(f"UPDATE extends SET count = count + 1 WHERE batch_id = {batch}")
+            if position == 0 and len(attempts) <= 2:
+                both_hold_one.wait(10)
+
+    threads = [
+        threading.Thread(target=mariadb_database.write, args=(lambda tx, o=order: increment(tx, o),))
+        for order in ((1, 2), (2, 1))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(attempts) == 3
+    counts = mariadb_database.read(lambda tx: tx.execute(sa.select(tables.extends.c["count"])).scalars().all())
+    assert counts == [2, 2]
+
+
+def test_a_lock_that_is_held_is_a_lock_timeout(mariadb_database: Database) -> None:
+    """After as many waits as the caller allows, and not before."""
+    service = Service(mariadb_database)
+    batch = service.open(Opening()).batch.id
+    statement = f"SELECT id FROM batches WHERE id = {batch} FOR UPDATE"
+    with mariadb_database.engine.begin() as holder:
+        holder.exec_driver_sql(statement)
+        with pytest.raises(errors.LockTimeout):
+            mariadb_database.write(lambda tx: tx.exec_driver_sql(statement).all(), lock_waits=0)
+    assert mariadb_database.write(lambda tx: tx.exec_driver_sql(statement).all(), lock_waits=0) == [(batch,)]
+
+
+def test_a_database_that_is_away_is_unavailable() -> None:
+    """Named without its password, and without a driver's exception."""
+    with Database("mysql://lastbit:secret@127.0.0.1:1/nowhere") as database:
+        for call in (database.read, database.write, database.snapshot):
+            with pytest.raises(errors.Unavailable) as caught:
+                call(lambda tx: tx.exec_driver_sql("SELECT 1"))
+            assert "secret" not in str(caught.value)
+        assert "secret" not in repr(database)
+
+
+def test_a_restart_of_the_server_is_survived() -> None:
+    """Pooled connections are dead then; the next transaction takes a new one, and nothing committed is lost."""
+    server = MariaDB()
+    if not server.available:
+        pytest.skip("mariadb-server is not installed")
+    try:
+        server.install()
+        server.start()
+        with Database(server.new_database()) as database:
+            schema.migrate(database)
+            service = Service(database)
+            first = service.open(Opening(items=3), "key")
+            server.stop()
+            server.start()
+            assert service.open(Opening(items=3), "key").batch == first.batch
+            server.stop()
+            server.start()
+            service.delete(first.batch.id)
+            server.stop()
+            server.start()
+            assert service.open(Opening()).batch.id > first.batch.id
+    finally:
+        server.remove()
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, lost: bool) -> None:
+    """Only work that finds its own traces is begun again; any other is unavailable, done once or not at all."""
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        broken = 0
+
+        def break_the_commit(connection: Connection) -> None:
+            nonlocal broken
+            if not broken:
+                broken += 1
+                if lost:
+                    connection.connection.dbapi_connection.commit()
+                failure = sqlite3.OperationalError("the connection was lost")
+                failure.sqlite_errorcode = sqlite3.SQLITE_IOERR
+                raise sa.exc.OperationalError("COMMIT", {}, failure)
+
+        sa.event.listen(database.engine, "commit", break_the_commit)
+        service = Service(database)
+        with pytest.raises(errors.Unavailable):
+            service.open(Opening(items=1))
+        assert len(service.list().batches) == int(lost)
+        broken = 0
+        opened = service.open(Opening(items=2), "key")
+        assert len(service.list().batches) == int(lost) + 1
+        assert opened.replayed == lost
+
+
+def test_trouble_is_classified_once() -> None:
+    """What a bug of ours raises is none of them."""
+    assert db.classify(db.BeginAgain()) is db.Fault.CONFLICT
+    assert db.classify(ValueError()) is None
+    assert db.classify(sa.exc.TimeoutError()) is db.Fault.OUTAGE
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [("postgresql://x/y", "postgresql"), ("sqlite://", "file"), ("sqlite:///:memory:", "file"), ("nonsense", "URL")],
+)
+def test_a_url_that_can_not_work_is_refused(url: str, word: str) -> None:
+    """At once, in a sentence."""
+    with pytest.raises(errors.Misconfigured, match=word):
+        Database(url)
+
+
+def test_migrations_go_up_and_down_and_match_the_tables(database_url: str) -> None:
+    """Up, `alembic check` finds nothing to do, down leaves nothing, up again."""
+    with Database(database_url) as database:
+        for _ in range(2):
+            schema.migrate(database)
+            with database.engine.connect() as connection:
+                context = MigrationContext.configure(connection, opts={"compare_type": True})
+                assert alembic.autogenerate.compare_metadata(context, tables.metadata) == []
+            schema.migrate(database, "base")
+            assert set(sa.inspect(database.engine).get_table_names()) <= {"alembic_version"}
+
+
+def test_an_older_schema_is_refused_and_a_newer_one_is_not(database_url: str) -> None:
+    """Each migration serves the release before it, so old code may meet a newer schema during an upgrade."""
+    with Database(database_url) as database:
+        with pytest.raises(errors.Misconfigured, match="python -m api migrate"):
+            database.read(schema.check)
+        schema.migrate(database)
+        database.read(schema.check)
+        with database.engine.begin() as connection:
+            connection.execute(sa.text("UPDATE alembic_version SET version_num = 'from-the-future'"))
+        database.read(schema.check)
+        schema.migrate(database)
+        with database.engine.connect() as connection:
+            assert MigrationContext.configure(connection).get_current_revision() == "from-the-future"
+
+
+def test_many_may_migrate_at_once(mariadb_url: str) -> None:
+    """Replicas that start together: one does it, the others wait, none fails."""
+    failures: list[BaseException] = []
+
+    def migrate() -> None:
+        try:
+            with Database(mariadb_url) as database:
+                schema.migrate(database)
+                database.read(schema.check)
+        except BaseException as error:  # noqa: BLE001  # it is shown below
+            failures.append(error)
+
+    threads = [threading.Thread(target=migrate) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_keys_compare_by_bytes(service: Service) -> None:
+    """Letters' case, trailing blanks and composed characters make different keys, on every database."""
+    names = ["job-a", "Job-A", "job-a ", "jöb-a", "jo\u0308b-a", "job-a\u0000"]
+    ids = {name: service.open(Opening(key=name), f"open-{position}").batch.id for position, name in enumerate(names)}
+    for name, batch in ids.items():
+        found = service.list(key=name).batches
+        assert [(each.id, each.key) for each in found] == [(batch, name)]
+    batch = ids["job-a"]
+    assert [service.extend(batch, 1, key).start for key in ("k", "K", "k.", "k")] == [0, 1, 2, 0]
+    assert service.open(Opening(), "open-key").batch.id != service.open(Opening(), "Open-Key").batch.id

@@ -1,0 +1,203 @@
+"""The janitor: what is idle expires, what ended long ago goes, what is alive stays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from core import errors, janitor, purge
+from core.batches import Opening
+from core.calls import Call, Verb
+from core.db import Database
+from core.janitor import Policy, run_once
+from core.lifecycle import State
+from core.service import Service
+from tests.servers import ROOT
+
+DAY = timedelta(days=1)
+
+
+def age(database: Database, batch: int, by: timedelta) -> None:
+    """Set a batch's times back."""
+    with database.engine.begin() as connection:
+        row = connection.execute(sa.text("SELECT updated_at, ended_at FROM batches WHERE id = :b"), {"b": batch}).one()
+        shift = (
+            "strftime('%Y-%m-%d %H:%M:%f', {0}, '-{1} seconds') || '000'"
+            if database.is_sqlite
+            else "DATE_SUB({0}, INTERVAL {1} SECOND)"
+        )
+        columns = ["updated_at"] + (["ended_at"] if row.ended_at is not None else [])
+        settings = ", ".join(f"{c} = {shift.format(c, int(by.total_seconds()))}" for c in columns)
+        connection.execute(sa.text(f"UPDATE batches SET {settings} WHERE id = :b"), {"b": batch})
+
+
+def state(service: Service, batch: int) -> State | None:
+    try:
+        return service.get(batch).state
+    except errors.BatchNotFound:
+        return None
+
+
+def test_idle_batches_expire_by_their_state(service: Service) -> None:
+    """Open ones after open_idle, sealed ones after sealed_idle, and each by its own expires_in first."""
+    made = {
+        name: service.open(opening).batch.id
+        for name, opening in {
+            "open": Opening(items=1),
+            "no items": Opening(),
+            "sealed": Opening(items=1, sealed=True),
+            "sealed long": Opening(items=1, sealed=True),
+            "own, short": Opening(items=1, expires_in=60),
+            "own, long": Opening(items=1, expires_in=10**6),
+            "fresh": Opening(items=1),
+        }.items()
+    }
+    for name, batch in made.items():
+        if name != "fresh":
+            age(service.database, batch, {"own, short": DAY / 24, "sealed long": 40 * DAY}.get(name, 8 * DAY))
+    report = run_once(service.database, Policy())
+    assert {name for name, batch in made.items() if state(service, batch) is State.EXPIRED} == {
+        *("open", "no items", "sealed long", "own, short"),
+    }
+    assert sorted(report.expired_open) == sorted([made["open"], made["no items"], made["own, short"]])
+    assert report.expired_sealed == [made["sealed long"]]
+    assert run_once(service.database, Policy()).expired_open == []
+
+
+def test_an_expired_batch_is_a_tombstone(service: Service) -> None:
+    """Its verbs are refused by name, its items are rejected, its bits stay true."""
+    batch = service.open(Opening(items=2)).batch.id
+    service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
+    age(service.database, batch, 8 * DAY)
+    run_once(service.database, Policy())
+    for verb in (lambda: service.extend(batch, 1), lambda: service.seal(batch), lambda: service.cancel(batch)):
+        with pytest.raises(errors.BatchExpired):
+            verb()
+    answer = service.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result()
+    assert [each.reason for each in answer.rejected] == ["expired"]
+    assert [(r.start, r.end) for r in service.ranges(batch, "pending", 0, 9)[1].ranges] == [(1, 2)]
+    assert service.verify(batch).ok
+
+
+@pytest.mark.parametrize("kept_alive_by", ["ack", "fail", "extend", "seal"])
+def test_what_changes_a_batch_keeps_it_alive(service: Service, kept_alive_by: str) -> None:
+    """And a repeat does not."""
+    batch = service.open(Opening(items=2)).batch.id
+    service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
+    age(service.database, batch, 8 * DAY)
+    {
+        "ack": lambda: service.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result(),
+        "fail": lambda: service.ack(Call.of(Verb.FAIL, [(batch, 0, 1)])).result(),
+        "extend": lambda: service.extend(batch, 1),
+        "seal": lambda: service.seal(batch),
+    }[kept_alive_by]()
+    run_once(service.database, Policy(sealed_idle=7 * DAY))
+    assert state(service, batch) in (State.OPEN, State.SEALED)
+    age(service.database, batch, 8 * DAY)
+    service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
+    run_once(service.database, Policy(sealed_idle=7 * DAY))
+    assert state(service, batch) is State.EXPIRED
+
+
+def test_what_ended_long_ago_is_deleted(service: Service) -> None:
+    """Altogether: groups, extends and reasons too; what ended lately is kept."""
+    old = service.open(Opening(group_size=64, items=640)).batch.id
+    service.extend(old, 1, "key")
+    service.ack(Call.of(Verb.FAIL, [(old, g, 1) for g in range(10)], reason="gone")).result()
+    service.cancel(old)
+    young = service.open(Opening(sealed=True)).batch.id
+    age(service.database, old, 31 * DAY)
+    assert run_once(service.database, Policy()).deleted == [old]
+    assert (state(service, old), state(service, young)) == (None, State.COMPLETE)
+    with service.database.engine.connect() as connection:
+        for table in ("item_groups", "extends", "failures"):
+            assert connection.execute(sa.text(f"SELECT COUNT(*) FROM {table}")).scalar() == 0
+
+
+def test_a_deletion_that_died_is_taken_up_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A condemned batch is unknown at once, and the next pass removes the rest."""
+    monkeypatch.setattr(purge, "CHUNK", 3)
+    batch = service.open(Opening(group_size=64, items=640)).batch.id
+    service.ack(Call.of(Verb.ACK, [(batch, g, 1) for g in range(10)])).result()
+    service.database.write(lambda tx: purge.condemn(tx, batch))
+    assert not service.database.write(lambda tx: purge.remove_chunk(tx, batch))
+    assert state(service, batch) is None
+    assert service.ack(Call.of(Verb.ACK, [(batch, 9, 2)])).result().rejected[0].reason == "unknown_batch"
+    assert run_once(service.database, Policy()).deleted == [batch]
+    with service.database.engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT COUNT(*) FROM item_groups")).scalar() == 0
+
+
+def test_a_dry_run_changes_nothing(service: Service) -> None:
+    """And says what a run would do."""
+    idle = service.open(Opening(items=1)).batch.id
+    ended = service.open(Opening(sealed=True)).batch.id
+    age(service.database, idle, 8 * DAY)
+    age(service.database, ended, 31 * DAY)
+    report = run_once(service.database, Policy(), dry_run=True)
+    assert (report.expired_open, report.deleted) == ([idle], [ended])
+    assert (state(service, idle), state(service, ended)) == (State.OPEN, State.COMPLETE)
+    again = run_once(service.database, Policy())
+    assert (again.expired_open, again.deleted) == ([idle], [ended])
+
+
+def test_two_janitors_at_once_do_each_thing_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch is expired by one of them; every old one is gone; none of them fails."""
+    monkeypatch.setattr(janitor, "PAGE", 5)
+    idle = [service.open(Opening(items=1)).batch.id for _ in range(30)]
+    ended = [service.open(Opening(sealed=True)).batch.id for _ in range(30)]
+    for batch in (*idle, *ended):
+        age(service.database, batch, 31 * DAY)
+    start = threading.Barrier(2)
+    reports: list[janitor.Report] = []
+
+    def run() -> None:
+        start.wait()
+        reports.append(run_once(service.database, Policy(sealed_idle=99 * DAY, keep=30 * DAY)))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reports) == 2
+    assert sorted(b for report in reports for b in report.expired_open) == idle
+    assert {b for report in reports for b in report.deleted} == set(ended)
+    assert {state(service, batch) for batch in ended} == {None}
+
+
+def janitor_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jobs.janitor", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_reports_in_json(service: Service) -> None:
+    """One line on standard output, exit status 0."""
+    idle = service.open(Opening(items=1)).batch.id
+    age(service.database, idle, DAY)
+    url = service.database.url.render_as_string(hide_password=False)
+    done = janitor_command("--database-url", url, "--open-idle", "12h", "--sealed-idle", "30d", "--keep", "30d")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "dry_run": False,
+        "expired": {"open": 1, "sealed": 0},
+        "deleted": 0,
+        "batches": {"expired": [idle], "deleted": []},
+    }
+
+
+def test_the_command_says_what_was_wrong(sqlite_url: str) -> None:
+    """Wrong use is exit status 2, a database without a schema 1; both with a sentence, none with a traceback."""
+    for arguments in (["--keep", "30"], ["--keep", "-1d"], ["--keep", "1y"], ["--keep", "999999999w"], ["--nope"]):
+        wrong = janitor_command(*arguments)
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert "Traceback" not in wrong.stderr
+    empty = janitor_command("--database-url", sqlite_url)
+    assert empty.returncode == 1
+    assert "python -m api migrate" in empty.stderr

@@ -1,0 +1,117 @@
+"""Pending and failed ranges and the watermark against plain sets, through real rows on each kind of database."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core import ranges
+from core.batches import Opening
+from core.calls import Call, Verb
+from core.service import Service
+
+SIZE = 64
+ITEMS = 5 * SIZE + 10
+runs_of_numbers = st.tuples(st.integers(0, ITEMS - 1), st.integers(1, 2 * SIZE)).map(
+    lambda run: set(range(run[0], min(run[0] + run[1], ITEMS)))
+)
+
+
+def as_ids(batch: int, numbers: set[int]) -> list[tuple[int, int, int]]:
+    return [(batch, n // SIZE, n % SIZE) for n in sorted(numbers)]
+
+
+def as_runs(numbers: set[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for n in sorted(numbers):
+        if found and found[-1][1] == n:
+            found[-1] = (found[-1][0], n + 1)
+        else:
+            found.append((n, n + 1))
+    return found
+
+
+def read(service: Service, batch: int, kind: ranges.Kind, limit: int) -> list[ranges.Range]:
+    found: list[ranges.Range] = []
+    start = 0
+    while True:
+        _, page = service.ranges(batch, kind, start, limit)
+        assert len(page.ranges) <= limit
+        found += page.ranges
+        if page.next is None:
+            return found
+        assert page.next > start
+        start = page.next
+
+
+@settings(max_examples=25)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from([Verb.ACK, Verb.FAIL]), runs_of_numbers), max_size=6),
+    limit=st.integers(1, 4),
+)
+def test_ranges_and_watermark_are_those_of_the_sets(
+    service: Service, steps: list[tuple[Verb, set[int]]], limit: int
+) -> None:
+    """Whatever was acked and failed, in whatever order, and however small the pages are."""
+    batch = service.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
+    acked: set[int] = set()
+    failed: set[int] = set()
+    for position, (verb, numbers) in enumerate(steps):
+        reason = f"step {position}" if verb is Verb.FAIL else None
+        service.ack(Call.of(verb, as_ids(batch, numbers), reason=reason)).result()
+        if verb is Verb.ACK:
+            acked, failed = acked | numbers, failed - numbers
+        else:
+            failed |= numbers - acked
+    pending = set(range(ITEMS)) - acked - failed
+    assert [(r.start, r.end) for r in read(service, batch, "pending", limit)] == as_runs(pending)
+    found = read(service, batch, "failed", limit)
+    assert [(r.start, r.end) for r in found] == as_runs(failed)
+    assert {n for r in found for n in r.reasons} == failed
+    assert service.watermark(batch)[1] == min(pending, default=ITEMS)
+    assert service.verify(batch).ok
+
+
+def test_a_page_reads_a_bounded_number_of_rows(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be empty and not the last; following `next` finds everything."""
+    monkeypatch.setattr(ranges, "SCAN", 2)
+    monkeypatch.setattr(ranges, "STEP", 2)
+    batch = service.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
+    # The first group stays without a row, so that the hint of the full prefix stays at 0.
+    numbers = set(range(SIZE, 5 * SIZE)) | {ITEMS - 1}
+    service.ack(Call.of(Verb.ACK, as_ids(batch, numbers))).result()
+    assert service.ranges(batch, "pending", SIZE, 100)[1].next is not None
+    assert [(r.start, r.end) for r in read(service, batch, "pending", 100)] == [(0, SIZE), (5 * SIZE, ITEMS - 1)]
+
+
+def test_a_page_bears_a_bounded_number_of_reasons(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range with more of them is cut, and goes on at the next page."""
+    monkeypatch.setattr(ranges, "REASONS", 7)
+    batch = service.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
+    service.ack(Call.of(Verb.FAIL, as_ids(batch, set(range(20))), reason="gone")).result()
+    first = service.ranges(batch, "failed", 0, 100)[1]
+    assert [(r.start, r.end, len(r.reasons)) for r in first.ranges] == [(0, 7, 7)]
+    found = read(service, batch, "failed", 100)
+    assert sorted(n for r in found for n in r.reasons) == list(range(20))
+
+
+def test_the_full_prefix_catches_up_with_groups_that_were_filled_out_of_order(service: Service) -> None:
+    """The hint is where the watermark's scan begins, so it must not stay behind for good."""
+    batch = service.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
+    for group in (4, 2, 3, 1, 0):
+        service.ack(Call.of(Verb.ACK, [(batch, group, i) for i in range(SIZE)])).result()
+    assert service.get(batch).full_prefix == 5
+    assert service.watermark(batch)[1] == 5 * SIZE
+
+
+def test_a_reason_goes_when_its_item_is_acked(service: Service) -> None:
+    """Also when both come in one flush; a reason is the first that was given."""
+    batch = service.open(Opening(group_size=SIZE, items=10)).batch.id
+    service.ack(Call.of(Verb.FAIL, [(batch, 0, 1), (batch, 0, 2)], reason="first")).result()
+    service.ack(Call.of(Verb.FAIL, [(batch, 0, 2), (batch, 0, 3)], reason="second")).result()
+    service.ack(Call.of(Verb.ACK, masks=[(batch, 0, b"\x02")])).result()
+    assert [r.reasons for r in read(service, batch, "failed", 10)] == [{2: "first", 3: "second"}]
+    with service.database.engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT COUNT(*) FROM failures")).scalar() == 2
