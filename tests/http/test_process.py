@@ -1,0 +1,124 @@
+"""The service as a process: what it refuses to start on, how it stops, and two workers on one database."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from core import schema
+from core.db import Database
+from tests.servers import ROOT, free_port, running_service
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "api", "--port", str(free_port()), *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=env)
+
+
+def test_an_old_schema_is_refused_with_the_command_that_mends_it(mariadb_url: str) -> None:
+    """MariaDB is migrated by hand; the service does not start before, and starts after."""
+    refused = run(LASTBIT_DATABASE_URL=mariadb_url)
+    assert refused.returncode == 1
+    assert "python -m api migrate" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert run("migrate", "--database-url", mariadb_url).returncode == 0
+    assert run("migrate", "--database-url", mariadb_url).returncode == 0
+    with running_service(mariadb_url) as running:
+        assert httpx.get(f"{running.url}/readyz").status_code == 200
+
+
+def test_a_database_that_is_away_is_said_so() -> None:
+    """In a sentence, without the password, exit status 1."""
+    refused = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
+    assert refused.returncode == 1
+    assert "can't be reached" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert "secret" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--workers", "0"], ["--port", "99999"], ["--port", "x"], ["--nope"], ["dance"]],
+)
+def test_wrong_use_is_exit_status_2(arguments: list[str]) -> None:
+    """With a sentence that names the flag."""
+    refused = run(*arguments)
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_url_of_another_database_is_refused() -> None:
+    """Naming what is supported."""
+    refused = run("--database-url", "postgresql://localhost/x")
+    assert refused.returncode == 1
+    assert "sqlite, mysql or mariadb" in refused.stderr
+
+
+def test_a_stop_ends_long_polls_and_answers_what_is_under_way(sqlite_url: str) -> None:
+    """SIGTERM: waiters are answered at once, with the batch as it is."""
+    with running_service(sqlite_url) as running, httpx.Client(base_url=running.url, timeout=70) as client:
+        batch = client.post("/v1/batches", json={"items": 1}).json()["id"]
+        answers: list[httpx.Response] = []
+        under_way = threading.Event()
+
+        def wait() -> None:
+            def begun(_: httpx.Request) -> None:
+                under_way.set()
+
+            with httpx.Client(base_url=running.url, timeout=70, event_hooks={"request": [begun]}) as waiter:
+                answers.append(waiter.get(f"/v1/batches/{batch}?wait=60"))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        under_way.wait(10)
+        while client.get("/healthz").status_code != 200:  # a round trip behind the waiter's own
+            pass
+        # uvicorn raises the signal again once all is answered, so that its parent sees what ended it.
+        assert running.stop(signal.SIGTERM) == -signal.SIGTERM
+        thread.join(10)
+        assert not thread.is_alive()
+        assert answers[0].json()["state"] == "open"
+
+
+def test_two_workers_on_one_batch_are_exact(mariadb_url: str) -> None:
+    """Each item is sent twice, through either worker; one call of all is told that it completed the batch."""
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+    with running_service(mariadb_url, workers=2) as running:
+        batch = httpx.post(f"{running.url}/v1/batches", json={"group_size": 64, "items": 600, "sealed": True}).json()
+        ids = [f"{batch['id']}:{n // 64}:{n % 64}" for n in range(600)] * 2
+
+        def ack(part: list[str]) -> list[dict[str, Any]]:
+            # A connection each, so that the kernel deals them out to both workers.
+            with httpx.Client(base_url=running.url, timeout=30) as client:
+                responses = [client.post("/v1/acks", json={"items": [item]}) for item in part]
+            assert {response.status_code for response in responses} == {200}
+            return [response.json() for response in responses]
+
+        with ThreadPoolExecutor(16) as pool:
+            answers = [answer for part in pool.map(ack, [ids[n::16] for n in range(16)]) for answer in part]
+        assert sum(answer["applied"] for answer in answers) == 600
+        assert sum(answer["repeated"] for answer in answers) == 600
+        assert sum(told["newly"] for answer in answers for told in answer["completed"]) == 1
+        assert httpx.get(f"{running.url}/v1/batches/{batch['id']}/verify").json()["ok"]
+
+
+def test_a_long_poll_hears_of_what_another_process_ends(mariadb_url: str) -> None:
+    """Two services on one database: the shared poll of one finds what the other has completed."""
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+    with running_service(mariadb_url) as one, running_service(mariadb_url) as other:
+        batch = httpx.post(f"{one.url}/v1/batches", json={"items": 1, "sealed": True}).json()["id"]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(httpx.get, f"{one.url}/v1/batches/{batch}?wait=60", timeout=70)
+            httpx.post(f"{other.url}/v1/acks", json={"items": [f"{batch}:0:0"]})
+            assert waiting.result(30).json()["state"] == "complete"
