@@ -14,6 +14,9 @@ from core import errors, schema
 from core.db import Database
 from core.settings import Settings
 
+KEEP_ALIVE = 75
+"""Seconds that an idle connection is kept, longer than clients' pools and proxies do: so it's they who close it, and no
+request runs into a connection that is being closed."""
 GRACE = 15
 """Seconds for requests that are under way when the service is told to stop."""
 
@@ -59,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         log_level="info" if settings.log_level == "debug" else "warning",
         access_log=False,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
     )
     return 0

@@ -57,27 +57,32 @@ class Acks(Protocol):
 
 
 class _Pending:
-    """One call under way: its future is done when the last of its units is, or when the first one fails."""
+    """One call under way: its future is done when the last of its units is, or when the first one fails. Units of one
+    call may be in both lanes, so its count has a lock."""
 
-    __slots__ = ("answer", "future", "left")
+    __slots__ = ("_lock", "answer", "future", "left")
 
     def __init__(self, units: int) -> None:
         self.answer = Answer()
         self.future: Future[Answer] = Future()
         self.future.set_running_or_notify_cancel()
         self.left = units
+        self._lock = threading.Lock()
         if not units:
             self.future.set_result(self.answer)
 
     def settle(self, outcome: Outcome) -> None:
-        self.answer.add(outcome)
-        self.left -= 1
-        if not self.left and not self.future.done():
+        with self._lock:
+            self.answer.add(outcome)
+            self.left -= 1
+            last = self.left == 0
+        if last:
             self.future.set_result(self.answer)
 
     def fail(self, error: BaseException) -> None:
-        self.left -= 1
-        if not self.future.done():
+        with self._lock:
+            first, self.left = self.left > 0, -1
+        if first:
             self.future.set_exception(error)
 
 

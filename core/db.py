@@ -3,8 +3,8 @@
 Every operation of core takes the transaction (`Connection`) as an argument and never commits. `Database.write` is the
 only function that does:
 
-* what the server calls a conflict (deadlock, lost certification, changed row; SQLite: busy) is begun again, often and
-  soon, and never reaches a caller as anything but a late answer;
+* what the server calls a conflict (deadlock, lost certification, changed row) is begun again, often and soon, and
+  never reaches a caller as anything but a late answer;
 * a lock wait (2 s, not the server's 50) is begun again a few times, then it is `LockTimeout`;
 * an outage is tried again a few times over about a second, then it is `Unavailable`.
 
@@ -38,8 +38,10 @@ LOCK_WAIT: Final = 2
 # Deadlock, record changed since it was read, rolled back by group replication, commit refused.
 _CONFLICTS: Final = {1213, 1020, 3101, 1180}
 _LOCK_WAITS: Final = {1205, 3572}
-_SQLITE_BUSY: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _SQLITE_OUTAGE: Final = {
+    # Busy: there is one lock for the whole file, so whoever holds it keeps everybody out, not just one row's callers.
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN,
@@ -93,8 +95,6 @@ def classify(error: BaseException) -> Fault | None:
         return None
     if isinstance(error.orig, sqlite3.Error):
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
-        if code in _SQLITE_BUSY:
-            return Fault.LOCK_WAIT
         return Fault.OUTAGE if code in _SQLITE_OUTAGE else None
     code = _mysql_code(error) or 0
     if code in _CONFLICTS:

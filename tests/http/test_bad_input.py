@@ -60,6 +60,8 @@ def test_a_malformed_id_is_named(http: httpx.Client, item: str) -> None:
         ({"labels": ["team"]}, "body.labels"),
         ({"labels": {"a:b": "c"}}, "body.labels.a:b"),
         ({"labels": {"": "c"}}, "body.labels."),
+        ({"labels": {"\ud800": "c"}}, "body.labels.\ufffd\ufffd\ufffd"),
+        ({"\ud800": 1}, "body"),
         ({"labels": {str(n): "" for n in range(65)}}, "body.labels"),
         ({"expires_in": 0}, "body.expires_in"),
         ({"expires_in": -5}, "body.expires_in"),
