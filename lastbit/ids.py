@@ -48,7 +48,7 @@ class ItemId(NamedTuple):
 
     batch: int
     group: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of an id
 
     def __str__(self) -> str:
         return f"{self.batch}:{self.group}:{self.index}"

@@ -57,8 +57,9 @@ def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float
 class MariaDB:
     """A server at its defaults, but for where it lives."""
 
-    def __init__(self) -> None:
-        self.folder = temporary_folder("lastbit-mariadb-")
+    def __init__(self, *, in_memory: bool = True) -> None:
+        prefix = "lastbit-mariadb-"
+        self.folder = temporary_folder(prefix) if in_memory else Path(tempfile.mkdtemp(prefix=prefix))
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
         path = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"

@@ -1,0 +1,171 @@
+"""Lastbit knows, exactly, when parallel work is finished: the client.
+
+`Client` and `AsyncClient` need httpx, and it is imported when one of them is first named: whoever needs only item ids
+and their arithmetic, an executor of a cluster for example, gets by on the standard library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+__version__: Final = "0.1.0"
+
+if TYPE_CHECKING:
+    from lastbit.acker import Acker, AsyncAcker
+    from lastbit.batch import AsyncBatchHandle, BatchHandle
+    from lastbit.client import AsyncClient, Client
+    from lastbit.errors import (
+        AckerClosed,
+        BatchEnded,
+        BatchNotFound,
+        BatchSealed,
+        Conflict,
+        Forbidden,
+        IdempotencyKeyReused,
+        InvalidArgument,
+        InvalidRequest,
+        ItemRejected,
+        LastbitError,
+        MalformedItem,
+        MissingExtra,
+        NotFound,
+        NotRefreshed,
+        RateLimited,
+        ServiceError,
+        ServiceUnreachable,
+        TooLarge,
+        Unauthorized,
+        Unavailable,
+        UnexpectedAnswer,
+        WaitTimeout,
+    )
+    from lastbit.ids import InvalidItemId, ItemId, ItemIds, item_id
+    from lastbit.models import (
+        AckResult,
+        Batch,
+        Completed,
+        Counted,
+        Extended,
+        FailedRange,
+        Opened,
+        PendingRange,
+        Rejected,
+        Sealed,
+        Verification,
+        Watermark,
+    )
+    from lastbit.retry import Retry
+
+_HOMES: Final = {
+    "lastbit.acker": ("Acker", "AsyncAcker"),
+    "lastbit.batch": ("AsyncBatchHandle", "BatchHandle"),
+    "lastbit.client": ("AsyncClient", "Client"),
+    "lastbit.errors": (
+        "AckerClosed",
+        "BatchEnded",
+        "BatchNotFound",
+        "BatchSealed",
+        "Conflict",
+        "Forbidden",
+        "IdempotencyKeyReused",
+        "InvalidArgument",
+        "InvalidRequest",
+        "ItemRejected",
+        "LastbitError",
+        "MalformedItem",
+        "MissingExtra",
+        "NotFound",
+        "NotRefreshed",
+        "RateLimited",
+        "ServiceError",
+        "ServiceUnreachable",
+        "TooLarge",
+        "Unauthorized",
+        "Unavailable",
+        "UnexpectedAnswer",
+        "WaitTimeout",
+    ),
+    "lastbit.ids": ("InvalidItemId", "ItemId", "ItemIds", "item_id"),
+    "lastbit.models": (
+        "AckResult",
+        "Batch",
+        "Completed",
+        "Counted",
+        "Extended",
+        "FailedRange",
+        "Opened",
+        "PendingRange",
+        "Rejected",
+        "Sealed",
+        "Verification",
+        "Watermark",
+    ),
+    "lastbit.retry": ("Retry",),
+}
+_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AckResult",
+    "Acker",
+    "AckerClosed",
+    "AsyncAcker",
+    "AsyncBatchHandle",
+    "AsyncClient",
+    "Batch",
+    "BatchEnded",
+    "BatchHandle",
+    "BatchNotFound",
+    "BatchSealed",
+    "Client",
+    "Completed",
+    "Conflict",
+    "Counted",
+    "Extended",
+    "FailedRange",
+    "Forbidden",
+    "IdempotencyKeyReused",
+    "InvalidArgument",
+    "InvalidItemId",
+    "InvalidRequest",
+    "ItemId",
+    "ItemIds",
+    "ItemRejected",
+    "LastbitError",
+    "MalformedItem",
+    "MissingExtra",
+    "NotFound",
+    "NotRefreshed",
+    "Opened",
+    "PendingRange",
+    "RateLimited",
+    "Rejected",
+    "Retry",
+    "Sealed",
+    "ServiceError",
+    "ServiceUnreachable",
+    "TooLarge",
+    "Unauthorized",
+    "Unavailable",
+    "UnexpectedAnswer",
+    "Verification",
+    "WaitTimeout",
+    "Watermark",
+    "__version__",
+    "item_id",
+]
+
+
+if not TYPE_CHECKING:
+    # Hidden from type checkers, which would else believe in any name.
+    def __getattr__(name: str) -> object:
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module 'lastbit' has no attribute {name!r}")
+        found = getattr(import_module(home), name)
+        globals()[name] = found  # the next look-up does not come here
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,21 @@
+"""The entry of the command line; apart from it, so that it can say what to install where only the bare client is."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the `lastbit` command."""
+    try:
+        import click  # noqa: F401
+        import rich  # noqa: F401
+    except ImportError as cause:
+        raise SystemExit(
+            f"lastbit: the command line needs click and rich ({cause}): pip install 'lastbit[cli]'"
+        ) from None
+    from lastbit.cli import cli
+
+    cli(prog_name="lastbit")
+
+
+if __name__ == "__main__":
+    main()

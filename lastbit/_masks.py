@@ -1,0 +1,108 @@
+"""Item ids on the wire: as a list, or, for a run of numbers, as one bitfield a group.
+
+A billion ids as text are 20 GB; as masks they are 170 MB, made and sent piece by piece. Everything here is lazy, and
+one piece is what one request may carry.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from lastbit.errors import MalformedItem
+from lastbit.ids import InvalidItemId, ItemId, ItemIds
+
+MOST_ITEMS = 10_000
+MOST_GROUPS = 4_096
+MOST_BYTES = 8 * 2**20 - 64 * 2**10
+"""Of the bodies of one request; the service takes 8 MiB. What lies between is for the reason and the braces."""
+
+# Above this step one mask bit costs more than the id's text: 64 bits are 11 characters of base64, an id about 15.
+WIDEST_STEP = 64
+
+Piece = dict[str, Any]
+
+
+def pieces(ids: str | ItemId | Iterable[str | ItemId]) -> Iterator[Piece]:
+    """What to send for `ids`: bodies with `items` or `groups`, none larger than one request may be.
+
+    A collection is checked as a whole before this returns, and each id in it is sent once. An iterator is checked and
+    made distinct a piece at a time, so that it can be endless. Raises `MalformedItem`.
+    """
+    if isinstance(ids, str | ItemId):
+        return iter([{"items": _checked([ids], 0)}])
+    if isinstance(ids, ItemIds):
+        if abs(ids.numbers.step) <= WIDEST_STEP:
+            return _group_pieces(ids)
+        return _item_pieces(iter(ids))
+    if isinstance(ids, Collection):
+        return _item_pieces(iter(list(dict.fromkeys(_checked(ids, 0)))))
+    return _checked_pieces(iter(ids))
+
+
+def checked(item: str | ItemId, position: int = 0) -> str:
+    """The id as it travels. Raises `MalformedItem`."""
+    text = str(item) if isinstance(item, ItemId) else item
+    try:
+        ItemId.parse(text)
+    except InvalidItemId as cause:
+        raise MalformedItem(item, position) from cause
+    return text
+
+
+def _checked(ids: Iterable[str | ItemId], first: int) -> list[str]:
+    return [checked(item, position) for position, item in enumerate(ids, first)]
+
+
+def _item_pieces(ids: Iterator[str]) -> Iterator[Piece]:
+    while piece := list(islice(ids, MOST_ITEMS)):
+        yield {"items": piece}
+
+
+def _checked_pieces(ids: Iterator[str | ItemId]) -> Iterator[Piece]:
+    position = 0
+    while piece := list(islice(ids, MOST_ITEMS)):
+        yield {"items": list(dict.fromkeys(_checked(piece, position)))}
+        position += len(piece)
+
+
+def _group_pieces(ids: ItemIds) -> Iterator[Piece]:
+    groups: list[Piece] = []
+    size = 0
+    for mask in masks(ids):
+        length = len(mask["bits"]) + 80  # the longest batch and group number, names and punctuation
+        if groups and (len(groups) == MOST_GROUPS or size + length > MOST_BYTES):
+            yield {"groups": groups}
+            groups, size = [], 0
+        groups.append(mask)
+        size += length
+    if groups:
+        yield {"groups": groups}
+
+
+def masks(ids: ItemIds) -> Iterator[Piece]:
+    """One `{batch, group, bits}` for each group that the run touches, in ascending order. `bits` is base64 of the
+    bitfield up to its last set bit's byte, little-endian bit order."""
+    numbers = ids.numbers if ids.numbers.step > 0 else ids.numbers[::-1]
+    size = ids.group_size
+    # All groups that a run of step 1 covers wholly have the same mask, and most are such.
+    full = _encoded((1 << size) - 1)
+    position = 0
+    while position < len(numbers):
+        group = numbers[position] // size
+        # The count of numbers below the group's end: how far this group reaches into the run.
+        beyond = min(len(numbers), -((numbers.start - (group + 1) * size) // numbers.step))
+        within = numbers[position:beyond]
+        if numbers.step == 1:
+            low, high = within.start - group * size, within.stop - group * size
+            bits = full if high - low == size else _encoded((1 << high) - (1 << low))
+        else:
+            bits = _encoded(sum(1 << (number - group * size) for number in within))
+        yield {"batch": ids.batch, "group": group, "bits": bits}
+        position = beyond
+
+
+def _encoded(mask: int) -> str:
+    return b64encode(mask.to_bytes((mask.bit_length() + 7) // 8, "little")).decode()

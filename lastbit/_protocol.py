@@ -1,0 +1,185 @@
+"""Requests, answers and their retries, without a socket.
+
+A *flow* is a generator that yields what it wants done (send this request, pause so long, hand this value to the caller)
+and is sent what came of it. The clients are thin drivers: one does the steps blocking, one awaits them. So everything
+that can be wrong about a request, its retries, paging and splitting is written once, and is tested without a network or
+a clock.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from lastbit import errors
+from lastbit.models import Json
+from lastbit.retry import RETRIED_STATUSES, Retry, retry_after_seconds
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Params = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP request, ready to be sent. `timeout` is in seconds, for each of connecting, sending and reading."""
+
+    method: str
+    url: str
+    params: Params
+    headers: Mapping[str, str]
+    body: bytes | None
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP answer; header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """No answer came. `lasting` failures come again however often the request is sent, like a URL that can't be one."""
+
+    cause: str
+    lasting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Do nothing for so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """A value for the caller while the flow goes on: an element of a page, a batch that is waited for."""
+
+    value: Any
+
+
+Step = Request | Pause | Emit
+Outcome = Answer | Failure | None
+T = TypeVar("T")
+Flow = Generator[Step, Outcome, T]
+
+
+def visible_ascii(name: str, text: str, longest: int) -> str:
+    """`text` if it can be a header's value: 1 to `longest` visible ASCII characters. Raises `InvalidArgument`."""
+    if not isinstance(text, str) or not 1 <= len(text) <= longest or any(not "!" <= char <= "~" for char in text):
+        raise errors.InvalidArgument(f"{name} is 1 to {longest} visible ASCII characters without blanks, not {text!r}")
+    return text
+
+
+def base_url(text: str) -> str:
+    """The service's address without a trailing slash. Raises `InvalidArgument`."""
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or True)
+    except ValueError:
+        fits = False
+    if not fits or parts.query or parts.fragment:
+        raise errors.InvalidArgument(f"{text!r} is no address of a service: expected a URL like {DEFAULT_URL}")
+    return text.rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The service as a client knows it: where it is, who asks, and how patient it is with it."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    retry: Retry = field(default_factory=Retry)
+    timeout: float = 30.0
+    now: Callable[[], float] = time.monotonic
+    chance: Callable[[], float] = random.random
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params = (),
+        body: Json | None = None,
+        idempotency_key: str | None = None,
+        hold: float = 0.0,
+        within: float | None = None,
+    ) -> Flow[Answer]:
+        """Send a request until it is answered; the flow's value is a 2xx answer.
+
+        `hold`: seconds for which the service may hold the answer back (a long poll). `within`: seconds after which no
+        retry begins any more, where that is sooner than the retry policy's deadline. Raises `ServiceError`,
+        `ServiceUnreachable`, `UnexpectedAnswer`.
+        """
+        headers = {"accept": "application/json, application/problem+json"}
+        if self.token is not None:
+            headers["authorization"] = f"Bearer {self.token}"
+        if method == "POST":
+            # Fixed before the first attempt: that is what makes the later ones safe.
+            headers["idempotency-key"] = idempotency_key or uuid.uuid4().hex
+        content = None
+        if body is not None:
+            headers["content-type"] = "application/json"
+            content = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        request = Request(method, self.url + path, params, headers, content, self.timeout + hold)
+        named = f"{method} {path}"
+
+        started = self.now()
+        attempt = 0
+        while True:
+            attempt += 1
+            outcome = yield request
+            assert isinstance(outcome, Answer | Failure), "the driver answers each request"
+            if isinstance(outcome, Answer) and outcome.status not in RETRIED_STATUSES:
+                if 200 <= outcome.status < 300:
+                    return outcome
+                if method == "DELETE" and outcome.status == 404 and attempt > 1:
+                    # An earlier attempt whose answer was lost has deleted it: that is what was asked for.
+                    return Answer(204, outcome.headers, b"")
+                raise self.error(named, outcome)
+            elapsed = self.now() - started
+            retry_after = retry_after_seconds(outcome.headers) if isinstance(outcome, Answer) else None
+            pause = None
+            if not (isinstance(outcome, Failure) and outcome.lasting):
+                pause = self.retry.pause(attempt, elapsed, retry_after, self.chance())
+            if pause is None or (within is not None and elapsed + pause > within):
+                if isinstance(outcome, Answer):
+                    raise self.error(named, outcome)
+                raise errors.ServiceUnreachable(self.url, named, outcome.cause, attempt, elapsed)
+            yield Pause(pause)
+
+    def error(self, named: str, answer: Answer) -> errors.LastbitError:
+        """What an answer that is not a 2xx says."""
+        retry_after = retry_after_seconds(answer.headers)
+        try:
+            problem = json.loads(answer.body)
+            code, detail = problem["code"], problem.get("detail") or problem.get("title") or problem["code"]
+            found = problem.get("errors") or ()
+        except (ValueError, TypeError, KeyError, AttributeError):
+            if answer.status < 400:
+                return errors.UnexpectedAnswer(self.url, named, answer.status, "Lastbit never answers so")
+            # Not the service's own words: a gateway in front of it, or something else at this address.
+            detail = f"{self.url} answered {answer.status} to {named} without saying why; a Lastbit service does"
+            return errors.service_error(answer.status, f"http_{answer.status}", detail, (), retry_after)
+        return errors.service_error(answer.status, str(code), str(detail), found, retry_after)
+
+    def decoded(self, named: str, answer: Answer, decode: Callable[[Any], T]) -> T:
+        """The answer's body through `decode`. Raises `UnexpectedAnswer`."""
+        try:
+            return decode(json.loads(answer.body))
+        except (ValueError, TypeError, KeyError, AttributeError) as cause:
+            found = (
+                "not with JSON" if isinstance(cause, json.JSONDecodeError) else f"without what it asks for ({cause!r})"
+            )
+            raise errors.UnexpectedAnswer(self.url, named, answer.status, found) from cause

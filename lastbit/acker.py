@@ -1,0 +1,264 @@
+"""Single acks, gathered into few calls, without a timer.
+
+A consumer has one message at a time, and a call for each would pay a round trip and a commit for each. An acker has one
+call under way; what is given to it meanwhile waits and goes, together, in the next. An idle acker sends at once, a busy
+one sends large calls, and nobody has to choose an interval.
+
+Two promises make it safe to remove a message from its queue when its future is done. The future is done only after the
+service has answered, that is after its commit. And `on_completed` has returned before the futures of that batch's ids
+are done: if it raises, or the process dies in it, the message is still in the queue, and its redelivery is told of the
+completion again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from lastbit import _calls, errors
+from lastbit._coalescer import Call, Coalescer, Kind
+from lastbit._masks import checked
+from lastbit._protocol import Flow
+from lastbit.ids import ItemId
+from lastbit.models import AckResult, Completed
+
+if TYPE_CHECKING:
+    from lastbit.client import AsyncClient, Client
+
+DEFAULT_MAX_PENDING = 100_000
+
+Told = Completed | None
+"""What an acker's future gives: the item's batch if that is complete, else None."""
+
+
+def _flow(client: Client | AsyncClient, call: Call[object]) -> Flow[AckResult]:
+    return _calls.resolve(client._service, call.kind.verb, iter([{"items": call.items}]), call.kind.reason)
+
+
+def _bound(max_pending: int) -> int:
+    if max_pending < 1:
+        raise errors.InvalidArgument(f"max_pending is at least 1, not {max_pending!r}")
+    return max_pending
+
+
+class Acker:
+    """Gathers acks and failures from any number of threads; made by `client.acker(...)`.
+
+    `on_completed` is called with a `Completed` for each complete batch that an answer names, in the acker's own thread:
+    it may give the acker more items, but must not wait for their futures. At most `max_pending` futures are open at a
+    time; beyond that, `ack` and `fail` block.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        on_completed: Callable[[Completed], object] | None = None,
+        max_pending: int = DEFAULT_MAX_PENDING,
+    ) -> None:
+        self._client = client
+        self._on_completed = on_completed
+        self._max_pending = _bound(max_pending)
+        self._coalescer: Coalescer[Future[Told]] = Coalescer()
+        self._open = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        self._work_waits = threading.Condition(self._lock)
+        self._room_waits = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+
+    def ack(self, item: str | ItemId) -> Future[Told]:
+        """Resolve an item as done. The future raises `ItemRejected`, `ServiceError`, `ServiceUnreachable`, or what
+        `on_completed` raised. Raises `MalformedItem` and `AckerClosed` at once."""
+        return self._put(item, Kind("acks", None))
+
+    def fail(self, item: str | ItemId, reason: str | None = None) -> Future[Told]:
+        """Resolve an item as given up; as `ack`. Each reason takes a call of its own, so prefer few of them."""
+        return self._put(item, Kind("failures", reason))
+
+    def _put(self, item: str | ItemId, kind: Kind) -> Future[Told]:
+        text = checked(item)
+        future: Future[Told] = Future()
+        # Running from the start: an id that was given cannot be taken back by cancelling its future.
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            # The acker's own thread, inside on_completed, must not wait for itself; and what it gives while the acker
+            # is closing still goes out, before close returns.
+            if threading.current_thread() is not self._thread:
+                while self._open >= self._max_pending and not self._closed:
+                    self._room_waits.wait()
+                if self._closed:
+                    raise errors.AckerClosed
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="lastbit-acker", daemon=True)
+                self._thread.start()
+            self._coalescer.put(text, kind, future)
+            self._open += 1
+            self._work_waits.notify()
+        return future
+
+    def close(self) -> None:
+        """Take no more items, send what waits, and return when every future is done."""
+        with self._lock:
+            self._closed = True
+            self._work_waits.notify()
+            self._room_waits.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while not self._coalescer and not self._closed:
+                    self._work_waits.wait()
+                call = self._coalescer.take()
+            if call is None:
+                return
+            self._settle(call)
+            with self._lock:
+                self._open -= call.size
+                self._room_waits.notify_all()
+
+    def _settle(self, call: Call[Future[Told]]) -> None:
+        try:
+            result = self._client._run(_flow(self._client, call))  # type: ignore[arg-type]  # reads the call only
+        except BaseException as error:  # noqa: BLE001  # whatever it was, the futures are how its caller learns of it
+            for future, failure in call.failed(error):
+                future.set_exception(failure)
+            return
+        raised: dict[int, BaseException] = {}
+        if self._on_completed is not None:
+            for done in result.completed:
+                try:
+                    self._on_completed(done)
+                except BaseException as error:  # noqa: BLE001  # as above
+                    raised[done.batch] = error
+        for future, outcome in call.outcomes(result, raised):
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+
+class AsyncAcker:
+    """`Acker` for the tasks of one event loop: `future = await acker.ack(item)` waits for a place only, `await future`
+    for the answer. `on_completed` may be a coroutine function."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        on_completed: Callable[[Completed], Awaitable[object] | object] | None = None,
+        max_pending: int = DEFAULT_MAX_PENDING,
+    ) -> None:
+        self._client = client
+        self._on_completed = on_completed
+        self._max_pending = _bound(max_pending)
+        self._coalescer: Coalescer[asyncio.Future[Told]] = Coalescer()
+        self._open = 0
+        self._closed = False
+        self._room = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def ack(self, item: str | ItemId) -> asyncio.Future[Told]:
+        """Resolve an item as done; see `Acker.ack`. Cancelling the future does not take the ack back."""
+        return await self._put(item, Kind("acks", None))
+
+    async def fail(self, item: str | ItemId, reason: str | None = None) -> asyncio.Future[Told]:
+        """Resolve an item as given up; see `Acker.fail`."""
+        return await self._put(item, Kind("failures", reason))
+
+    async def _put(self, item: str | ItemId, kind: Kind) -> asyncio.Future[Told]:
+        text = checked(item)
+        # The acker's own task, inside on_completed, must not wait for itself; and what it gives while the acker is
+        # closing still goes out, before close returns.
+        if asyncio.current_task() is not self._task:
+            while self._open >= self._max_pending and not self._closed:
+                self._room.clear()
+                await self._room.wait()
+            if self._closed:
+                raise errors.AckerClosed
+        future: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
+        self._coalescer.put(text, kind, future)
+        self._open += 1
+        if self._task is None:
+            # It begins after the running task has paused, so what is given until then goes in the same call.
+            self._task = asyncio.create_task(self._work(), name="lastbit-acker")
+        return future
+
+    async def close(self) -> None:
+        """Take no more items, send what waits, and return when every future is done."""
+        self._closed = True
+        self._room.set()
+        if self._task is not None:
+            # A caller that is cancelled stops waiting; what was given is sent all the same.
+            await asyncio.shield(self._task)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _work(self) -> None:
+        call = None
+        try:
+            while (call := self._coalescer.take()) is not None:
+                await self._settle(call)
+                self._open -= call.size
+                self._room.set()
+        except BaseException as error:
+            # Only the end of the event loop comes here; nobody may be left waiting for a future.
+            while call is not None:
+                for future, _ in call.failed(error):
+                    future.cancel()
+                call = self._coalescer.take()
+            self._open = 0
+            self._room.set()
+            raise
+        finally:
+            self._task = None
+
+    async def _settle(self, call: Call[asyncio.Future[Told]]) -> None:
+        try:
+            result = await self._client._run(_flow(self._client, call))  # type: ignore[arg-type]  # reads the call only
+        except Exception as error:  # noqa: BLE001  # whatever it was, the futures are how its caller learns of it
+            for future, failure in call.failed(error):
+                _tell(future, failure)
+            return
+        raised: dict[int, BaseException] = {}
+        if self._on_completed is not None:
+            for done in result.completed:
+                try:
+                    returned = self._on_completed(done)
+                    if inspect.isawaitable(returned):
+                        await returned
+                except Exception as error:  # noqa: BLE001  # as above
+                    raised[done.batch] = error
+        for future, outcome in call.outcomes(result, raised):
+            _tell(future, outcome)
+
+
+def _tell(future: asyncio.Future[Told], outcome: Told | BaseException) -> None:
+    if future.done():
+        return  # cancelled by whoever awaited it
+    if isinstance(outcome, StopIteration):
+        # A future cannot carry this one.
+        outcome = RuntimeError(f"on_completed raised {outcome!r}")
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -1,0 +1,147 @@
+"""The command itself: where the service is, how to answer, and what the exit codes mean."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from lastbit import __version__, errors
+from lastbit.cli.output import Output
+from lastbit.client import Client
+from lastbit.retry import Retry
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+REFUSED = 1
+WRONG_USE = 2
+NOT_SUCCEEDED = 3
+
+# A person waits in front of it: shorter than the library's patience, long enough for a restart of the service.
+PATIENCE = Retry(attempts=5, deadline=30.0)
+
+EPILOG = """\b
+Exit codes:
+  0  done
+  1  the service refused, or could not be reached
+  2  wrong use or malformed input; of that request nothing was applied
+  3  ack, fail: something was rejected; watch: the batch ended without success,
+     or not in time; verify: the counts disagree with the bits
+"""
+
+
+@dataclass
+class Settings:
+    """What was given before the command's name, or in the environment."""
+
+    url: str | None = None
+    token: str | None = None
+    json: bool = False
+
+
+@dataclass
+class Session:
+    """What a command works with."""
+
+    client: Client
+    output: Output
+
+
+class Commands(click.Group):
+    """A group whose commands end in a message and an exit code, never in a traceback, when the client says no."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except errors.LastbitError as error:
+            click.secho("lastbit: ", err=True, nl=False, fg="red")
+            click.echo(explained(error), err=True)
+            ctx.exit(exit_code(error))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order of a batch's life, not of the alphabet
+
+
+def end(code: int) -> NoReturn:
+    """End the command with an exit code, after its answer was written."""
+    click.get_current_context().exit(code)
+
+
+def exit_code(error: errors.LastbitError) -> int:
+    """The exit code that belongs to an error."""
+    if isinstance(error, errors.WaitTimeout):
+        return NOT_SUCCEEDED
+    if isinstance(error, errors.IdempotencyKeyReused):
+        return REFUSED
+    return WRONG_USE if isinstance(error, errors.InvalidArgument | errors.InvalidRequest) else REFUSED
+
+
+def explained(error: errors.LastbitError) -> str:
+    """The error in words for this audience."""
+    if isinstance(error, errors.ServiceUnreachable):
+        tried = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
+        return (
+            f"no answer from {error.url}: {error.cause} ({error.request}, {tried}).\n"
+            "Start the service there (`make serve` starts one at http://127.0.0.1:8000), or name another address with "
+            "--url or LASTBIT_URL."
+        )
+    if isinstance(error, errors.Unauthorized):
+        return f"{error}\nGive a token with --token or LASTBIT_TOKEN."
+    lines = [str(error)]
+    if isinstance(error, errors.ServiceError):
+        lines += [f"  {place}" for place in map(_place, error.errors) if place and place not in error.detail]
+    return "\n".join(lines)
+
+
+def _place(found: Any) -> str:
+    """One entry of a problem's `errors`, whatever its names."""
+    if not isinstance(found, dict):
+        return str(found)
+    return ": ".join(str(value) for value in found.values() if isinstance(value, str | int))
+
+
+@click.group(
+    cls=Commands,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--url", help="Address of the service.  [LASTBIT_URL; default: http://127.0.0.1:8000]")
+@click.option("--token", help="Sent as a bearer token.  [LASTBIT_TOKEN]")
+@click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
+@click.version_option(__version__, prog_name="lastbit")
+@click.pass_context
+def cli(ctx: click.Context, url: str | None, token: str | None, as_json: bool) -> None:
+    """Know exactly when a fanned-out batch of work is finished.
+
+    Open a batch, extend it with items, seal it; ack each item when it is done. An item's id is batch:group:index, like
+    7:0:42. --url, --token and --json can also stand after the command.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character gets a question mark, not a traceback.
+            stream.reconfigure(errors="replace")
+    ctx.obj = Settings(url, token, as_json)
+
+
+def session(command: F) -> F:
+    """Gives a command the options of every command, and a `Session` as its first argument."""
+
+    @click.option("--url", help="Address of the service.  [LASTBIT_URL]")
+    @click.option("--token", help="Sent as a bearer token.  [LASTBIT_TOKEN]")
+    @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
+    @click.pass_context
+    @wraps(command)
+    def with_session(
+        ctx: click.Context, /, *arguments: Any, url: str | None, token: str | None, as_json: bool, **options: Any
+    ) -> Any:
+        given: Settings = ctx.obj
+        with Client(url or given.url, token=token or given.token, retry=PATIENCE) as client:
+            output = Output(as_json or given.json)
+            return command(Session(client, output), *arguments, **options)
+
+    return with_session  # type: ignore[return-value]  # click replaces the signature

@@ -1,0 +1,85 @@
+"""What can be written on the command line, and how it is read: strictly, so that a typing error is not a request."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from lastbit.ids import INTEGER_LIMIT, MAX_ITEMS
+
+_DECIMAL = re.compile("0|[1-9][0-9]{0,15}")
+_DURATION = re.compile("([0-9]{1,9})([smhd]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class BatchId(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A decimal integer without leading zeros: one batch has one spelling."""
+
+    name = "batch"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if not _DECIMAL.fullmatch(value) or int(value) >= INTEGER_LIMIT:
+            self.fail(f"{value!r} is no batch id: expected a decimal integer without leading zeros, like 7", param, ctx)
+        return int(value)
+
+
+class Count(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A number of items, 0 to 10^12, in which underscores may group the digits."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        digits = value.replace("_", "")
+        if not _DECIMAL.fullmatch(digits) or int(digits) > MAX_ITEMS:
+            self.fail(f"{value!r} is no count of items: expected a whole number from 0 to 10^12", param, ctx)
+        return int(digits)
+
+
+class Label(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """`name:value`; the name ends at the first colon."""
+
+    name = "name:value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, colon, content = value.partition(":")
+        if not name or not colon:
+            self.fail(f"{value!r} is no label: expected name:value, like team:search", param, ctx)
+        return name, content
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """Seconds, or a whole number with a unit: 90, 90s, 15m, 12h, 7d."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _DURATION.fullmatch(value)
+        if match is None:
+            self.fail(
+                f"{value!r} is no duration: expected seconds, or a number with s, m, h or d, like 15m", param, ctx
+            )
+        return int(match[1]) * _SECONDS[match[2]]
+
+
+BATCH = BatchId()
+COUNT = Count()
+LABEL = Label()
+DURATION = Duration()
+
+
+def labels(pairs: tuple[tuple[str, str], ...]) -> dict[str, str] | None:
+    """The labels of repeated options. Raises `click.UsageError` where a name is given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise click.UsageError("a label is given twice")
+    return found or None

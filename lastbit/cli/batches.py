@@ -1,0 +1,176 @@
+"""The commands of a batch's life: open, extend, seal, cancel; and a look at it: status, list, verify."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import click
+
+from lastbit.cli import rendering
+from lastbit.cli.app import NOT_SUCCEEDED, Session, end, session
+from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, labels
+from lastbit.cli.output import plain
+from lastbit.models import Batch
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@click.command("open")
+@click.option("--key", help="Your name for the batch.")
+@click.option("--label", "label_pairs", type=LABEL, multiple=True, help="A label; may be given several times.")
+@click.option("--items", type=COUNT, help="Issue so many items at once.")
+@click.option("--sealed", is_flag=True, help="Seal it at once: no more items will come.")
+@click.option("--group-size", type=int, metavar="N", help="Items a group, a multiple of 8 from 64 to 32768.")
+@click.option("--parent", metavar="ITEM", help="The item of another batch that this batch resolves.")
+@click.option("--expires-in", type=DURATION, help="Idleness after which it expires: seconds, or 15m, 12h, 7d.")
+@click.option("--idempotency-key", help="The same key gives the same batch again, not another one.")
+@click.option("--ids", "each", is_flag=True, help="Print each issued id on a line, and nothing else.")
+@session
+def open_batch(
+    s: Session,
+    key: str | None,
+    label_pairs: Labels,
+    items: int | None,
+    sealed: bool,
+    group_size: int | None,
+    parent: str | None,
+    expires_in: int | None,
+    idempotency_key: str | None,
+    each: bool,
+) -> None:
+    """Open a batch."""
+    batch = s.client.open(
+        key=key,
+        labels=labels(label_pairs),
+        items=items,
+        sealed=sealed,
+        group_size=group_size,
+        parent=parent,
+        expires_in=expires_in,
+        idempotency_key=idempotency_key,
+    )
+    if s.output.as_json:
+        head = {**plain(batch.info), "replayed": batch.replayed}
+        if each:
+            s.output.stream(head, "ids", batch.ids)
+        else:
+            s.output.document(head)
+    elif each:
+        s.output.lines(batch.ids)
+    else:
+        again = ", opened before with this idempotency key" if batch.replayed else ""
+        s.output.say(f"{rendering.title(batch.id, batch.key)}  {rendering.state(batch.info)}{again}")
+        if batch.ids:
+            s.output.say(rendering.issued(batch.ids))
+
+
+@click.command()
+@click.argument("batch", type=BATCH)
+@click.argument("count", type=COUNT)
+@click.option("--idempotency-key", help="The same key issues the same items again, not more.")
+@click.option("--ids", "each", is_flag=True, help="Print each id on a line, and nothing else.")
+@session
+def extend(s: Session, batch: int, count: int, idempotency_key: str | None, each: bool) -> None:
+    """Issue COUNT more items of BATCH."""
+    ids = s.client.batch(batch).extend(count, idempotency_key=idempotency_key)
+    if s.output.as_json:
+        head = {"batch": batch, "group_size": ids.group_size, "start": ids.numbers.start, "count": len(ids)}
+        if each:
+            s.output.stream(head, "ids", ids)
+        else:
+            ends = {"first": ids[0], "last": ids[-1]} if ids else {"first": None, "last": None}
+            s.output.document({**head, **ends})
+    elif each:
+        s.output.lines(ids)
+    else:
+        s.output.say(rendering.issued(ids))
+
+
+@click.command()
+@click.argument("batch", type=BATCH)
+@session
+def seal(s: Session, batch: int) -> None:
+    """Promise that no more items of BATCH will come."""
+    sealed = s.client.batch(batch).seal()
+    if s.output.as_json:
+        s.output.document(sealed)
+        return
+    left = f", {sealed.pending:,} of {rendering.number(sealed.items, 'item')} pending" if sealed.pending else ""
+    how = ": this seal completed it" if sealed.newly else ""
+    s.output.say(f"{rendering.title(sealed.id, sealed.key)}  {rendering.state(sealed)}{left}{how}")
+
+
+@click.command()
+@click.argument("batch", type=BATCH)
+@session
+def cancel(s: Session, batch: int) -> None:
+    """End BATCH now; what is acked afterwards is rejected."""
+    ended = s.client.batch(batch).cancel()
+    if s.output.as_json:
+        s.output.document(ended)
+        return
+    left = f"{ended.pending:,} of {rendering.number(ended.items, 'item')} pending"
+    s.output.say(f"{rendering.title(ended.id, ended.key)}  {rendering.state(ended)}, {left}")
+
+
+@click.command()
+@click.argument("batch", type=BATCH)
+@session
+def status(s: Session, batch: int) -> None:
+    """Show BATCH as it is now."""
+    seen = s.client.batch(batch).refresh()
+    if s.output.as_json:
+        s.output.document(seen)
+    else:
+        s.output.console.print(rendering.batch_lines(seen))
+
+
+@click.command("list")
+@click.option(
+    "--state",
+    type=click.Choice(["open", "sealed", "complete", "expired", "cancelled"]),
+    help="Only batches in this state.",
+)
+@click.option("--key", help="Only batches with this key.")
+@click.option("--label", "label_pairs", type=LABEL, multiple=True, help="Only with this label; several mean and.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many.")
+@session
+def list_batches(s: Session, state: str | None, key: str | None, label_pairs: Labels, limit: int) -> None:
+    """List batches, newest first."""
+    # One more than asked for tells whether there are more.
+    page_size = min(limit + 1, 1000)
+    matching = s.client.batches(state=state, key=key, labels=labels(label_pairs), page_size=page_size)
+    shown: list[Batch] = list(islice(matching, limit))
+    more = next(matching, None) is not None
+    if s.output.as_json:
+        s.output.document({"batches": shown, "more": more})
+    elif not shown:
+        s.output.say("no batches")
+    else:
+        s.output.console.print(rendering.batch_table(shown))
+        if more:
+            s.output.say("[dim]There are more; --limit shows more of them.[/]")
+
+
+@click.command()
+@click.argument("batch", type=BATCH)
+@session
+def verify(s: Session, batch: int) -> None:
+    """Recount the bits of BATCH, compare them with its counts."""
+    found = s.client.batch(batch).verify()
+    if s.output.as_json:
+        s.output.document(found)
+    elif found.ok:
+        s.output.say(
+            f"[bold]batch {batch}[/]  [green]ok[/], the bits agree with the counts: "
+            f"{rendering.number(found.items, 'item')}, {found.acked:,} acked, {found.failed:,} failed, "
+            f"{found.pending:,} pending"
+        )
+    else:
+        s.output.say(
+            f"[bold]batch {batch}[/]  [red]the bits disagree with the counts[/]: "
+            f"acked {found.acked:,}, counted {found.counted.acked:,}; "
+            f"failed {found.failed:,}, counted {found.counted.failed:,}"
+        )
+    if not found.ok:
+        end(NOT_SUCCEEDED)

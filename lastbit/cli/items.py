@@ -1,0 +1,104 @@
+"""The commands of items: ack, fail, pending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
+
+import click
+
+from lastbit import errors
+from lastbit.cli import rendering
+from lastbit.cli.app import NOT_SUCCEEDED, Session, end, session
+from lastbit.cli.arguments import BATCH
+from lastbit.cli.output import safe
+from lastbit.cli.standard_input import chunks
+from lastbit.models import AckResult, FailedRange, PendingRange
+
+
+@click.command()
+@click.argument("ids", nargs=-1, metavar="[ID]... [-]")
+@session
+def ack(s: Session, ids: tuple[str, ...]) -> None:
+    """Resolve items as done.
+
+    Ids that are piped in, or a dash, are read from standard input, one a line, any number of them.
+    """
+    _resolve(s, ids, s.client.ack, "acked")
+
+
+@click.command()
+@click.argument("ids", nargs=-1, metavar="[ID]... [-]")
+@click.option("--reason", help="Why; shown by `lastbit pending --failed`.")
+@session
+def fail(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
+    """Resolve items as given up (dead-lettered). An ack wins over it, also later.
+
+    Ids that are piped in, or a dash, are read from standard input, one a line, any number of them.
+    """
+    _resolve(s, ids, lambda chunk: s.client.fail(chunk, reason), "failed")
+
+
+def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckResult], verb: str) -> None:
+    result = AckResult()
+    sent = 0
+    try:
+        for chunk in chunks(ids):
+            result = result.merged(send(chunk))
+            sent += len(chunk)
+    except errors.LastbitError:
+        if sent:
+            click.echo(f"The first {sent:,} ids were sent; sending them again is safe.", err=True)
+        raise
+    if s.output.as_json:
+        s.output.document(result)
+    else:
+        for line in rendering.resolved(result, verb):
+            s.output.say(line)
+    if result.rejected:
+        end(NOT_SUCCEEDED)
+
+
+@click.command()
+@click.argument("batch", type=BATCH)
+@click.option("--failed", is_flag=True, help="The failed items and their reasons instead.")
+@click.option("--ids", "each", is_flag=True, help="Print each id on a line, and nothing else.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many ranges.  [default: all]")
+@session
+def pending(s: Session, batch: int, failed: bool, each: bool, limit: int | None) -> None:
+    """Show what nobody has resolved in BATCH yet, as ranges of ids."""
+    handle = s.client.batch(batch)
+    page_size = min(limit or 1000, 1000)
+    found = handle.failed(page_size=page_size) if failed else handle.pending(page_size=page_size)
+    limited = islice(found, limit)
+    # The first page is fetched before anything is written, so that a refusal is not half a document.
+    ranges = chain(list(islice(limited, 1)), limited)
+    if each:
+        ids = chain.from_iterable(one.ids for one in ranges)
+        if s.output.as_json:
+            s.output.stream({"batch": batch}, "ids", ids)
+        else:
+            s.output.lines(ids)
+    elif s.output.as_json:
+        s.output.stream({"batch": batch}, "ranges", ranges)
+    else:
+        _show(s, ranges, "failed" if failed else "pending")
+
+
+def _show(s: Session, ranges: Iterable[PendingRange], what: str) -> None:
+    count = items = 0
+    for one in ranges:
+        count += 1
+        items += one.count
+        if one.count == 1:
+            s.output.say(f"[bold]{one.first}[/]  [dim]number {one.start:,}[/]")
+        else:
+            numbers = f"[dim]numbers {one.start:,} to {one.end - 1:,}[/]"
+            s.output.say(
+                f"[bold]{one.first}[/] … [bold]{one.last}[/]  {rendering.number(one.count, 'item')}, {numbers}"
+            )
+        if isinstance(one, FailedRange):
+            for item, reason in one.reasons.items():
+                s.output.say(f"  {item}: {safe(reason)}")
+    ending = f" in {rendering.number(count, 'range')}" if count else ""
+    s.output.say(f"{rendering.number(items, 'item')} {what}{ending}" if items else f"nothing {what}")

@@ -1,0 +1,156 @@
+"""How a batch looks on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lastbit.cli.output import safe
+from lastbit.ids import ItemIds
+from lastbit.models import AckResult, Batch, Completed
+from lastbit.progress import STATE_STYLES, duration
+
+BAR_WIDTH = 40
+MOST_REJECTED = 20
+"""Rejected items that are named one by one."""
+
+
+def number(count: int, noun: str) -> str:
+    """`1 item`, `2,000 items`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def state(batch: Batch) -> str:
+    """The state in its colour; a complete batch with failures says so."""
+    style = STATE_STYLES.get(batch.state, "default")
+    if batch.complete and not batch.succeeded:
+        return f"[yellow]{batch.state}, {batch.failed:,} failed[/]"
+    return f"[{style}]{safe(batch.state)}[/]"
+
+
+def title(batch: int, key: str | None) -> str:
+    return f"[bold]batch {batch}[/]" + (f" {safe(key)}" if key is not None else "")
+
+
+def share(batch: Batch) -> str:
+    """How much is resolved. It says 100 % only when nothing is pending."""
+    if not batch.items:
+        return "no items"
+    thousandths = batch.resolved * 1000 // batch.items
+    return f"{thousandths / 10:.1f} %"
+
+
+def moment(when: datetime, now: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M:%S} UTC, {duration(max(0.0, (now - when).total_seconds()))} ago"
+
+
+def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
+    """One batch, whole."""
+    now = now or datetime.now(UTC)
+    head = Text.from_markup(f"{title(batch.id, batch.key)}  {state(batch)}")
+    full = BAR_WIDTH * batch.resolved // batch.items if batch.items else 0
+    bar = Text.assemble(
+        ("█" * full, "yellow" if batch.failed else "green"), ("░" * (BAR_WIDTH - full), "dim"), f"  {share(batch)}"
+    )
+    counts = Text.assemble(
+        f"{number(batch.items, 'item')}: ",
+        (f"{batch.acked:,} acked", "green" if batch.acked else "dim"),
+        ", ",
+        (f"{batch.failed:,} failed", "red" if batch.failed else "dim"),
+        ", ",
+        (f"{batch.pending:,} pending", "bold" if batch.pending else "dim"),
+    )
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    if batch.labels:
+        labels = ", ".join(f"{name}:{value}" for name, value in batch.labels.items())
+        facts.add_row("labels", safe(labels))
+    if batch.parent is not None:
+        facts.add_row("parent", safe(batch.parent))
+    facts.add_row("opened", moment(batch.created_at, now))
+    if batch.sealed_at is not None:
+        facts.add_row("sealed", moment(batch.sealed_at, now))
+    if batch.ended_at is not None:
+        facts.add_row("ended", moment(batch.ended_at, now))
+    else:
+        facts.add_row("changed", moment(batch.updated_at, now))
+    if batch.expires_in is not None and not batch.ended:
+        facts.add_row("expires", f"after {duration(batch.expires_in)} of idleness")
+    return Group(head, bar, counts, facts)
+
+
+def batch_table(batches: Iterable[Batch], now: datetime | None = None) -> Table:
+    """Many batches, a line each."""
+    now = now or datetime.now(UTC)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    table.add_column("batch", justify="right", style="bold", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("resolved", justify="right", no_wrap=True)
+    table.add_column("items", justify="right", no_wrap=True)
+    table.add_column("pending", justify="right", no_wrap=True)
+    table.add_column("failed", justify="right", no_wrap=True)
+    table.add_column("changed", justify="right", no_wrap=True)
+    table.add_column("key", overflow="ellipsis", no_wrap=True)
+    table.add_column("labels", overflow="ellipsis", no_wrap=True)
+    for batch in batches:
+        style = STATE_STYLES.get(batch.state, "default")
+        table.add_row(
+            str(batch.id),
+            f"[{style}]{safe(batch.state)}[/]",
+            share(batch) if batch.items else "",
+            f"{batch.items:,}",
+            f"{batch.pending:,}" if batch.pending else "",
+            f"[red]{batch.failed:,}[/]" if batch.failed else "",
+            f"{duration(max(0.0, (now - batch.updated_at).total_seconds()))} ago",
+            safe(batch.key or ""),
+            safe(", ".join(f"{name}:{value}" for name, value in batch.labels.items())),
+        )
+    return table
+
+
+def issued(ids: ItemIds) -> str:
+    """The run of ids that was issued, as a range."""
+    if not ids:
+        return "no items"
+    numbers = ids.numbers
+    if len(ids) == 1:
+        return f"[bold]{ids[0]}[/]  1 item, number {numbers.start:,}"
+    return (
+        f"[bold]{ids[0]}[/] … [bold]{ids[-1]}[/]  {number(len(ids), 'item')}, "
+        f"numbers {numbers.start:,} to {numbers.stop - 1:,}"
+    )
+
+
+def completion(done: Completed) -> str:
+    """What an ack's answer says of a complete batch."""
+    outcome = "[green]complete[/]" if done.succeeded else "[yellow]complete, with failures[/]"
+    if done.newly:
+        how = ": this call completed it"
+    elif done.newly_succeeded:
+        how = ": this call made it succeed"
+    else:
+        how = " already"
+    return f"{title(done.batch, done.key)} is {outcome}{how}"
+
+
+def resolved(result: AckResult, verb: str) -> list[str]:
+    """The answer of acks (`verb` acked) or failures (`verb` failed)."""
+    rejected = result.rejected_count
+    head = f"{result.applied:,} {verb}"
+    if result.repeated:
+        head += f", {result.repeated:,} repeated"
+    if rejected:
+        head += f", [red]{rejected:,} rejected[/]"
+    lines = [head]
+    for rejection in result.rejected[:MOST_REJECTED]:
+        place = rejection.item if rejection.item is not None else f"{rejection.count:,} of group {rejection.group}"
+        lines.append(f"  [red]rejected[/] {safe(place)}: {safe(rejection.reason)}")
+    if len(result.rejected) > MOST_REJECTED:
+        lines.append(f"  … and {len(result.rejected) - MOST_REJECTED:,} more; --json names all")
+    return lines + [completion(done) for done in result.completed]

@@ -1,0 +1,342 @@
+"""The clients. They move bytes and wait; what the bytes mean stands in `_calls`, and when to insist in `_protocol`.
+
+A client holds a pool of connections: make one per process and share it, a `Client` between threads, an `AsyncClient`
+between the tasks of one event loop. It is not for use across a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from lastbit import __version__, _calls, _masks
+from lastbit._calls import Ids
+from lastbit._protocol import (
+    DEFAULT_URL,
+    Answer,
+    Emit,
+    Failure,
+    Flow,
+    Outcome,
+    Pause,
+    Request,
+    Service,
+    base_url,
+    visible_ascii,
+)
+from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
+from lastbit.batch import AsyncBatchHandle, BatchHandle
+from lastbit.ids import ItemId
+from lastbit.models import AckResult, Batch, Completed
+from lastbit.retry import Retry
+
+T = TypeVar("T")
+
+_AGENT = {"user-agent": f"lastbit/{__version__}"}
+
+
+def _service(url: str | None, token: str | None, timeout: float, retry: Retry | None) -> Service:
+    token = os.environ.get("LASTBIT_TOKEN") if token is None else token
+    return Service(
+        base_url(os.environ.get("LASTBIT_URL") or DEFAULT_URL if url is None else url),
+        visible_ascii("a token", token, 8192) if token else None,
+        retry or Retry(),
+        timeout,
+    )
+
+
+def _answer(response: httpx.Response) -> Answer:
+    return Answer(response.status_code, dict(response.headers), response.content)
+
+
+def _failure(error: httpx.HTTPError | httpx.InvalidURL, request: Request) -> Failure:
+    said = str(error)
+    if isinstance(error, httpx.ConnectTimeout):
+        return Failure(f"no connection within {request.timeout:g} s")
+    if isinstance(error, httpx.TimeoutException):
+        return Failure(f"nothing came within {request.timeout:g} s")
+    lasting = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.InvalidURL)
+    return Failure(said or type(error).__name__, lasting or "CERTIFICATE_VERIFY_FAILED" in said)
+
+
+class Client:
+    """A connection to a service.
+
+    `url`: by default LASTBIT_URL, else http://127.0.0.1:8000. `token`: sent as `Authorization: Bearer`, by default
+    LASTBIT_TOKEN. `timeout`: seconds for each of connecting, sending and the answer. `retry`: how long to insist.
+    `transport`: an httpx transport of your own, for other certificates or proxies. Raises `InvalidArgument`.
+
+    Its methods raise `ServiceError` where the service refuses, `ServiceUnreachable` where it does not answer.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        timeout: float = 30.0,
+        retry: Retry | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._service = _service(url, token, timeout, retry)
+        self._http = httpx.Client(transport=transport, headers=_AGENT)
+
+    @property
+    def url(self) -> str:
+        return self._service.url
+
+    def open(
+        self,
+        *,
+        key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        group_size: int | None = None,
+        items: int | None = None,
+        sealed: bool = False,
+        parent: str | ItemId | None = None,
+        expires_in: int | timedelta | None = None,
+        idempotency_key: str | None = None,
+    ) -> BatchHandle:
+        """Open a batch. `items` ids are issued (`.ids`) and, with `sealed`, the batch is sealed in the same
+        transaction. `expires_in`: seconds of idleness after which it expires. With the same `idempotency_key` it is the
+        same batch with the same ids again (`.replayed`)."""
+        flow = _calls.open_batch(
+            self._service, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
+        )
+        opened, replayed = self._run(flow)
+        return BatchHandle(self, opened.id, opened, replayed)
+
+    def batch(self, batch: int) -> BatchHandle:
+        """A handle on a batch that exists already; no request is sent."""
+        return BatchHandle(self, batch)
+
+    def batches(
+        self,
+        *,
+        state: str | None = None,
+        key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        page_size: int = 100,
+    ) -> Iterator[Batch]:
+        """The batches, newest first, fetched as they are asked for; several labels mean and."""
+        return self._iterate(_calls.batches(self._service, state, key, labels, page_size))
+
+    def ack(self, ids: Ids) -> AckResult:
+        """Resolve items as done: one id, or any iterable of them, or `ItemIds` (sent as bits, however many).
+
+        Large calls are split and the answers merged; a part may be applied when a later one fails (`error.partial`),
+        and all of it is sent again safely. A collection is checked before anything is sent, and counts each id once; an
+        iterator is read, checked and made distinct 10,000 ids at a time. Raises `MalformedItem`.
+        """
+        return self._run(_calls.resolve(self._service, "acks", _masks.pieces(ids), None))
+
+    def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
+        """Resolve items as given up; as `ack`. An item that is acked stays so; one that failed can still be acked."""
+        return self._run(_calls.resolve(self._service, "failures", _masks.pieces(ids), reason))
+
+    def acker(
+        self,
+        on_completed: Callable[[Completed], object] | None = None,
+        max_pending: int = DEFAULT_MAX_PENDING,
+    ) -> Acker:
+        """A context manager that gathers single acks into few calls; see `Acker`."""
+        return Acker(self, on_completed, max_pending)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client {self.url}>"
+
+    def _run(self, flow: Flow[T], emit: Callable[[Any], object] | None = None) -> T:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            outcome = None
+            if isinstance(step, Request):
+                outcome = self._send(step)
+            elif isinstance(step, Pause):
+                time.sleep(step.seconds)
+            elif emit is not None:
+                emit(step.value)
+
+    def _iterate(self, flow: Flow[None]) -> Iterator[Any]:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration:
+                return
+            outcome = None
+            if isinstance(step, Request):
+                outcome = self._send(step)
+            elif isinstance(step, Pause):
+                time.sleep(step.seconds)
+            else:
+                assert isinstance(step, Emit)
+                yield step.value
+
+    def _send(self, request: Request) -> Answer | Failure:
+        try:
+            return _answer(
+                self._http.request(
+                    request.method,
+                    request.url,
+                    params=request.params,
+                    headers=dict(request.headers),
+                    content=request.body,
+                    timeout=request.timeout,
+                )
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return _failure(error, request)
+
+
+class AsyncClient:
+    """`Client`, awaited: same names, same arguments, same errors."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        timeout: float = 30.0,
+        retry: Retry | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._service = _service(url, token, timeout, retry)
+        self._http = httpx.AsyncClient(transport=transport, headers=_AGENT)
+
+    @property
+    def url(self) -> str:
+        return self._service.url
+
+    async def open(
+        self,
+        *,
+        key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        group_size: int | None = None,
+        items: int | None = None,
+        sealed: bool = False,
+        parent: str | ItemId | None = None,
+        expires_in: int | timedelta | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncBatchHandle:
+        """Open a batch; see `Client.open`."""
+        flow = _calls.open_batch(
+            self._service, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
+        )
+        opened, replayed = await self._run(flow)
+        return AsyncBatchHandle(self, opened.id, opened, replayed)
+
+    def batch(self, batch: int) -> AsyncBatchHandle:
+        """A handle on a batch that exists already; no request is sent, and nothing is awaited."""
+        return AsyncBatchHandle(self, batch)
+
+    def batches(
+        self,
+        *,
+        state: str | None = None,
+        key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        page_size: int = 100,
+    ) -> AsyncIterator[Batch]:
+        """The batches, newest first, fetched as they are asked for; several labels mean and."""
+        return self._iterate(_calls.batches(self._service, state, key, labels, page_size))
+
+    async def ack(self, ids: Ids) -> AckResult:
+        """Resolve items as done; see `Client.ack`."""
+        return await self._run(_calls.resolve(self._service, "acks", _masks.pieces(ids), None))
+
+    async def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
+        """Resolve items as given up; see `Client.fail`."""
+        return await self._run(_calls.resolve(self._service, "failures", _masks.pieces(ids), reason))
+
+    def acker(
+        self,
+        on_completed: Callable[[Completed], Awaitable[object] | object] | None = None,
+        max_pending: int = DEFAULT_MAX_PENDING,
+    ) -> AsyncAcker:
+        """A context manager that gathers single acks into few calls; see `AsyncAcker`."""
+        return AsyncAcker(self, on_completed, max_pending)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient {self.url}>"
+
+    async def _run(self, flow: Flow[T], emit: Callable[[Any], object] | None = None) -> T:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            outcome = None
+            if isinstance(step, Request):
+                outcome = await self._send(step)
+            elif isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+            elif emit is not None:
+                emit(step.value)
+
+    async def _iterate(self, flow: Flow[None]) -> AsyncIterator[Any]:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration:
+                return
+            outcome = None
+            if isinstance(step, Request):
+                outcome = await self._send(step)
+            elif isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+            else:
+                assert isinstance(step, Emit)
+                yield step.value
+
+    async def _send(self, request: Request) -> Answer | Failure:
+        try:
+            return _answer(
+                await self._http.request(
+                    request.method,
+                    request.url,
+                    params=request.params,
+                    headers=dict(request.headers),
+                    content=request.body,
+                    timeout=request.timeout,
+                )
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return _failure(error, request)

@@ -1,0 +1,283 @@
+"""What can go wrong, as one tree: catch the branch you can do something about.
+
+    LastbitError
+    ├── ServiceError             the service answered with a problem: status, code, detail, errors, retry_after
+    │   ├── InvalidRequest       invalid_request, method_not_allowed, unsupported_media_type
+    │   │   ├── IdempotencyKeyReused
+    │   │   └── TooLarge
+    │   ├── Unauthorized
+    │   ├── Forbidden
+    │   ├── NotFound             no such path
+    │   │   └── BatchNotFound
+    │   ├── Conflict             the batch's state does not take this verb
+    │   │   ├── BatchSealed
+    │   │   └── BatchEnded       batch_complete, batch_expired, batch_cancelled
+    │   ├── RateLimited
+    │   └── Unavailable          overloaded, or its database is away; also what a gateway says for it (502, 504)
+    ├── ServiceUnreachable       no answer at all
+    ├── UnexpectedAnswer         an answer that is not the contract's: something else listens there
+    ├── WaitTimeout              also a TimeoutError; bears the batch as last seen
+    ├── ItemRejected             an acker's item was not applied, with the service's reason
+    ├── AckerClosed
+    ├── NotRefreshed             a handle was asked for a state that it never fetched
+    ├── MissingExtra             also an ImportError
+    └── InvalidArgument          also a ValueError; judged here, nothing was sent
+        └── MalformedItem        also an InvalidItemId; bears the position in the call
+
+Each error can be pickled, so that it survives the way out of a worker process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lastbit.ids import InvalidItemId
+
+if TYPE_CHECKING:
+    from lastbit.models import AckResult, Batch
+
+
+class LastbitError(Exception):
+    """The root of all errors of this package."""
+
+    partial: AckResult | None = None
+    """Where a call of many requests failed after some were answered: what those said, merged."""
+
+
+class ServiceError(LastbitError):
+    """The service refused. `code` is stable and made for programs, `detail` is made for people, `errors` names the
+    places in the request, `retry_after` is in seconds where the service said so."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        errors: Sequence[Mapping[str, Any]] = (),
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(status, code, detail, errors, retry_after)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"{self.detail} ({self.status} {self.code})"
+
+
+class InvalidRequest(ServiceError):
+    """The request is malformed; `errors` names the places, and nothing was applied."""
+
+
+class IdempotencyKeyReused(InvalidRequest):
+    """This Idempotency-Key was used before, with another body."""
+
+
+class TooLarge(InvalidRequest):
+    """The request is larger than the service takes."""
+
+
+class Unauthorized(ServiceError):
+    """The token is missing or unknown."""
+
+
+class Forbidden(ServiceError):
+    """The token does not allow this."""
+
+
+class NotFound(ServiceError):
+    """There is no such thing."""
+
+
+class BatchNotFound(NotFound):
+    """There is no such batch: it was never opened, or it was deleted."""
+
+
+class Conflict(ServiceError):
+    """The batch is in a state that does not take this verb."""
+
+
+class BatchSealed(Conflict):
+    """The batch is sealed and issues no more items."""
+
+
+class BatchEnded(Conflict):
+    """The batch is complete, expired or cancelled, as `code` says."""
+
+
+class RateLimited(ServiceError):
+    """Too many requests, even after the retries."""
+
+
+class Unavailable(ServiceError):
+    """The service is overloaded or its database is away, even after the retries. Sending all of it again is safe."""
+
+
+_BY_CODE: dict[str, type[ServiceError]] = {
+    "invalid_request": InvalidRequest,
+    "idempotency_key_reused": IdempotencyKeyReused,
+    "too_large": TooLarge,
+    "method_not_allowed": InvalidRequest,
+    "unsupported_media_type": InvalidRequest,
+    "unauthorized": Unauthorized,
+    "forbidden": Forbidden,
+    "not_found": NotFound,
+    "batch_not_found": BatchNotFound,
+    "batch_sealed": BatchSealed,
+    "batch_complete": BatchEnded,
+    "batch_expired": BatchEnded,
+    "batch_cancelled": BatchEnded,
+    "rate_limited": RateLimited,
+    "unavailable": Unavailable,
+}
+# For codes newer than this client, and for gateways that know no codes.
+_BY_STATUS: dict[int, type[ServiceError]] = {
+    400: InvalidRequest,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    405: InvalidRequest,
+    409: Conflict,
+    413: TooLarge,
+    415: InvalidRequest,
+    422: InvalidRequest,
+    429: RateLimited,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
+}
+
+
+def service_error(
+    status: int, code: str, detail: str, errors: Sequence[Mapping[str, Any]] = (), retry_after: float | None = None
+) -> ServiceError:
+    """The error of the class that belongs to `code`, or to `status` where the code is not known."""
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status, ServiceError)
+    return kind(status, code, detail, errors, retry_after)
+
+
+class ServiceUnreachable(LastbitError):
+    """No answer came from the service. What was asked may or may not have been done; sending it again is safe."""
+
+    def __init__(self, url: str, request: str, cause: str, attempts: int, seconds: float) -> None:
+        super().__init__(url, request, cause, attempts, seconds)
+        self.url = url
+        self.request = request
+        """Method and path, like `POST /v1/acks`."""
+        self.cause = cause
+        self.attempts = attempts
+        self.seconds = seconds
+        """How long it was tried."""
+
+    def __str__(self) -> str:
+        tried = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        return (
+            f"no answer from {self.url} to {self.request}: {self.cause} ({tried} in {self.seconds:.1f} s). "
+            "Check that the service runs there (`make serve` starts one at http://127.0.0.1:8000), or name another "
+            "address with LASTBIT_URL or the url argument. Sending the request again is safe."
+        )
+
+
+class UnexpectedAnswer(LastbitError):
+    """The answer is not one of the contract: something other than Lastbit, or a much older one, listens there."""
+
+    def __init__(self, url: str, request: str, status: int, found: str) -> None:
+        super().__init__(url, request, status, found)
+        self.url = url
+        self.request = request
+        self.status = status
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.url} answered {self.status} to {self.request}, but {self.found}. Is this the address of a Lastbit "
+            "service?"
+        )
+
+
+class WaitTimeout(LastbitError, TimeoutError):
+    """The batch did not end in time. `batch` is how it was seen last."""
+
+    def __init__(self, batch: Batch, timeout: float) -> None:
+        super().__init__(batch, timeout)
+        self.batch = batch
+        self.timeout = timeout
+
+    def __str__(self) -> str:
+        batch = self.batch
+        return (
+            f"batch {batch.id} did not end within {self.timeout:g} s: it is {batch.state}, "
+            f"{batch.pending:,} of {batch.items:,} items pending"
+        )
+
+
+class ItemRejected(LastbitError):
+    """The service did not apply this item. `reason` is `unknown_batch`, `unknown_item`, `expired` or `cancelled`."""
+
+    MEANINGS: ClassVar[dict[str, str]] = {
+        "unknown_batch": "there is no such batch",
+        "unknown_item": "the batch never issued it",
+        "expired": "its batch has expired",
+        "cancelled": "its batch was cancelled",
+    }
+
+    def __init__(self, item: str, reason: str) -> None:
+        super().__init__(item, reason)
+        self.item = item
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"item {self.item} was rejected: {self.MEANINGS.get(self.reason, self.reason)} ({self.reason})"
+
+
+class AckerClosed(LastbitError):
+    """The acker is closed and takes no more items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "the acker is closed and takes no more items"
+
+
+class NotRefreshed(LastbitError):
+    """The handle was made without a request and knows nothing of its batch yet."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(batch)
+        self.batch = batch
+
+    def __str__(self) -> str:
+        return f"the state of batch {self.batch} was not asked for yet: call refresh() first"
+
+
+class MissingExtra(LastbitError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, extra: str, purpose: str) -> None:
+        super().__init__(extra, purpose)
+        self.extra = extra
+        self.purpose = purpose
+
+    def __str__(self) -> str:
+        return f"{self.purpose} needs more than the bare client: pip install 'lastbit[{self.extra}]'"
+
+
+class InvalidArgument(LastbitError, ValueError):
+    """An argument cannot be meant; nothing was sent."""
+
+
+class MalformedItem(InvalidArgument, InvalidItemId):
+    """One of the ids of a call is no item id. `position` counts from 0 in the order they were given."""
+
+    def __init__(self, text: object, position: int) -> None:
+        InvalidItemId.__init__(self, text)
+        self.fact: str = self.args[0]
+        self.args = (text, position)
+        self.position = position
+
+    def __str__(self) -> str:
+        return f"position {self.position}: {self.fact}"

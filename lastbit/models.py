@@ -1,0 +1,293 @@
+"""The service's answers as frozen values.
+
+Each decodes itself from JSON with `from_json`, which reads the fields it knows and ignores the others, so that an older
+client understands a newer service. Times are aware and in UTC; counts are items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_GROUP_SIZE, ItemId, ItemIds
+
+Json = Mapping[str, Any]
+
+TERMINAL_STATES = frozenset({"complete", "expired", "cancelled"})
+
+
+def _time(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return moment.astimezone(UTC)
+
+
+def _time_or_none(text: str | None) -> datetime | None:
+    return None if text is None else _time(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch as it was when the service answered. `state` is `open`, `sealed`, `complete`, `expired` or `cancelled`;
+    `expires_in` is in seconds of idleness."""
+
+    id: int
+    key: str | None
+    labels: Mapping[str, str]
+    state: str
+    group_size: int
+    items: int
+    acked: int
+    failed: int
+    pending: int
+    complete: bool
+    succeeded: bool
+    parent: str | None
+    expires_in: int | None
+    created_at: datetime
+    updated_at: datetime
+    sealed_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def ended(self) -> bool:
+        """In a terminal state: complete, expired or cancelled."""
+        return self.state in TERMINAL_STATES
+
+    @property
+    def resolved(self) -> int:
+        """Items that are acked or failed."""
+        return self.acked + self.failed
+
+    @classmethod
+    def _fields(cls, data: Json) -> dict[str, Any]:
+        return {
+            "id": data["id"],
+            "key": data["key"],
+            "labels": dict(data["labels"] or {}),
+            "state": data["state"],
+            "group_size": data["group_size"],
+            "items": data["items"],
+            "acked": data["acked"],
+            "failed": data["failed"],
+            "pending": data["pending"],
+            "complete": data["complete"],
+            "succeeded": data["succeeded"],
+            "parent": data.get("parent"),
+            "expires_in": data.get("expires_in"),
+            "created_at": _time(data["created_at"]),
+            "updated_at": _time(data["updated_at"]),
+            "sealed_at": _time_or_none(data["sealed_at"]),
+            "ended_at": _time_or_none(data["ended_at"]),
+        }
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(**cls._fields(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Opened(Batch):
+    """The answer of open: the batch, the numbers that the open itself issued, and whether it completed it (an empty
+    batch that is opened sealed is complete at once)."""
+
+    start: int
+    count: int
+    newly: bool
+
+    @property
+    def ids(self) -> ItemIds:
+        """What the open issued."""
+        return ItemIds(self.id, self.group_size, range(self.start, self.start + self.count))
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(**cls._fields(data), start=data["start"], count=data["count"], newly=data["newly"])
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed(Batch):
+    """The answer of seal: the batch, and whether this seal completed it and made it succeed."""
+
+    newly: bool
+    newly_succeeded: bool
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(**cls._fields(data), newly=data["newly"], newly_succeeded=data["newly_succeeded"])
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The answer of extend: the numbers start .. start+count-1 were issued, and `items` is the batch's total now."""
+
+    batch: int
+    group_size: int
+    start: int
+    count: int
+    items: int
+
+    @property
+    def ids(self) -> ItemIds:
+        return ItemIds(self.batch, self.group_size, range(self.start, self.start + self.count))
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["batch"], data["group_size"], data["start"], data["count"], data["items"])
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A complete batch of which the call brought an item. `newly`: this call completed it. `newly_succeeded`: this call
+    made `succeeded` true."""
+
+    batch: int
+    key: str | None
+    newly: bool
+    succeeded: bool
+    newly_succeeded: bool
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["batch"], data["key"], data["newly"], data["succeeded"], data["newly_succeeded"])
+
+    def merged(self, later: Completed) -> Completed:
+        """What two answers of one call say of this batch. A batch that has succeeded stays so."""
+        return Completed(
+            self.batch,
+            self.key,
+            self.newly or later.newly,
+            self.succeeded or later.succeeded,
+            self.newly_succeeded or later.newly_succeeded,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """What was not applied, and why: either one `item`, or `count` bits of the mask of one `group` (`"7:2"`)."""
+
+    reason: str
+    item: str | None = None
+    group: str | None = None
+    count: int = 1
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["reason"], data.get("item"), data.get("group"), data.get("count", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class AckResult:
+    """The answer of acks and failures. `applied` items changed, `repeated` ones were already so."""
+
+    applied: int = 0
+    repeated: int = 0
+    completed: tuple[Completed, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+
+    @property
+    def rejected_count(self) -> int:
+        """Items that were rejected; a rejected mask counts as many as its bits."""
+        return sum(rejection.count for rejection in self.rejected)
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(
+            data["applied"],
+            data["repeated"],
+            tuple(map(Completed.from_json, data["completed"])),
+            tuple(map(Rejected.from_json, data["rejected"])),
+        )
+
+    def merged(self, later: AckResult) -> AckResult:
+        """Two answers of one call as one; each complete batch is named once."""
+        completed = {done.batch: done for done in self.completed}
+        for done in later.completed:
+            earlier = completed.get(done.batch)
+            completed[done.batch] = done if earlier is None else earlier.merged(done)
+        return AckResult(
+            self.applied + later.applied,
+            self.repeated + later.repeated,
+            tuple(completed.values()),
+            self.rejected + later.rejected,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRange:
+    """The numbers start .. end-1 are pending; `first` and `last` are the ids of their ends."""
+
+    start: int
+    end: int
+    first: str
+    last: str
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+    @property
+    def ids(self) -> ItemIds:
+        """All ids of the range, lazily: what is to be published again."""
+        last = ItemId.parse(self.last)
+        if last.group:
+            group_size = (self.end - 1 - last.index) // last.group
+        else:
+            # All in group 0, where every group size that reaches this far gives the same ids.
+            group_size = DEFAULT_GROUP_SIZE if last.index < DEFAULT_GROUP_SIZE else MAX_GROUP_SIZE
+        return ItemIds(last.batch, group_size, range(self.start, self.end))
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["start"], data["end"], data["first"], data["last"])
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRange(PendingRange):
+    """The numbers start .. end-1 have failed; `reasons` maps the ids of those that were failed with one to it."""
+
+    reasons: Mapping[str, str]
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["start"], data["end"], data["first"], data["last"], dict(data.get("reasons") or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the recount of the bits found."""
+
+    acked: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The batch's counts beside a recount of its bits; `ok` where they agree."""
+
+    ok: bool
+    items: int
+    acked: int
+    failed: int
+    pending: int
+    counted: Counted
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        counted = Counted(data["counted"]["acked"], data["counted"]["failed"])
+        return cls(data["ok"], data["items"], data["acked"], data["failed"], data["pending"], counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """The smallest pending number: every item below it is resolved. `item` is its id, None where nothing is pending."""
+
+    watermark: int
+    item: str | None
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["watermark"], data["item"])

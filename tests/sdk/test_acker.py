@@ -1,0 +1,437 @@
+"""Gathering single acks into few calls: the pure part, and both ackers against a service that answers on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastbit import Acker, AsyncClient, Client, Completed, Retry, errors
+from lastbit._coalescer import Coalescer, Kind
+from lastbit.models import AckResult, Rejected
+
+ACK = Kind("acks", None)
+LATE = Kind("failures", "late")
+LOST = Kind("failures", "lost")
+
+
+# -- the pure part
+
+
+def drained(coalescer: Coalescer[int]) -> list[tuple[Kind, list[str]]]:
+    calls = []
+    while (call := coalescer.take()) is not None:
+        calls.append((call.kind, call.items))
+    return calls
+
+
+def test_what_waits_goes_in_one_call() -> None:
+    """All acks in one, failures in one for each reason, in the order in which the kinds came."""
+    waiting: Coalescer[int] = Coalescer()
+    for number, kind in enumerate([ACK, LATE, ACK, LOST, ACK, LATE]):
+        waiting.put(f"7:0:{number}", kind, number)
+    assert drained(waiting) == [
+        (ACK, ["7:0:0", "7:0:2", "7:0:4"]),
+        (LATE, ["7:0:1", "7:0:5"]),
+        (LOST, ["7:0:3"]),
+    ]
+    assert not waiting
+
+
+def test_an_item_that_is_given_twice_is_sent_once() -> None:
+    """And both who wait for it are told."""
+    waiting: Coalescer[int] = Coalescer()
+    waiting.put("7:0:1", ACK, 1)
+    waiting.put("7:0:1", ACK, 2)
+    call = waiting.take()
+    assert call is not None
+    assert call.items == ["7:0:1"]
+    assert call.size == 2
+    assert dict(call.outcomes(AckResult(applied=1), {})) == {1: None, 2: None}
+
+
+def test_a_flood_of_acks_does_not_hold_failures_back() -> None:
+    """A kind that has more than fits goes to the end of the line."""
+    waiting: Coalescer[int] = Coalescer(most=2)
+    for number in range(5):
+        waiting.put(f"7:0:{number}", ACK, number)
+    waiting.put("7:0:9", LATE, 9)
+    assert [kind for kind, _ in drained(waiting)] == [ACK, LATE, ACK, ACK]
+
+
+def test_an_item_that_is_under_way_holds_nothing_up() -> None:
+    """What was taken is forgotten: a later failure of it waits beside the acks, not behind them all."""
+    waiting: Coalescer[int] = Coalescer(most=2)
+    for item in ("a", "b", "c"):
+        waiting.put(item, ACK, 0)
+    waiting.take()
+    waiting.put("a", LATE, 1)
+    waiting.put("d", ACK, 2)
+    assert drained(waiting) == [(ACK, ["c", "d"]), (LATE, ["a"])]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([ACK, LATE, LOST])), max_size=60),
+    st.integers(1, 4),
+    st.data(),
+)
+def test_nothing_is_lost_and_each_items_order_is_kept(
+    given_items: list[tuple[int, Kind]], most: int, data: st.DataObject
+) -> None:
+    """However takes fall between the puts: each future is in exactly one call of its kind, no call is too large, and
+    what was said of an item later is never sent earlier."""
+    waiting: Coalescer[int] = Coalescer(most)
+    calls = []
+    for future, (number, kind) in enumerate(given_items):
+        waiting.put(f"7:0:{number}", kind, future)
+        if data.draw(st.booleans()):
+            calls.append(waiting.take())
+    while waiting:
+        calls.append(waiting.take())
+    assert waiting.take() is None
+
+    sent: dict[int, int] = {}
+    for place, call in enumerate(calls):
+        assert call is not None
+        assert 1 <= len(call.waiting) <= most
+        for item, futures in call.waiting.items():
+            for future in futures:
+                assert future not in sent
+                sent[future] = place
+                assert (item, call.kind) == (f"7:0:{given_items[future][0]}", given_items[future][1])
+    assert len(sent) == len(given_items)
+    for earlier, (item, kind) in enumerate(given_items):
+        for later in range(earlier + 1, len(given_items)):
+            if given_items[later][0] == item and given_items[later][1] != kind:
+                assert sent[earlier] < sent[later]
+
+
+def test_each_future_is_told_its_own_outcome() -> None:
+    """A rejection, the caller's own error for its batch, the completed batch, or nothing."""
+    waiting: Coalescer[str] = Coalescer()
+    for item in ("7:0:1", "7:0:2", "8:0:1", "9:0:1"):
+        waiting.put(item, ACK, item)
+    call = waiting.take()
+    assert call is not None
+    seven = Completed(7, None, True, True, True)
+    eight = Completed(8, None, True, True, True)
+    mine = ValueError("mine")
+    result = AckResult(3, 0, (seven, eight), (Rejected("unknown_item", item="7:0:2"),))
+    told = dict(call.outcomes(result, {8: mine}))
+    rejection = told.pop("7:0:2")
+    assert isinstance(rejection, errors.ItemRejected)
+    assert rejection.reason == "unknown_item"
+    assert told == {"7:0:1": seven, "8:0:1": mine, "9:0:1": None}
+
+
+# -- against a service
+
+
+class Gate:
+    """Holds each request until the test lets it through, and keeps what was sent."""
+
+    def __init__(self, scripted: Any) -> None:
+        self.arrived: Any = threading.Semaphore(0)
+        self.open = threading.Semaphore(0)
+        self.sent: list[tuple[str, list[str]]] = []
+        self.completes: set[int] = set()
+        self.refuses: set[str] = set()
+        self.rejects: set[str] = set()
+        scripted.reply = self.reply
+
+    def reply(self, seen: Any) -> Any:
+        items = seen.body["items"]
+        self.sent.append((seen.path, items))
+        self.arrived.release()
+        self.open.acquire()
+        if self.refuses & set(items):
+            return 403, {}, {"code": "forbidden", "detail": "not with this token", "status": 403}
+        batches = sorted({int(item.split(":")[0]) for item in items} & self.completes)
+        rejected = [item for item in items if item in self.rejects]
+        return (
+            200,
+            {},
+            {
+                "applied": len(items) - len(rejected),
+                "repeated": 0,
+                "completed": [
+                    {"batch": batch, "key": None, "newly": True, "succeeded": True, "newly_succeeded": True}
+                    for batch in batches
+                ],
+                "rejected": [{"item": item, "reason": "unknown_item"} for item in rejected],
+            },
+        )
+
+
+@pytest.fixture
+def gate(scripted: Any) -> Gate:
+    return Gate(scripted)
+
+
+def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted: Any, gate: Gate) -> None:
+    """No timer: what comes while a call is under way goes in the next."""
+    with Client(scripted.url) as client, client.acker() as acker:
+        first = acker.ack("7:0:0")
+        gate.arrived.acquire()
+        rest = [acker.ack(f"7:0:{number}") for number in range(1, 500)]
+        assert not first.done()
+        gate.open.release()
+        assert first.result() is None
+        gate.arrived.acquire()
+        assert not any(future.done() for future in rest)
+        gate.open.release()
+        assert [future.result() for future in rest] == [None] * 499
+    assert [len(items) for _, items in gate.sent] == [1, 499]
+
+
+def test_a_completion_is_told_before_the_futures_are_done(scripted: Any, gate: Gate) -> None:
+    """Once for each batch and answer; only then may the message be removed."""
+    gate.completes = {7}
+    gate.open.release()
+    told: list[tuple[Completed, bool]] = []
+    future: Future[Completed | None]
+    given = threading.Event()
+
+    def publish(done: Completed) -> None:
+        given.wait()
+        told.append((done, future.done()))
+
+    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
+        future = acker.ack("7:0:0")
+        given.set()
+        assert future.result() == told[0][0]
+    assert [(done.batch, was_done) for done, was_done in told] == [(7, False)]
+
+
+def test_what_on_completed_raises_is_told_to_the_futures_of_that_batch(scripted: Any, gate: Gate) -> None:
+    """And to no others; so the message stays and is told again on redelivery."""
+    gate.completes = {7, 8}
+
+    def publish(done: Completed) -> None:
+        if done.batch == 7:
+            raise OSError("disk full")
+
+    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
+        acker.ack("9:0:0")
+        gate.arrived.acquire()
+        seven, also_seven, eight, nine = (acker.ack(item) for item in ("7:0:0", "7:0:1", "8:0:0", "9:0:1"))
+        gate.open.release(2)
+        for future in (seven, also_seven):
+            with pytest.raises(OSError, match="disk full"):
+                future.result()
+        completed = eight.result()
+        assert completed is not None
+        assert completed.batch == 8
+        assert nine.result() is None
+
+
+def test_a_rejected_item_fails_its_own_future_alone(scripted: Any, gate: Gate) -> None:
+    """With the service's reason."""
+    gate.rejects = {"7:0:1"}
+    gate.open.release(9)
+    with Client(scripted.url) as client, client.acker() as acker:
+        good, bad = acker.ack("7:0:0"), acker.ack("7:0:1")
+        assert good.result() is None
+        with pytest.raises(errors.ItemRejected, match="unknown_item") as caught:
+            bad.result()
+        assert caught.value.item == "7:0:1"
+
+
+def test_a_refused_call_fails_its_own_futures_alone(scripted: Any, gate: Gate) -> None:
+    """The acker goes on."""
+    gate.refuses = {"7:0:0"}
+    gate.open.release(9)
+    with Client(scripted.url) as client, client.acker() as acker:
+        with pytest.raises(errors.Forbidden):
+            acker.ack("7:0:0").result()
+        assert acker.ack("7:0:1").result() is None
+
+
+def test_a_malformed_id_is_refused_at_once(scripted: Any, gate: Gate) -> None:
+    """It never shares a call with good ones."""
+    with Client(scripted.url) as client, client.acker() as acker, pytest.raises(errors.MalformedItem):
+        acker.ack("7:0")
+    assert gate.sent == []
+
+
+def test_closing_sends_what_waits_and_then_nothing_more(scripted: Any, gate: Gate) -> None:
+    """Also when the block ends with an error: what was acked was done."""
+    futures = []
+
+    def consume(acker: Acker) -> None:
+        with acker:
+            futures.append(acker.ack("7:0:0"))
+            gate.arrived.acquire()
+            futures.extend([acker.ack("7:0:1"), acker.fail("7:0:2", "late")])
+            gate.open.release(3)
+            raise KeyError("mine")
+
+    with Client(scripted.url) as client:
+        acker = client.acker()
+        with pytest.raises(KeyError, match="mine"):
+            consume(acker)
+    assert all(future.done() for future in futures)
+    assert [path for path, _ in gate.sent] == ["/v1/acks", "/v1/acks", "/v1/failures"]
+    with pytest.raises(errors.AckerClosed):
+        acker.ack("7:0:3")
+
+
+def test_a_full_acker_blocks_until_there_is_room(scripted: Any, gate: Gate) -> None:
+    """Memory is bounded: the consumer is slowed to the service's pace."""
+    with Client(scripted.url) as client, client.acker(max_pending=2) as acker:
+        futures = [acker.ack("7:0:0"), acker.ack("7:0:1")]
+        entered = threading.Event()
+
+        def third() -> None:
+            entered.set()
+            futures.append(acker.ack("7:0:2"))
+
+        thread = threading.Thread(target=third)
+        thread.start()
+        entered.wait()
+        gate.arrived.acquire()
+        assert len(futures) == 2
+        gate.open.release(3)
+        thread.join()
+        assert futures[2].result() is None
+
+
+def test_on_completed_may_ack_more_even_when_the_acker_is_full(scripted: Any, gate: Gate) -> None:
+    """A batch that completes another's item must not wait for itself."""
+    gate.completes = {7}
+    gate.open.release(9)
+    parents = []
+    with Client(scripted.url) as client:
+        with client.acker(on_completed=lambda done: parents.append(acker.ack("6:0:0")), max_pending=1) as acker:
+            acker.ack("7:0:0").result()
+        assert parents[0].result() is None
+
+
+def test_a_service_that_is_gone_fails_the_futures(scripted: Any) -> None:
+    """With the error of the call; nothing hangs."""
+    scripted.replies(None)
+    with Client(scripted.url, retry=Retry(attempts=2, base=0)) as client, client.acker() as acker:
+        future = acker.ack("7:0:0")
+        with pytest.raises(errors.ServiceUnreachable):
+            future.result()
+
+
+def test_many_threads_share_one_acker(scripted: Any, gate: Gate) -> None:
+    """Every future is done and every id is sent, once."""
+    gate.open.release(10_000)
+    with Client(scripted.url) as client, client.acker(max_pending=50) as acker:
+        futures: list[Future[Any]] = []
+
+        def consume(worker: int) -> None:
+            futures.extend([acker.ack(f"{worker}:0:{number}") for number in range(200)])
+
+        threads = [threading.Thread(target=consume, args=(worker,)) for worker in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(futures) == 1600
+    assert all(future.result() is None for future in futures)
+    sent = [item for _, items in gate.sent for item in items]
+    assert len(sent) == len(set(sent)) == 1600
+
+
+# -- awaited
+
+
+def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted: Any, gate: Gate) -> None:
+    """Same promises: one call under way, completions first, errors to whom they concern."""
+    gate.completes = {7, 8}
+    gate.rejects = {"9:0:1"}
+    told = []
+
+    async def publish(done: Completed) -> None:
+        await asyncio.sleep(0)
+        told.append(done.batch)
+        if done.batch == 8:
+            raise OSError("disk full")
+
+    async def consume() -> None:
+        async with AsyncClient(scripted.url) as client, client.acker(on_completed=publish) as acker:
+            first = await acker.ack("9:0:0")
+            await asyncio.to_thread(gate.arrived.acquire)
+            seven, eight, nine = [await acker.ack(item) for item in ("7:0:0", "8:0:0", "9:0:1")]
+            late = await acker.fail("9:0:0", "late")
+            gate.open.release(3)
+            assert await first is None
+            completed = await seven
+            assert completed is not None
+            assert completed.batch == 7
+            with pytest.raises(OSError, match="disk full"):
+                await eight
+            with pytest.raises(errors.ItemRejected):
+                await nine
+            assert await late is None
+        with pytest.raises(errors.AckerClosed):
+            await acker.ack("7:0:1")
+
+    asyncio.run(consume())
+    assert told == [7, 8]
+    assert gate.sent == [
+        ("/v1/acks", ["9:0:0"]),
+        ("/v1/acks", ["7:0:0", "8:0:0", "9:0:1"]),
+        ("/v1/failures", ["9:0:0"]),
+    ]
+
+
+def test_a_full_awaited_acker_lets_its_task_wait(scripted: Any, gate: Gate) -> None:
+    """And goes on in the order of the service's answers; on_completed itself never waits for room."""
+    gate.open.release(1000)
+    gate.completes = {6}
+
+    async def consume() -> None:
+        more = []
+
+        async def publish(done: Completed) -> None:
+            more.append(await acker.ack("5:0:0"))
+
+        async with AsyncClient(scripted.url) as client:
+            async with client.acker(on_completed=publish, max_pending=3) as acker:
+                futures = [await acker.ack(f"6:0:{number}") for number in range(20)]
+            results = await asyncio.gather(*futures)
+            assert all(done is not None and done.batch == 6 for done in results)
+            assert await more[0] is None
+
+    asyncio.run(consume())
+
+
+def test_a_task_that_is_cancelled_takes_nothing_back(scripted: Any, gate: Gate) -> None:
+    """The ack that it awaited goes on, and so does the acker."""
+
+    async def consume() -> None:
+        async with AsyncClient(scripted.url) as client, client.acker() as acker:
+            first = await acker.ack("7:0:0")
+            await asyncio.to_thread(gate.arrived.acquire)
+            first.cancel()
+            second = await acker.ack("7:0:1")
+            gate.open.release(2)
+            assert await second is None
+
+    asyncio.run(consume())
+    assert [items for _, items in gate.sent] == [["7:0:0"], ["7:0:1"]]
+
+
+def test_a_loop_that_ends_leaves_no_future_waiting(scripted: Any, gate: Gate) -> None:
+    """What was under way is cancelled, not forgotten."""
+    futures = []
+
+    async def consume() -> None:
+        client = AsyncClient(scripted.url)
+        acker = client.acker()
+        futures.append(await acker.ack("7:0:0"))
+        await asyncio.to_thread(gate.arrived.acquire)
+        futures.append(await acker.ack("7:0:1"))
+
+    asyncio.run(consume())
+    gate.open.release(2)
+    assert [future.cancelled() for future in futures] == [True, True]

@@ -1,0 +1,365 @@
+"""The command line as a process: what it prints, where, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastbit import Client, ItemIds
+
+COMMANDS = ["open", "extend", "seal", "ack", "fail", "status", "watch", "pending", "list", "cancel", "verify"]
+
+
+class Lastbit:
+    """Runs `lastbit`, by default against the service under test."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __call__(self, *arguments: str, stdin: str | bytes | None = "") -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "LASTBIT_URL": self.url, "COLUMNS": "120", "NO_PROXY": "*"}
+        environment.pop("LASTBIT_TOKEN", None)
+        raw = stdin.encode() if isinstance(stdin, str) else stdin
+        done = subprocess.run(
+            [sys.executable, "-m", "lastbit", *arguments], env=environment, input=raw, capture_output=True, timeout=60
+        )
+        assert b"Traceback" not in done.stderr, done.stderr.decode()
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8")
+        )
+
+    def json(self, *arguments: str, code: int = 0, stdin: str = "") -> Any:
+        done = self(*arguments, "--json", stdin=stdin)
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+    def good(self, *arguments: str, stdin: str = "") -> str:
+        done = self(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def lastbit(service_url: str) -> Lastbit:
+    return Lastbit(service_url)
+
+
+def test_the_commands_are_these(lastbit: Lastbit) -> None:
+    """Each explains itself, and the exit codes are explained with them."""
+    text = lastbit.good("--help")
+    listed = re.findall(r"^  ([a-z]+)  +[A-Z]", text.partition("Commands:")[2].partition("Exit codes")[0], re.MULTILINE)
+    assert listed == COMMANDS
+    assert "Exit codes:" in text
+    assert "--json" in lastbit.good("watch", "--help")
+
+
+def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
+    """In the words that a person reads."""
+    opened = lastbit.good("open", "--key", "nightly", "--label", "team:search", "--items", "3", "--group-size", "64")
+    batch = re.findall(r"batch (\d+) nightly  open", opened)[0]
+    assert f"{batch}:0:0 … {batch}:0:2  3 items, numbers 0 to 2" in opened
+    assert f"{batch}:0:3 … {batch}:1:2  64 items" in lastbit.good("extend", batch, "64")
+    assert lastbit.good("extend", batch, "0").strip() == "no items"
+    assert "67 of 67 items pending" in lastbit.good("seal", batch)
+    assert "2 acked" in lastbit.good("ack", f"{batch}:0:0", f"{batch}:0:1")
+    assert "1 failed" in lastbit.good("fail", f"{batch}:0:5", "--reason", "disk [bold]full")
+    status = lastbit.good("status", batch)
+    assert "67 items: 2 acked, 1 failed, 64 pending" in status
+    assert "team:search" in status
+    assert "4.4 %" in status
+    pending = lastbit.good("pending", batch)
+    assert f"{batch}:0:2 … {batch}:0:4  3 items" in pending
+    assert "64 items pending in 2 ranges" in pending
+    assert "disk [bold]full" in lastbit.good("pending", batch, "--failed")
+    missing = lastbit.good("pending", batch, "--ids")
+    last = lastbit.good("ack", stdin=missing)
+    assert "64 acked" in last
+    assert f"batch {batch} nightly is complete, with failures: this call completed it" in last
+    assert "this call made it succeed" in lastbit.good("ack", f"{batch}:0:5")
+    assert "ok, the bits agree" in lastbit.good("verify", batch)
+    assert "67 items, 67 acked" in lastbit.good("watch", batch)
+    listed = lastbit.good("list", "--key", "nightly")
+    assert "complete" in listed
+    assert "100.0 %" in listed
+
+
+def test_every_answer_is_one_json_document(lastbit: Lastbit) -> None:
+    """With the service's own field names."""
+    batch = lastbit.json("open", "--items", "2", "--label", "a:b", "--label", "c:d:e", "--expires-in", "2h")
+    number = str(batch["id"])
+    assert (batch["state"], batch["start"], batch["count"], batch["replayed"]) == ("open", 0, 2, False)
+    assert batch["labels"] == {"a": "b", "c": "d:e"}
+    assert batch["expires_in"] == 7200
+    assert batch["created_at"].endswith("Z")
+    assert lastbit.json("extend", number, "1_000")["last"] == f"{number}:0:1001"
+    assert lastbit.json("extend", number, "2", "--ids")["ids"] == [f"{number}:0:1002", f"{number}:0:1003"]
+    acked = lastbit.json("ack", f"{number}:0:0", f"{number}:0:4000", code=3)
+    assert acked["applied"] == 1
+    assert acked["rejected"] == [{"item": f"{number}:0:4000", "reason": "unknown_item"}]
+    assert lastbit.json("fail", f"{number}:0:1", "--reason", "late")["applied"] == 1
+    assert lastbit.json("seal", number)["newly"] is False
+    assert lastbit.json("status", number)["pending"] == 1002
+    ranges = lastbit.json("pending", number)["ranges"]
+    assert ranges == [{"start": 2, "end": 1004, "first": f"{number}:0:2", "last": f"{number}:0:1003"}]
+    assert lastbit.json("pending", number, "--failed")["ranges"][0]["reasons"] == {f"{number}:0:1": "late"}
+    assert lastbit.json("verify", number)["counted"] == {"acked": 1, "failed": 1}
+    assert lastbit.json("list", "--label", "c:d:e")["batches"][0]["id"] == batch["id"]
+    assert lastbit.json("cancel", number)["state"] == "cancelled"
+    assert lastbit.json("watch", number, code=3)["state"] == "cancelled"
+
+
+def test_options_of_every_command_may_stand_before_it(lastbit: Lastbit, unused_port: int) -> None:
+    """And what stands after it wins."""
+    done = lastbit("--json", "--url", f"http://127.0.0.1:{unused_port}", "open", "--url", lastbit.url)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["state"] == "open"
+
+
+def test_idempotency_keys_make_a_script_repeatable(lastbit: Lastbit) -> None:
+    """The second run gives the same batch and the same ids."""
+    first = lastbit.json("open", "--items", "2", "--idempotency-key", "nightly-2026-01-02")
+    again = lastbit.json("open", "--items", "2", "--idempotency-key", "nightly-2026-01-02")
+    assert (again["id"], again["replayed"]) == (first["id"], True)
+    number = str(first["id"])
+    ids = [lastbit.good("extend", number, "3", "--ids", "--idempotency-key", "chunk-1") for _ in range(2)]
+    assert ids[0] == ids[1] == f"{number}:0:2\n{number}:0:3\n{number}:0:4\n"
+    reused = lastbit("open", "--items", "3", "--idempotency-key", "nightly-2026-01-02")
+    assert reused.returncode == 1
+    assert "idempotency_key_reused" in reused.stderr
+
+
+def test_any_number_of_ids_comes_from_standard_input(lastbit: Lastbit) -> None:
+    """One a line, with blank lines and either line ending, beside those on the command line."""
+    with Client(lastbit.url) as client:
+        batch = client.open(items=25_002, sealed=True)
+    lines = "\r\n".join(batch.ids[1:20_000]) + "\n\n" + "\n".join(batch.ids[20_000:-1])
+    result = lastbit.json("ack", batch.ids[0], "-", stdin=lines)
+    assert result["applied"] == 25_001
+    assert lastbit.json("ack", "-", stdin=batch.ids[-1])["completed"][0]["newly"] is True
+    assert lastbit.json("ack", stdin="")["applied"] == 0
+
+
+def test_a_malformed_line_is_named_and_its_chunk_is_not_sent(lastbit: Lastbit) -> None:
+    """Whatever it contains; what was sent before it is said."""
+    with Client(lastbit.url) as client:
+        batch = client.open(items=10_001)
+        for wrong in (b"7:0", b"\xff\xfe\x00", b"x" * 100_000):
+            done = lastbit("ack", stdin=batch.ids[0].encode() + b"\n" + wrong + b"\n")
+            assert done.returncode == 2
+            assert "line 2 of standard input" in done.stderr
+            assert len(done.stderr) < 500
+        assert batch.refresh().acked == 0
+        done = lastbit("ack", stdin="\n".join([*batch.ids[:10_000], "7:0"]))
+        assert done.returncode == 2
+        assert "The first 10,000 ids were sent" in done.stderr
+        assert batch.refresh().acked == 10_000
+
+
+def test_a_billion_ids_stream(lastbit: Lastbit) -> None:
+    """A reader that has had enough ends the command quietly, without all of them being made."""
+    with Client(lastbit.url) as client:
+        batch = client.open()
+    environment = {**os.environ, "LASTBIT_URL": lastbit.url}
+    command = [sys.executable, "-m", "lastbit", "extend", str(batch.id), "1_000_000_000", "--ids"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    first = [process.stdout.readline().decode().strip() for _ in range(100_000)]
+    process.stdout.close()
+    said = process.stderr.read().decode()
+    process.stderr.close()
+    process.wait(60)
+    assert first == list(ItemIds(batch.id, 8192, range(100_000)))
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["status", "07"],
+        ["status", "-1"],
+        ["status", "7x"],
+        ["status", "٧"],
+        ["status", "9007199254740992"],
+        ["status", "../7"],
+        ["extend", "7", "-1"],
+        ["extend", "7", "1.5"],
+        ["extend", "7", "1000000000001"],
+        ["open", "--label", "nocolon"],
+        ["open", "--label", "a:b", "--label", "a:c"],
+        ["open", "--group-size", "63"],
+        ["open", "--group-size", "0"],
+        ["open", "--items", "x"],
+        ["open", "--expires-in", "soon"],
+        ["open", "--key", "k" * 256],
+        ["open", "--idempotency-key", "two words"],
+        ["ack", "7:0"],
+        ["ack", "07:0:1"],
+        ["ack", "7:0:1", "7:0:٣"],
+        ["ack", "7:0:1:2"],
+        ["ack", f"7:0:{10**30}"],
+        ["list", "--state", "shut"],
+        ["list", "--limit", "0"],
+        ["watch", "1", "--timeout", "x"],
+        ["status", "1", "--url", "localhost:8000"],
+        ["status", "1", "--token", "two words"],
+        ["frobnicate"],
+        ["status", "1", "--frobnicate"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_use_is_a_message_and_exit_code_2(lastbit: Lastbit, arguments: list[str]) -> None:
+    """On standard error, and nothing on standard output."""
+    done = lastbit(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.strip()
+    assert done.stdout == ""
+
+
+def test_ids_are_asked_for_where_nothing_is_piped_in(lastbit: Lastbit) -> None:
+    """On a terminal the command does not wait in silence for input that nobody knows of."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "LASTBIT_URL": lastbit.url}
+    command = [sys.executable, "-m", "lastbit", "ack"]
+    done = subprocess.run(command, env=environment, stdin=follower, capture_output=True, text=True, timeout=60)
+    os.close(leader)
+    os.close(follower)
+    assert done.returncode == 2
+    assert "pipe them in" in done.stderr
+
+
+def test_a_refusal_is_exit_code_1(lastbit: Lastbit) -> None:
+    """With the service's words and code."""
+    done = lastbit("status", "999999")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "batch_not_found" in done.stderr
+    batch = str(lastbit.json("open", "--sealed")["id"])
+    for command in (["extend", batch, "1"], ["cancel", batch]):
+        done = lastbit(*command)
+        assert done.returncode == 1
+        assert "batch_complete" in done.stderr
+
+
+def test_a_service_that_is_not_there_is_named(unused_port: int) -> None:
+    """With its address and what to do."""
+    url = f"http://127.0.0.1:{unused_port}"
+    done = Lastbit(url)("status", "7")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert url in done.stderr
+    assert "refused" in done.stderr.lower()
+    assert "make serve" in done.stderr
+    assert "--url" in done.stderr
+
+
+def test_rejected_items_are_exit_code_3(lastbit: Lastbit) -> None:
+    """They are named; the others are applied."""
+    batch = lastbit.json("open", "--items", "1")["id"]
+    done = lastbit("ack", f"{batch}:0:0", *[f"{batch}:0:{index}" for index in range(1, 31)])
+    assert done.returncode == 3
+    assert "1 acked, 30 rejected" in done.stdout
+    assert f"rejected {batch}:0:1: unknown_item" in done.stdout
+    assert "and 10 more" in done.stdout
+
+
+def test_watching_ends_with_3_where_the_batch_does_not_succeed(lastbit: Lastbit) -> None:
+    """Because it failed, was cancelled, or did not end in time."""
+    failed = str(lastbit.json("open", "--items", "1", "--sealed")["id"])
+    assert lastbit("watch", failed, "--timeout", "0").returncode == 3
+    assert "did not end within" in lastbit("watch", failed, "--timeout", "0s").stderr
+    lastbit.good("fail", f"{failed}:0:0")
+    done = lastbit("watch", failed)
+    assert done.returncode == 3
+    assert "complete, 1 failed" in done.stdout
+
+
+def test_a_batch_is_watched_on_its_way(lastbit: Lastbit) -> None:
+    """A plain line for each change where there is no terminal, until the last item."""
+    with Client(lastbit.url) as client:
+        batch = client.open(items=2, sealed=True)
+        environment = {**os.environ, "LASTBIT_URL": lastbit.url, "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lastbit", "watch", str(batch.id)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"batch {batch.id} sealed: 0 of 2 resolved, 0.0 %\n"
+        client.ack(batch.ids[0])
+        assert process.stdout.readline().startswith(f"batch {batch.id} sealed: 1 of 2 resolved, 50.0 %, ")
+        client.ack(batch.ids[1])
+        rest = process.stdout.read()
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert f"batch {batch.id}  complete: 2 items, 2 acked, 0 failed, 0 pending" in rest
+
+
+def test_a_terminal_is_shown_a_bar(lastbit: Lastbit) -> None:
+    """With the state and the counts."""
+    with Client(lastbit.url) as client:
+        batch = client.open(items=2, sealed=True)
+        client.ack(batch.ids)
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "LASTBIT_URL": lastbit.url, "TERM": "xterm-256color", "COLUMNS": "100"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lastbit", "watch", str(batch.id)], env=environment, stdout=follower, stderr=follower
+    )
+    os.close(follower)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal is gone when the process has ended
+        while part := os.read(leader, 65536):
+            shown += part
+    os.close(leader)
+    assert process.wait(60) == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert "━" in text
+    assert "2 of 2" in text
+
+
+def test_counts_that_disagree_with_the_bits_are_exit_code_3(scripted: Any) -> None:
+    """Both are shown."""
+    found = {"ok": False, "items": 5, "acked": 4, "failed": 1, "pending": 0, "counted": {"acked": 3, "failed": 1}}
+    scripted.replies((200, {}, found))
+    done = Lastbit(scripted.url)("verify", "7")
+    assert done.returncode == 3
+    assert "disagree" in done.stdout
+    assert "acked 4, counted 3" in done.stdout
+
+
+def test_the_token_goes_out_and_a_missing_one_is_explained(scripted: Any) -> None:
+    """By naming the option and the variable."""
+    scripted.replies((401, {}, {"code": "unauthorized", "detail": "a token is needed", "status": 401}))
+    done = Lastbit(scripted.url)("status", "7", "--token", "s3cret")
+    assert scripted.seen[0].headers["authorization"] == "Bearer s3cret"
+    assert done.returncode == 1
+    assert "LASTBIT_TOKEN" in done.stderr
+    assert "s3cret" not in done.stderr
+
+
+def test_a_key_of_somebody_else_cannot_act_on_the_terminal(lastbit: Lastbit) -> None:
+    """Neither by markup nor by control characters."""
+    with Client(lastbit.url) as client:
+        batch = client.open(key="[red]x\x1b[2J", labels={"[b]": "\x07"})
+    for command in (["status", str(batch.id)], ["list", "--limit", "5"], ["cancel", str(batch.id)]):
+        text = lastbit.good(*command)
+        assert "[red]x" in text
+        assert "\x1b" not in text
+        assert "\x07" not in text
+
+
+def test_the_installed_command_is_this_one() -> None:
+    """The entry point that the package declares exists and runs."""
+    command = Path(sys.executable).with_name("lastbit")
+    done = subprocess.run([command, "--version"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("lastbit, version ")

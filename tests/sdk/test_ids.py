@@ -1,0 +1,174 @@
+"""Item ids and the lazy sequences of them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastbit.ids import INTEGER_LIMIT, InvalidItemId, ItemId, ItemIds, item_id, valid_group_size
+
+integers = st.integers(0, INTEGER_LIMIT - 1)
+group_sizes = st.integers(8, 4096).map(lambda eighths: eighths * 8)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> ItemIds:
+    start = draw(st.integers(0, 300_000))
+    step = draw(st.sampled_from([1, 1, 1, 2, 7, -1, -3]))
+    length = draw(st.integers(0, 60))
+    numbers = range(start, start + length) if step == 1 else range(400)[:: abs(step)][:: 1 if step > 0 else -1]
+    return ItemIds(draw(st.integers(0, 10**6)), draw(st.sampled_from([64, 72, 8192, 32768])), numbers)
+
+
+@given(integers, integers, integers)
+def test_an_id_survives_its_text(batch: int, group: int, index: int) -> None:
+    """Parsing gives back what was written."""
+    written = ItemId(batch, group, index)
+    assert ItemId.parse(str(written)) == written
+
+
+@given(st.integers(0, 10**12), group_sizes)
+def test_an_id_says_its_number(number: int, group_size: int) -> None:
+    """Number to id and back is the identity for every group size."""
+    assert ItemId.parse(item_id(7, number, group_size)).number(group_size) == number
+
+
+@given(st.text())
+def test_any_text_is_an_id_in_one_spelling_or_malformed(text: str) -> None:
+    """No two texts are the same item."""
+    with contextlib.suppress(InvalidItemId):
+        assert str(ItemId.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "7",
+        "7:0",
+        "7:0:1:2",
+        "07:0:1",
+        "7:00:1",
+        "7:0:01",
+        "7:0:-1",
+        "+7:0:1",
+        " 7:0:1",
+        "7:0:1 ",
+        "7:0:1\n",
+        "7::1",
+        "7:0:",
+        "7:0:1.0",
+        "7:0:1_0",
+        "7:0:٣",
+        "７:0:1",
+        "7:0:²",
+        f"{10**30}:0:0",
+        f"7:{2**53}:0",
+        f"7:0:{2**53}",
+        None,
+        7,
+        b"7:0:1",
+        ("7", "0", "1"),
+    ],
+)
+def test_what_is_not_exactly_an_id_is_malformed(text: object) -> None:
+    """Signs, blanks, leading zeros, other digits and integers of 2^53 are no ids, and the error shows the text."""
+    with pytest.raises(InvalidItemId) as caught:
+        ItemId.parse(text)  # type: ignore[arg-type]
+    assert caught.value.text == text
+    assert len(str(caught.value)) < 300
+
+
+def test_an_index_beyond_its_group_is_nobodys_item() -> None:
+    """It is not an alias of an item in the next group."""
+    assert ItemId(7, 0, 63).number(64) == 63
+    assert ItemId(7, 0, 64).number(64) is None
+
+
+@pytest.mark.parametrize(("size", "valid"), [(0, False), (8, False), (63, False), (64, True), (65, False), (72, True)])
+def test_a_group_size_is_a_multiple_of_8_in_bounds(size: int, valid: bool) -> None:
+    """64 to 32768."""
+    assert valid_group_size(size) is valid
+    assert valid_group_size(32768)
+    assert not valid_group_size(32776)
+
+
+@given(runs())
+def test_a_run_of_ids_is_the_tuple_of_its_ids(ids: ItemIds) -> None:
+    """Length, iteration, reversal, membership and positions agree with the tuple."""
+    plain = tuple(item_id(ids.batch, number, ids.group_size) for number in ids.numbers)
+    assert len(ids) == len(plain)
+    assert tuple(ids) == plain
+    assert tuple(reversed(ids)) == plain[::-1]
+    assert all(text in ids and ids.index(text) == position for position, text in enumerate(plain))
+    assert all(ids[position] == plain[position] for position in range(-len(plain), len(plain)))
+    assert bool(ids) is bool(plain)
+
+
+slice_ends = st.none() | st.integers(-80, 80)
+
+
+@given(runs(), slice_ends, slice_ends, st.none() | st.integers(-9, 9).filter(bool))
+def test_a_slice_of_a_run_is_the_slice_of_the_tuple(
+    ids: ItemIds, start: int | None, stop: int | None, step: int | None
+) -> None:
+    """And it is lazy again."""
+    cut = ids[start:stop:step]
+    assert isinstance(cut, ItemIds)
+    assert tuple(cut) == tuple(ids)[start:stop:step]
+
+
+@given(runs(), runs())
+def test_equal_runs_have_equal_ids_and_hashes(one: ItemIds, other: ItemIds) -> None:
+    """Equality is that of the batch, the grouping and the numbers; empty runs are all equal."""
+    assert one == ItemIds(one.batch, one.group_size, one.numbers)
+    assert hash(one) == hash(ItemIds(one.batch, one.group_size, one.numbers))
+    if one == other:
+        assert tuple(one) == tuple(other)
+        assert hash(one) == hash(other)
+    assert one != tuple(one)
+
+
+@pytest.mark.parametrize(
+    "stranger", ["8:0:0", "7:1:0", "7:0:64", "7:0:10", "07:0:0", "7:0", "", None, 7, 7.0, ItemId(7, 0, 0)]
+)
+def test_a_stranger_is_not_among_the_ids(stranger: object) -> None:
+    """Neither another batch's item, nor an alias, nor what is no id at all."""
+    ids = ItemIds(7, 64, range(10))
+    assert stranger not in ids
+    with pytest.raises(ValueError, match="not among"):
+        ids.index(stranger)  # type: ignore[arg-type]
+
+
+def test_a_position_outside_of_the_run_is_an_index_error() -> None:
+    """As with a tuple; the message says how many ids there are."""
+    with pytest.raises(IndexError, match="outside of 10 item ids"):
+        ItemIds(7, 64, range(10))[10]
+
+
+def test_a_billion_ids_take_constant_memory_and_time() -> None:
+    """Length, slices, positions, membership and the start of the iteration do not expand anything."""
+    tracemalloc.start()
+    began = time.perf_counter()
+    ids = ItemIds(7, 8192, range(10**9))
+    assert len(ids) == 10**9
+    assert ids[-1] == "7:122070:2559"
+    assert len(ids[10:-10:3]) == 333_333_327
+    assert "7:122070:2559" in ids
+    assert "7:122070:2560" not in ids
+    assert ids.index("7:122070:2559") == 10**9 - 1
+    assert next(iter(ids[500_000_000:])) == item_id(7, 500_000_000)
+    assert next(reversed(ids)) == ids[-1]
+    assert "1,000,000,000 items" in repr(ids)
+    seconds = time.perf_counter() - began
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 * 1024
+    assert sys.getsizeof(ids) < 200
+    assert seconds < 1

@@ -1,0 +1,175 @@
+"""The answers as values."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastbit import errors, ids, models
+
+BATCH: dict[str, Any] = {
+    "id": 7,
+    "key": "catalog-42",
+    "labels": {"team": "search"},
+    "state": "sealed",
+    "group_size": 8192,
+    "items": 10,
+    "acked": 4,
+    "failed": 1,
+    "pending": 5,
+    "complete": False,
+    "succeeded": False,
+    "parent": None,
+    "expires_in": None,
+    "created_at": "2026-01-02T03:04:05Z",
+    "updated_at": "2026-01-02T03:04:05.123456Z",
+    "sealed_at": "2026-01-02T05:04:05+02:00",
+    "ended_at": None,
+}
+
+
+def test_a_batch_decodes_with_aware_utc_times() -> None:
+    """Whatever offset was written."""
+    batch = models.Batch.from_json(BATCH)
+    assert batch.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert batch.updated_at.microsecond == 123456
+    assert batch.sealed_at == batch.created_at
+    assert batch.sealed_at is not None
+    assert batch.sealed_at.tzinfo is UTC
+    assert batch.ended_at is None
+    assert (batch.resolved, batch.ended) == (5, False)
+
+
+def test_fields_of_a_newer_service_are_ignored() -> None:
+    """In every answer."""
+    more = {"colour": "red"}
+    assert models.Batch.from_json({**BATCH, **more}) == models.Batch.from_json(BATCH)
+    done = {"batch": 7, "key": None, "newly": True, "succeeded": True, "newly_succeeded": True, **more}
+    result = {"applied": 1, "repeated": 0, "completed": [done], "rejected": [{"item": "7:0:1", "reason": "x", **more}]}
+    assert models.AckResult.from_json({**result, **more}).completed[0].newly
+
+
+def test_a_time_without_a_zone_is_no_time() -> None:
+    """Nothing is guessed."""
+    with pytest.raises(ValueError, match="time zone"):
+        models.Batch.from_json({**BATCH, "created_at": "2026-01-02T03:04:05"})
+
+
+def test_answers_cannot_be_changed() -> None:
+    """They are facts."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        models.Batch.from_json(BATCH).acked = 5  # type: ignore[misc]
+
+
+def test_an_open_gives_the_ids_that_it_issued() -> None:
+    """As a lazy run of the batch's own group size."""
+    opened = models.Opened.from_json({**BATCH, "group_size": 64, "start": 60, "count": 8, "newly": False})
+    assert list(opened.ids)[3:6] == ["7:0:63", "7:1:0", "7:1:1"]
+
+
+flags = st.booleans()
+completions = st.builds(models.Completed, st.integers(0, 3), st.just("k"), flags, flags, flags)
+rejections = st.builds(models.Rejected, st.just("unknown_item"), st.just("7:0:1"))
+results = st.builds(
+    models.AckResult,
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.lists(completions, max_size=4, unique_by=lambda done: done.batch).map(tuple),
+    st.lists(rejections, max_size=3).map(tuple),
+)
+
+
+@given(results, results, results)
+def test_merging_answers_does_not_depend_on_how_they_are_grouped(
+    one: models.AckResult, two: models.AckResult, three: models.AckResult
+) -> None:
+    """Counts add up, each batch is named once, and news in one answer is news in the whole."""
+    merged = one.merged(two).merged(three)
+    assert merged == one.merged(two.merged(three))
+    assert merged.applied == one.applied + two.applied + three.applied
+    batches = [done.batch for done in merged.completed]
+    assert len(batches) == len(set(batches))
+    for done in merged.completed:
+        parts = [part for result in (one, two, three) for part in result.completed if part.batch == done.batch]
+        assert done.newly == any(part.newly for part in parts)
+        assert done.succeeded == any(part.succeeded for part in parts)
+
+
+def test_rejected_masks_count_as_many_as_their_bits() -> None:
+    """An id is one, a mask's entry says how many."""
+    result = models.AckResult.from_json(
+        {
+            "applied": 0,
+            "repeated": 0,
+            "completed": [],
+            "rejected": [
+                {"item": "7:0:1", "reason": "expired"},
+                {"group": "7:2", "reason": "unknown_item", "count": 5},
+            ],
+        }
+    )
+    assert result.rejected_count == 6
+
+
+@given(st.integers(0, 10**6), st.integers(1, 500), st.sampled_from([64, 128, 8192, 32768]))
+def test_a_pending_range_expands_to_its_ids(start: int, count: int, group_size: int) -> None:
+    """The group size follows from the ends, so that a range can be published again without asking more."""
+    numbers = range(start, start + count)
+    expected = ids.ItemIds(7, group_size, numbers)
+    found = models.PendingRange(start, start + count, expected[0], expected[-1])
+    assert list(found.ids) == list(expected)
+    assert found.count == count
+
+
+def every_error() -> list[errors.LastbitError]:
+    batch = models.Batch.from_json(BATCH)
+    return [
+        errors.service_error(404, "batch_not_found", "batch 7 is not known", [{"place": "batch"}], 1.5),
+        errors.ServiceUnreachable("http://x", "GET /v1/batches/7", "refused", 3, 1.25),
+        errors.UnexpectedAnswer("http://x", "GET /", 200, "not with JSON"),
+        errors.WaitTimeout(batch, 5),
+        errors.ItemRejected("7:0:1", "expired"),
+        errors.AckerClosed(),
+        errors.NotRefreshed(7),
+        errors.MissingExtra("cli", "a bar"),
+        errors.InvalidArgument("no"),
+        errors.MalformedItem("7:0", 3),
+    ]
+
+
+@pytest.mark.parametrize("error", every_error(), ids=lambda error: type(error).__name__)
+def test_an_error_survives_the_way_out_of_a_worker_process(error: errors.LastbitError) -> None:
+    """With its class, its message and its data."""
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert str(error)
+    assert vars(back) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (404, "batch_not_found", errors.BatchNotFound),
+        (409, "batch_sealed", errors.BatchSealed),
+        (409, "batch_cancelled", errors.BatchEnded),
+        (422, "idempotency_key_reused", errors.IdempotencyKeyReused),
+        (409, "batch_frozen", errors.Conflict),
+        (503, "unavailable", errors.Unavailable),
+        (502, "http_502", errors.Unavailable),
+        (418, "teapot", errors.ServiceError),
+    ],
+)
+def test_a_problem_has_the_class_of_its_code_or_else_of_its_status(
+    status: int, code: str, kind: type[errors.ServiceError]
+) -> None:
+    """So that a code newer than this client is still caught where it belongs."""
+    error = errors.service_error(status, code, "detail")
+    assert type(error) is kind
+    assert (error.status, error.code, error.detail) == (status, code, "detail")

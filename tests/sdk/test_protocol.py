@@ -1,0 +1,497 @@
+"""Requests, retries, paging, splitting and waiting, without a socket and with a clock that the test turns."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastbit import _calls, _masks, errors
+from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Pause, Request, Service, base_url
+from lastbit.ids import ItemId, ItemIds, item_id
+from lastbit.retry import Retry, retry_after_seconds
+
+BATCH = {
+    "id": 7,
+    "key": None,
+    "labels": {},
+    "state": "open",
+    "group_size": 64,
+    "items": 10,
+    "acked": 0,
+    "failed": 0,
+    "pending": 10,
+    "complete": False,
+    "succeeded": False,
+    "parent": None,
+    "expires_in": None,
+    "created_at": "2026-01-02T03:04:05Z",
+    "updated_at": "2026-01-02T03:04:05Z",
+    "sealed_at": None,
+    "ended_at": None,
+}
+
+
+@dataclass
+class World:
+    """Drives a flow: `reply` says what comes of each request, and pauses and long polls move the clock."""
+
+    reply: Callable[[Request], Outcome]
+    clock: float = 0.0
+    requests: list[Request] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    emitted: list[Any] = field(default_factory=list)
+
+    def service(self, **options: Any) -> Service:
+        return Service("http://service", now=lambda: self.clock, chance=lambda: 0.5, **options)
+
+    def run(self, flow: Flow[Any]) -> Any:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                return end.value
+            outcome = None
+            if isinstance(step, Request):
+                # As it is now: a request that is changed for its retry must not change what was seen.
+                self.requests.append(replace(step, headers=dict(step.headers)))
+                outcome = self.reply(step)
+            elif isinstance(step, Pause):
+                self.pauses.append(step.seconds)
+                self.clock += step.seconds
+            else:
+                assert isinstance(step, Emit)
+                self.emitted.append(step.value)
+
+
+def answer(status: int, body: Any = None, **headers: str) -> Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(status, named, b"" if body is None else json.dumps(body).encode())
+
+
+def script(*outcomes: Outcome) -> Callable[[Request], Outcome]:
+    left = iter(outcomes)
+    return lambda _: next(left)
+
+
+def problem(status: int, code: str, **headers: str) -> Answer:
+    return answer(status, {"code": code, "detail": f"{code} happened", "status": status}, **headers)
+
+
+PASSING: list[Outcome] = [
+    Failure("connection refused"),
+    problem(429, "rate_limited"),
+    answer(502),
+    problem(503, "unavailable"),
+    answer(504),
+]
+
+
+@pytest.mark.parametrize("trouble", PASSING, ids=str)
+def test_trouble_that_can_pass_is_tried_again_with_the_same_key(trouble: Outcome) -> None:
+    """Each POST bears an Idempotency-Key, and its retries bear the same one and the same body."""
+    world = World(script(trouble, trouble, answer(200, {**BATCH, "newly": False, "newly_succeeded": False})))
+    sealed = world.run(_calls.seal(world.service(), 7))
+    assert sealed.id == 7
+    assert len(world.requests) == 3
+    assert len({request.headers["idempotency-key"] for request in world.requests}) == 1
+    assert world.requests[0] == world.requests[2]
+    assert world.pauses == [0.05, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (401, "unauthorized"),
+        (403, "forbidden"),
+        (404, "batch_not_found"),
+        (409, "batch_sealed"),
+        (422, "invalid_request"),
+    ],
+)
+def test_a_refusal_is_not_tried_again(status: int, code: str) -> None:
+    """It would be refused again; the error bears the code."""
+    world = World(script(problem(status, code)))
+    with pytest.raises(errors.ServiceError) as caught:
+        world.run(_calls.extend(world.service(), 7, 5, None))
+    assert (caught.value.status, caught.value.code) == (status, code)
+    assert "happened" in str(caught.value)
+
+
+def test_two_calls_have_two_keys() -> None:
+    """A key names one cause, and two calls are two."""
+    world = World(lambda _: answer(200, {**BATCH, "newly": False, "newly_succeeded": False}))
+    world.run(_calls.seal(world.service(), 7))
+    world.run(_calls.seal(world.service(), 7))
+    assert world.requests[0].headers["idempotency-key"] != world.requests[1].headers["idempotency-key"]
+
+
+def test_the_callers_key_is_sent() -> None:
+    """As it was given."""
+    world = World(lambda _: answer(201, {"batch": 7, "group_size": 64, "start": 0, "count": 5, "items": 5}))
+    world.run(_calls.extend(world.service(), 7, 5, "chunk-1"))
+    assert world.requests[0].headers["idempotency-key"] == "chunk-1"
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "with blank", "line\nfeed", "ключ"])
+def test_a_key_that_no_header_can_carry_is_refused_before_anything_is_sent(key: str) -> None:
+    """1 to 255 visible ASCII characters."""
+    world = World(script())
+    with pytest.raises(errors.InvalidArgument, match="visible ASCII"):
+        world.run(_calls.extend(world.service(), 7, 5, key))
+
+
+def test_it_gives_up_after_so_many_attempts() -> None:
+    """And says where it tried, what it met and how often."""
+    world = World(lambda _: Failure("connection refused"))
+    with pytest.raises(errors.ServiceUnreachable, match="http://service") as caught:
+        world.run(_calls.get(world.service(retry=Retry(attempts=3)), 7))
+    assert caught.value.attempts == len(world.requests) == 3
+    assert "connection refused" in str(caught.value)
+    assert "GET /v1/batches/7" in str(caught.value)
+
+
+def test_a_failure_that_lasts_is_not_tried_again() -> None:
+    """Like a certificate that nobody trusts."""
+    world = World(lambda _: Failure("bad certificate", lasting=True))
+    with pytest.raises(errors.ServiceUnreachable):
+        world.run(_calls.get(world.service(), 7))
+    assert len(world.requests) == 1
+
+
+def test_it_gives_up_before_a_wait_that_ends_beyond_the_deadline() -> None:
+    """There is nothing to be gained by waiting first; the error bears the Retry-After for those who can."""
+    world = World(lambda _: problem(503, "unavailable", retry_after="120"))
+    with pytest.raises(errors.Unavailable) as caught:
+        world.run(_calls.get(world.service(retry=Retry(deadline=60)), 7))
+    assert caught.value.retry_after == 120
+    assert world.pauses == []
+
+
+def test_retry_after_is_a_lower_bound_of_the_pause() -> None:
+    """In seconds or as a date."""
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    later = format_datetime(now + timedelta(seconds=7), usegmt=True)
+    outcomes = [
+        problem(503, "unavailable", retry_after="3"),
+        problem(429, "rate_limited", retry_after=later, date=format_datetime(now, usegmt=True)),
+        answer(200, BATCH),
+    ]
+    world = World(script(*outcomes))
+    world.run(_calls.get(world.service(), 7))
+    assert world.pauses == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "0"}, 0),
+        ({"retry-after": "1.5"}, 1.5),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "Fri, 02 Jan 2026 03:04:15 GMT"}, 10),
+        ({"retry-after": "Fri, 02 Jan 2026 03:04:15 GMT", "date": "Fri, 02 Jan 2026 03:04:14 GMT"}, 1),
+        ({"retry-after": "Fri, 02 Jan 2026 03:04:00 GMT"}, 0),
+        ({"retry-after": "Fri, 99 Jan 2026 03:04:00 GMT"}, None),
+        ({"retry-after": "9" * 400}, None),
+    ],
+)
+def test_a_retry_after_is_understood_or_ignored(headers: dict[str, str], seconds: float | None) -> None:
+    """A date counts from the answer's own Date, so that clocks need not agree."""
+    assert retry_after_seconds(headers, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == seconds
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
+def test_pauses_are_bounded(attempt: int, chance: float) -> None:
+    """However many attempts there were."""
+    pause = Retry(attempts=20_000, deadline=1e9).pause(attempt, 0, None, chance)
+    assert pause is not None
+    assert 0 <= pause <= 10
+
+
+def test_a_delete_whose_answer_was_lost_is_done() -> None:
+    """The batch that the retry no longer finds was deleted by the first attempt; without one it is an error."""
+    world = World(script(Failure("connection reset"), problem(404, "batch_not_found")))
+    world.run(_calls.delete(world.service(), 7))
+    world = World(script(problem(404, "batch_not_found")))
+    with pytest.raises(errors.BatchNotFound):
+        world.run(_calls.delete(world.service(), 7))
+
+
+def test_an_answer_of_something_else_is_named_as_such() -> None:
+    """A web page, a redirect, a document of another service."""
+    for strange in (Answer(200, {}, b"<html>"), answer(200, {"hello": "world"}), answer(200, [1]), answer(302)):
+        world = World(script(strange))
+        with pytest.raises(errors.UnexpectedAnswer, match="Is this the address of a Lastbit service"):
+            world.run(_calls.get(world.service(), 7))
+    world = World(script(Answer(404, {}, b"<html>")))
+    with pytest.raises(errors.NotFound, match="without saying why") as caught:
+        world.run(_calls.get(world.service(), 7))
+    assert caught.value.code == "http_404"
+
+
+def test_the_token_is_sent_as_bearer_and_shown_nowhere() -> None:
+    """Not even in the service's repr, which ends in logs."""
+    world = World(script(answer(200, BATCH)))
+    service = world.service(token="s3cret")
+    world.run(_calls.get(service, 7))
+    assert world.requests[0].headers["authorization"] == "Bearer s3cret"
+    assert "s3cret" not in repr(service)
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:99999", "http://x/?a=1", "//x"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    """Before anything is sent, with an example of one."""
+    with pytest.raises(errors.InvalidArgument, match="expected a URL like"):
+        base_url(url)
+
+
+def test_an_address_may_have_a_path() -> None:
+    """For a service behind a gateway; trailing slashes make no difference."""
+    assert base_url("https://x.example/lastbit/") == "https://x.example/lastbit"
+
+
+@pytest.mark.parametrize("batch", [-1, "7", 7.0, True, None])
+def test_a_batch_id_is_a_whole_number(batch: Any) -> None:
+    """Anything else would be another path."""
+    world = World(script())
+    with pytest.raises(errors.InvalidArgument, match="batch id"):
+        world.run(_calls.get(world.service(), batch))
+
+
+def test_only_what_is_given_is_sent() -> None:
+    """Defaults are the service's own."""
+    opened = {**BATCH, "start": 0, "count": 0, "newly": False}
+    world = World(lambda _: answer(201, opened))
+    world.run(_calls.open_batch(world.service(), None, None, None, None, False, None, None, None))
+    week = timedelta(days=7)
+    world.run(_calls.open_batch(world.service(), "k", {"a": "b"}, 64, 3, True, ItemId(6, 0, 1), week, None))
+    sent = [json.loads(request.body or b"null") for request in world.requests]
+    assert sent[0] == {}
+    assert sent[1] == {
+        "key": "k",
+        "labels": {"a": "b"},
+        "group_size": 64,
+        "items": 3,
+        "sealed": True,
+        "parent": "6:0:1",
+        "expires_in": 604800,
+    }
+
+
+# -- paging
+
+
+def test_pages_are_followed_to_the_last_also_over_empty_ones() -> None:
+    """Only a page without `next` is the last."""
+    ranges = [{"start": n, "end": n + 1, "first": f"7:0:{n}", "last": f"7:0:{n}"} for n in range(3)]
+    pages = [
+        answer(200, {"ranges": ranges[:1], "next": "a"}),
+        answer(200, {"ranges": [], "next": "b"}),
+        answer(200, {"ranges": ranges[1:], "next": None}),
+    ]
+    world = World(script(*pages))
+    world.run(_calls.pending(world.service(), 7, 2))
+    assert [found.start for found in world.emitted] == [0, 1, 2]
+    assert [dict(request.params).get("cursor") for request in world.requests] == [None, "a", "b"]
+    assert {dict(request.params)["limit"] for request in world.requests} == {"2"}
+
+
+def test_labels_are_sent_one_by_one() -> None:
+    """Several mean and."""
+    world = World(script(answer(200, {"batches": [BATCH], "next": None})))
+    world.run(_calls.batches(world.service(), "open", "k", {"a": "b", "c": "d:e"}, 100))
+    assert world.requests[0].params == (
+        ("state", "open"),
+        ("key", "k"),
+        ("label", "a:b"),
+        ("label", "c:d:e"),
+        ("limit", "100"),
+    )
+
+
+# -- waiting
+
+
+def held(world: World, ends_at: float) -> Callable[[Request], Outcome]:
+    """A service that holds the answer back as it is asked to, until the batch completes."""
+
+    def reply(request: Request) -> Outcome:
+        asked = float(dict(request.params).get("wait", 0))
+        world.clock = max(world.clock, min(world.clock + asked, ends_at))
+        done = world.clock >= ends_at
+        return answer(200, {**BATCH, "state": "complete" if done else "open"})
+
+    return reply
+
+
+def test_a_wait_is_as_long_as_the_batch_takes() -> None:
+    """By long polls, one after the other, each with time enough for its answer."""
+    world = World(script())
+    world.reply = held(world, 70)
+    assert world.run(_calls.wait(world.service(timeout=5), 7, None)).state == "complete"
+    assert [dict(request.params)["wait"] for request in world.requests] == ["30", "30", "30"]
+    assert world.requests[0].timeout == 35
+    assert world.pauses == []
+    assert world.clock == 70
+
+
+@pytest.mark.parametrize("timeout", [0, 0.5, 2.5, 31, 65.25])
+def test_a_wait_ends_in_time(timeout: float) -> None:
+    """With an error that bears the batch as it was seen last."""
+    world = World(script())
+    world.reply = held(world, 1000)
+    with pytest.raises(errors.WaitTimeout) as caught:
+        world.run(_calls.wait(world.service(), 7, timeout))
+    assert world.clock == pytest.approx(timeout)
+    assert caught.value.batch.state == "open"
+    assert isinstance(caught.value, TimeoutError)
+
+
+def test_a_service_that_does_not_hold_answers_back_is_asked_once_a_second() -> None:
+    """A wait is never a storm."""
+    world = World(lambda _: answer(200, BATCH))
+    with pytest.raises(errors.WaitTimeout):
+        world.run(_calls.wait(world.service(), 7, 10))
+    assert len(world.requests) <= 12
+    assert max(world.pauses) <= 1
+
+
+def test_a_short_wait_does_not_retry_for_a_minute() -> None:
+    """The caller's patience is shorter than the policy's."""
+    world = World(lambda _: Failure("connection refused"))
+    with pytest.raises(errors.ServiceUnreachable):
+        world.run(_calls.wait(world.service(retry=Retry(attempts=1000)), 7, 2))
+    assert world.clock <= 2
+
+
+# -- what a call of ids sends
+
+
+def sent_items(ids: Any) -> list[str]:
+    return [item for piece in _masks.pieces(ids) for item in piece["items"]]
+
+
+def expanded(pieces: Iterator[_masks.Piece], group_size: int) -> list[str]:
+    found = []
+    for piece in pieces:
+        for mask in piece["groups"]:
+            bits = base64.b64decode(mask["bits"], validate=True)
+            assert 1 <= len(bits) <= group_size // 8
+            found += [
+                f"{mask['batch']}:{mask['group']}:{index}"
+                for index in range(8 * len(bits))
+                if bits[index // 8] >> (index % 8) & 1
+            ]
+    return found
+
+
+@pytest.mark.parametrize("one", ["7:0:1", ItemId(7, 0, 1), ["7:0:1"], (ItemId(7, 0, 1),), {"7:0:1"}])
+def test_one_id_or_many_are_taken(one: Any) -> None:
+    """As text or taken apart, alone or in any collection."""
+    assert sent_items(one) == ["7:0:1"]
+
+
+def test_nothing_to_ack_is_nothing_to_send() -> None:
+    """No request, and the answer is empty."""
+    world = World(script())
+    for nothing in ([], iter([]), ItemIds(7, 64, range(0))):
+        result = world.run(_calls.resolve(world.service(), "acks", _masks.pieces(nothing), None))  # type: ignore[arg-type]
+        assert (result.applied, result.completed) == (0, ())
+
+
+def test_a_large_collection_is_split_and_each_id_is_sent_once() -> None:
+    """At most 10,000 a request; duplicates would be counted as repeats."""
+    ids = [item_id(7, number) for number in range(25_000)]
+    pieces = list(_masks.pieces(ids + ids[:5000]))
+    assert [len(piece["items"]) for piece in pieces] == [10_000, 10_000, 5_000]
+    assert [item for piece in pieces for item in piece["items"]] == ids
+
+
+def test_the_answers_of_a_split_call_are_merged() -> None:
+    """And an error on the way bears what was answered before it."""
+    done = {"batch": 7, "key": None, "newly": True, "succeeded": True, "newly_succeeded": True}
+    first = {"applied": 9_999, "repeated": 1, "completed": [], "rejected": []}
+    second = {"applied": 5_000, "repeated": 0, "completed": [done], "rejected": []}
+    ids = [item_id(7, number) for number in range(15_000)]
+    world = World(script(answer(200, first), answer(200, second)))
+    result = world.run(_calls.resolve(world.service(), "acks", _masks.pieces(ids), None))
+    assert (result.applied, result.repeated, len(result.completed)) == (14_999, 1, 1)
+    assert len({request.headers["idempotency-key"] for request in world.requests}) == 2
+
+    world = World(script(answer(200, first), problem(403, "forbidden")))
+    with pytest.raises(errors.Forbidden) as caught:
+        world.run(_calls.resolve(world.service(), "acks", _masks.pieces(ids), None))
+    assert caught.value.partial is not None
+    assert caught.value.partial.applied == 9_999
+
+
+def test_a_malformed_id_anywhere_stops_a_collection_before_anything_is_sent() -> None:
+    """The error names its position."""
+    ids: list[Any] = [item_id(7, number) for number in range(20_000)]
+    ids[15_000] = "7:0"
+    with pytest.raises(errors.MalformedItem, match="position 15000: '7:0' is no item id") as caught:
+        _masks.pieces(ids)
+    assert caught.value.position == 15_000
+
+
+@pytest.mark.parametrize("wrong", ["7:0", b"7:0:1", [7], [None], ["7:0:1", ""], [("7", "0", "1")]])
+def test_what_is_no_id_is_malformed(wrong: Any) -> None:
+    """Whatever its type."""
+    with pytest.raises(errors.MalformedItem):
+        _masks.pieces(wrong)
+
+
+def test_an_endless_iterator_is_read_piece_by_piece() -> None:
+    """So that any amount can be acked in constant memory."""
+
+    def ids() -> Iterator[str]:
+        number = 0
+        while True:
+            yield item_id(7, number)
+            number += 1
+
+    pieces = _masks.pieces(ids())
+    assert len(next(pieces)["items"]) == 10_000
+    assert next(pieces)["items"][0] == item_id(7, 10_000)
+
+
+@given(
+    st.sampled_from([64, 72, 512]),
+    st.integers(0, 1000),
+    st.integers(0, 700),
+    st.sampled_from([1, 1, 1, 2, 3, 63, 64, -1, -5]),
+)
+def test_a_run_of_ids_is_sent_as_masks_of_exactly_its_bits(size: int, start: int, length: int, step: int) -> None:
+    """Whatever part of whatever groups it covers."""
+    ids = ItemIds(7, size, range(start, start + length))[::step]
+    assert sorted(expanded(_masks.pieces(ids), size)) == sorted(ids)
+
+
+def test_a_sparse_run_is_sent_as_ids() -> None:
+    """Where a mask would be longer."""
+    ids = ItemIds(7, 8192, range(0, 10_000_000, 1000))[:10]
+    assert sent_items(ids) == list(ids)
+
+
+@pytest.mark.parametrize("size", [64, 8192, 32768])
+def test_a_piece_of_masks_stays_below_the_limits(size: int) -> None:
+    """4,096 groups and 8 MiB, whatever the group size; no group is in two pieces."""
+    ids = ItemIds(2**53 - 1, size, range(5, 5 + size * 9000))
+    groups = []
+    for piece in _masks.pieces(ids):
+        body = json.dumps({**piece, "reason": "x" * 1000}, separators=(",", ":"))
+        assert len(body) < 8 * 2**20
+        assert len(piece["groups"]) <= 4096
+        groups += [mask["group"] for mask in piece["groups"]]
+    assert groups == list(range(9001))

@@ -1,0 +1,138 @@
+"""What `import lastbit` gives, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import lastbit
+
+EXPORTED = [
+    "AckResult",
+    "Acker",
+    "AckerClosed",
+    "AsyncAcker",
+    "AsyncBatchHandle",
+    "AsyncClient",
+    "Batch",
+    "BatchEnded",
+    "BatchHandle",
+    "BatchNotFound",
+    "BatchSealed",
+    "Client",
+    "Completed",
+    "Conflict",
+    "Counted",
+    "Extended",
+    "FailedRange",
+    "Forbidden",
+    "IdempotencyKeyReused",
+    "InvalidArgument",
+    "InvalidItemId",
+    "InvalidRequest",
+    "ItemId",
+    "ItemIds",
+    "ItemRejected",
+    "LastbitError",
+    "MalformedItem",
+    "MissingExtra",
+    "NotFound",
+    "NotRefreshed",
+    "Opened",
+    "PendingRange",
+    "RateLimited",
+    "Rejected",
+    "Retry",
+    "Sealed",
+    "ServiceError",
+    "ServiceUnreachable",
+    "TooLarge",
+    "Unauthorized",
+    "Unavailable",
+    "UnexpectedAnswer",
+    "Verification",
+    "WaitTimeout",
+    "Watermark",
+    "__version__",
+    "item_id",
+]
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_the_public_names_are_these() -> None:
+    """A name that comes or goes is a decision, not an accident."""
+    assert lastbit.__all__ == EXPORTED
+    assert set(EXPORTED) <= set(dir(lastbit))
+
+
+def test_every_public_name_leads_somewhere() -> None:
+    """The lazy look-up knows each name; `from lastbit import *` works."""
+    for name in EXPORTED:
+        assert getattr(lastbit, name) is not None
+    found: dict[str, object] = {}
+    exec("from lastbit import *", found)
+    assert set(EXPORTED) <= set(found)
+
+
+def test_every_error_is_public() -> None:
+    """Whoever catches one can name it."""
+    from lastbit import errors
+
+    tree = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert tree <= set(lastbit.__all__)
+    assert all(name in (errors.__doc__ or "") for name in tree - {"InvalidItemId"})
+
+
+def test_ids_need_the_standard_library_alone() -> None:
+    """httpx is imported when a client is first named, not before; nor is anything else that is not Python's own."""
+    code = (
+        "import sys, lastbit; assert len(lastbit.ItemIds(7, 64, range(9))) == 9; lastbit.LastbitError; "
+        "import sysconfig; print('httpx' in sys.modules, 'rich' in sys.modules, 'click' in sys.modules); "
+        "lastbit.Client; print('httpx' in sys.modules)"
+    )
+    assert run(code).split() == ["False", "False", "False", "True"]
+
+
+def test_ids_work_where_httpx_is_not_installed() -> None:
+    """As on an executor that has the package's zip and nothing more."""
+    code = (
+        "import sys; sys.modules['httpx'] = None\n"
+        "from lastbit import ItemIds, item_id\n"
+        "print(item_id(7, 8192), ItemIds(7, 64, range(65))[-1])"
+    )
+    assert run(code).split() == ["7:1:0", "7:1:0"]
+
+
+def test_the_client_needs_neither_click_nor_rich() -> None:
+    """A bar that is asked for without them says what to install, before anything is sent."""
+    code = (
+        "import sys; sys.modules['click'] = sys.modules['rich'] = None\n"
+        "from lastbit import Client, MissingExtra\n"
+        "try: Client('http://127.0.0.1:9').batch(7).wait(progress=True)\n"
+        "except MissingExtra as error: print(error)"
+    )
+    assert "pip install 'lastbit[cli]'" in run(code)
+
+
+def test_the_command_says_what_to_install() -> None:
+    """Where only the bare client is installed, the command line is a message, not a traceback."""
+    code = "import sys; sys.modules['click'] = None\nfrom lastbit.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'lastbit[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """As of any module."""
+    assert not hasattr(lastbit, "Cleint")
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    """One version, in the code and in what pip shows."""
+    from importlib.metadata import version
+
+    assert lastbit.__version__ == version("lastbit")
