@@ -93,9 +93,12 @@ class Opening:
     expires_in: int | None = None
 
     def fingerprint(self) -> bytes:
-        """32 bytes that two openings share only if they are equal."""
-        facts = [self.key, sorted(self.labels.items()), self.group_size, self.items, self.sealed, self.expires_in]
-        return hashlib.sha256(json.dumps(facts).encode()).digest()
+        """32 bytes that two openings share only if they are equal. Defaults are left out, so that a release with one more
+        field finds those of the release before it."""
+        defaults = Opening()
+        facts = {f.name: getattr(self, f.name) for f in fields(self)}
+        told = {name: value for name, value in facts.items() if value != getattr(defaults, name)}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.batches import Opening
 from core.calls import UNIT_GROUPS, Call, Verb
 
 items = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 20)), max_size=30)
@@ -52,3 +55,20 @@ def test_a_large_part_goes_in_ascending_chunks() -> None:
     assert [group for chunk in chunks for group in sorted(chunk.groups())] == list(range(UNIT_GROUPS * 2 + 1))
     heavy = Call.of(Verb.FAIL, masks=[(1, group, b"\xff" * 1024) for group in range(6)], reason="gone")
     assert [len(chunk.groups()) for chunk in heavy.unit(1).chunks()] == [3, 3]
+
+
+def test_an_opening_is_named_by_what_differs_from_the_defaults() -> None:
+    """So that the same body has the same name in a release that knows more fields, and every field counts."""
+    assert Opening().fingerprint() == hashlib.sha256(b"{}").digest()
+    others = [
+        Opening(key="a"),
+        Opening(key=""),
+        Opening(labels={"a": "b"}),
+        Opening(labels={"a": "b", "c": "d"}),
+        Opening(group_size=64),
+        Opening(items=1),
+        Opening(sealed=True),
+        Opening(expires_in=1),
+    ]
+    assert len({opening.fingerprint() for opening in [Opening(), *others]}) == len(others) + 1
+    assert Opening(labels={"a": "b", "c": "d"}).fingerprint() == Opening(labels={"c": "d", "a": "b"}).fingerprint()
