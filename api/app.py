@@ -7,7 +7,7 @@ import contextlib
 import functools
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import FrameType
 from typing import Any
 
@@ -19,11 +19,12 @@ from swagger_ui_bundle import swagger_ui_path
 from api import acks, batches, ops, problems
 from api.acks import AckRoutes
 from api.waiting import Waiting
-from core import schema
+from core import janitor, schema
 from core.combiner import Combiner
 from core.db import Database
 from core.service import Service
 from core.settings import Settings
+from core.ticker import ticking
 
 VERSION = "1.0.0"
 """Of the contract, not of the release."""
@@ -43,7 +44,12 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.service = service
         app.state.loop = asyncio.get_running_loop()
         app.state.waiting = Waiting(service)
-        with _long_polls_end_first(app.state.waiting, app.state.loop):
+        with contextlib.ExitStack() as running:
+            if database.is_sqlite and settings.janitor_every:
+                # One command is the whole product; a server's database has a janitor by cron, once for all replicas.
+                tidy = functools.partial(janitor.run_once, database, janitor.Policy())
+                running.enter_context(ticking("janitor", tidy, settings.janitor_every))
+            running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))
             yield
         await asyncio.to_thread(service.stop)
 
@@ -81,7 +87,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _long_polls_end_first(waiting: Waiting, loop: asyncio.AbstractEventLoop) -> Any:
+def _long_polls_end_first(waiting: Waiting, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """uvicorn waits for open requests before it ends the lifespan, so long polls must hear of the signal themselves."""
     if threading.current_thread() is not threading.main_thread():
         yield

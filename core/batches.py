@@ -93,8 +93,8 @@ class Opening:
     expires_in: int | None = None
 
     def fingerprint(self) -> bytes:
-        """32 bytes that two openings share only if they are equal. Defaults are left out, so that a release with one more
-        field finds those of the release before it."""
+        """32 bytes that two openings share only if they are equal. Defaults are left out, so that a release with one
+        more field finds those of the release before it."""
         defaults = Opening()
         facts = {f.name: getattr(self, f.name) for f in fields(self)}
         told = {name: value for name, value in facts.items() if value != getattr(defaults, name)}

@@ -18,3 +18,5 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_waiting_acks: int = Field(default=50_000, ge=1)
     """Acks that may wait for the combiner before callers are told to come back."""
+    janitor_every: float = Field(default=60, ge=0, le=86400)
+    """On SQLite the service is its own janitor: seconds between two passes; 0 leaves it to cron."""

@@ -172,8 +172,9 @@ class ServiceProcess:
 
 
 @contextlib.contextmanager
-def running_service(database_url: str, *, workers: int = 1) -> Iterator[ServiceProcess]:
-    service = ServiceProcess(database_url, workers=workers).start()
+def running_service(database_url: str, *, workers: int = 1, **environment: str) -> Iterator[ServiceProcess]:
+    """A service that is gone when the context ends; `environment` are its LASTBIT_… settings."""
+    service = ServiceProcess(database_url, workers=workers, environment=environment).start()
     try:
         yield service
     finally:

@@ -89,6 +89,14 @@ def test_a_stop_ends_long_polls_and_answers_what_is_under_way(sqlite_url: str) -
         assert answers[0].json()["state"] == "open"
 
 
+def test_the_embedded_service_is_its_own_janitor(sqlite_url: str) -> None:
+    """On SQLite an idle batch ends in a named state without any cron, and who waits for it is told."""
+    with running_service(sqlite_url, LASTBIT_JANITOR_EVERY="0.2") as running:
+        batch = httpx.post(f"{running.url}/v1/batches", json={"items": 1, "expires_in": 1}).json()["id"]
+        waited = httpx.get(f"{running.url}/v1/batches/{batch}?wait=60", timeout=70).json()
+        assert (waited["state"], waited["pending"]) == ("expired", 1)
+
+
 def test_two_workers_on_one_batch_are_exact(mariadb_url: str) -> None:
     """Each item is sent twice, through either worker; one call of all is told that it completed the batch."""
     with Database(mariadb_url) as database:
