@@ -9,7 +9,7 @@ TEST_PROCESSES ?= 2
 .PHONY: demo test test-soak mutants serve lint format bench venv zip openapi clean
 
 $(READY): pyproject.toml requirements/server.txt requirements/dev.txt constraints.txt
-	@$(PYTHON) -m venv --help >/dev/null 2>&1 || { scripts/need.sh python3-venv; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements/dev.txt -e '.[cli]'
 	@touch $@
