@@ -226,6 +226,17 @@ class Database:
         except _Faulted as trouble:
             raise errors.Unavailable(_outage(trouble.cause)) from trouble.cause
 
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection for what is not one transaction, like a migration. Raises `errors.Unavailable`."""
+        try:
+            with self.engine.connect() as connection:
+                yield connection
+        except DBAPIError as error:
+            if classify(error) is Fault.OUTAGE:
+                raise errors.Unavailable(_outage(error)) from error
+            raise
+
     def dispose(self) -> None:
         """Close the pool's connections."""
         self.engine.dispose()

@@ -51,26 +51,35 @@ def check(tx: Connection) -> None:
 
 
 def migrate(database: Database, revision: str = "head") -> None:
-    """Bring the schema to `revision`; with an older one, back to it. One at a time: others wait."""
-    config = _config()
-    # Data definition commits by itself on MariaDB; a lock by name keeps two from migrating at once.
-    with database.engine.connect() as connection:
+    """Bring the schema to `revision`; with an older one, back to it. One at a time: others wait.
+
+    Raises `errors.Unavailable` where the database is away, or another migration takes longer than a minute.
+    """
+    with database.connection() as connection:
         if database.is_sqlite:
             connection = connection.execution_options(lastbit_begin="IMMEDIATE")
-        else:
-            connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 60)")
-        config.attributes["connection"] = connection
-        current = MigrationContext.configure(connection).get_current_revision()
-        known = _known()[1]
-        if current is not None and current not in known:
-            return  # a newer release was here; it serves this one
-        if revision == "head" or current is None or not _is_behind(revision, current):
-            command.upgrade(config, revision)
-        else:
-            command.downgrade(config, revision)
-        connection.commit()
-        if not database.is_sqlite:
+            _migrate(connection, revision)
+            return
+        # Data definition commits by itself on MariaDB; a lock by name keeps two from migrating at once.
+        if connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 60)").scalar() != 1:
+            raise errors.Unavailable("another migration of this database is under way")
+        try:
+            _migrate(connection, revision)
+        finally:
             connection.exec_driver_sql("SELECT RELEASE_LOCK('lastbit_migrate')")
+
+
+def _migrate(connection: Connection, revision: str) -> None:
+    current = MigrationContext.configure(connection).get_current_revision()
+    if current is not None and current not in _known()[1]:
+        return  # a newer release was here; it serves this one
+    config = _config()
+    config.attributes["connection"] = connection
+    if revision == "head" or current is None or not _is_behind(revision, current):
+        command.upgrade(config, revision)
+    else:
+        command.downgrade(config, revision)
+    connection.commit()
 
 
 def _is_behind(revision: str, current: str) -> bool:

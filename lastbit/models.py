@@ -266,7 +266,8 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The batch's counts beside a recount of its bits; `ok` where they agree."""
+    """The batch's counts beside a recount of its bits; `ok` where they agree, else `faults` says in words what does
+    not."""
 
     ok: bool
     items: int
@@ -274,11 +275,20 @@ class Verification:
     failed: int
     pending: int
     counted: Counted
+    faults: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
         counted = Counted(data["counted"]["acked"], data["counted"]["failed"])
-        return cls(data["ok"], data["items"], data["acked"], data["failed"], data["pending"], counted)
+        return cls(
+            data["ok"],
+            data["items"],
+            data["acked"],
+            data["failed"],
+            data["pending"],
+            counted,
+            tuple(data.get("faults", ())),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -14,7 +12,7 @@ from core import schema
 from core.combiner import Inline
 from core.db import Database
 from core.service import Service
-from tests.servers import MariaDB, running_service, temporary_folder
+from tests.servers import MariaDB, running_service, sqlite_file
 
 hypothesis.settings.register_profile(
     "lastbit",
@@ -43,10 +41,8 @@ def mariadb() -> Iterator[MariaDB]:
 @pytest.fixture
 def sqlite_url() -> Iterator[str]:
     """The URL of an empty SQLite file."""
-    folder = temporary_folder("lastbit-sqlite-")
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name) as inner:
-        folder.rmdir()
-        yield f"sqlite:///{Path(inner) / 'lastbit.db'}"
+    with sqlite_file() as url:
+        yield url
 
 
 @pytest.fixture
@@ -90,8 +86,7 @@ def service(database: Database) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def service_url() -> Iterator[str]:
     """A real service on a fresh SQLite file, one for the tests of a module."""
-    folder = temporary_folder("lastbit-service-")
-    with running_service(f"sqlite:///{folder / 'lastbit.db'}") as running:
+    with sqlite_file() as url, running_service(url) as running:
         yield running.url
 
 

@@ -27,10 +27,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def temporary_folder(prefix: str) -> Path:
-    """In memory where that is at hand: durability on disk is not what most tests are about, and fsync is slow."""
-    shared = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=shared if os.access(shared, os.W_OK) else None))
+def memory() -> str | None:
+    """Where temporary folders go: memory, if at hand. Durability on disk is not what most tests are about, and fsync is
+    slow."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@contextlib.contextmanager
+def sqlite_file() -> Iterator[str]:
+    """The URL of an empty SQLite file, gone when the context ends."""
+    with tempfile.TemporaryDirectory(prefix="lastbit-sqlite-", dir=memory()) as folder:
+        yield f"sqlite:///{folder}/lastbit.db"
 
 
 def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float = 60) -> str:
@@ -59,7 +66,7 @@ class MariaDB:
 
     def __init__(self, *, in_memory: bool = True) -> None:
         prefix = "lastbit-mariadb-"
-        self.folder = temporary_folder(prefix) if in_memory else Path(tempfile.mkdtemp(prefix=prefix))
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=memory() if in_memory else None))
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
         path = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"

@@ -9,7 +9,7 @@ import click
 from lastbit.cli import rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, end, session
 from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, labels
-from lastbit.cli.output import plain
+from lastbit.cli.output import plain, safe
 from lastbit.models import Batch
 
 Labels = tuple[tuple[str, str], ...]
@@ -168,9 +168,11 @@ def verify(s: Session, batch: int) -> None:
         )
     else:
         s.output.say(
-            f"[bold]batch {batch}[/]  [red]the bits disagree with the counts[/]: "
+            f"[bold]batch {batch}[/]  [red]inconsistent[/]: "
             f"acked {found.acked:,}, counted {found.counted.acked:,}; "
             f"failed {found.failed:,}, counted {found.counted.failed:,}"
         )
+        for fault in found.faults:
+            s.output.say(f"  {safe(fault)}")
     if not found.ok:
         end(NOT_SUCCEEDED)

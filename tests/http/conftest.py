@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import httpx
@@ -9,24 +10,28 @@ import pytest
 
 from core import schema
 from core.db import Database
-from tests.servers import running_service, temporary_folder
+from tests.servers import running_service, sqlite_file
 
 
 @pytest.fixture(scope="module", params=["sqlite", "mariadb"])
 def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{temporary_folder('lastbit-http-') / 'lastbit.db'}"
-    else:
-        url = request.getfixturevalue("mariadb").new_database()
-        with Database(url) as database:
-            schema.migrate(database)
-    with running_service(url) as running, httpx.Client(base_url=running.url, timeout=70) as client:
-        yield client
+    with contextlib.ExitStack() as stack:
+        if request.param == "sqlite":
+            url = stack.enter_context(sqlite_file())
+        else:
+            url = request.getfixturevalue("mariadb").new_database()
+            with Database(url) as database:
+                schema.migrate(database)
+        running = stack.enter_context(running_service(url))
+        yield stack.enter_context(httpx.Client(base_url=running.url, timeout=70))
 
 
 @pytest.fixture(scope="module")
 def sqlite_http() -> Iterator[httpx.Client]:
     """Where the kind of database makes no difference."""
-    url = f"sqlite:///{temporary_folder('lastbit-http-') / 'lastbit.db'}"
-    with running_service(url) as running, httpx.Client(base_url=running.url, timeout=70) as client:
+    with (
+        sqlite_file() as url,
+        running_service(url) as running,
+        httpx.Client(base_url=running.url, timeout=70) as client,
+    ):
         yield client

@@ -327,12 +327,14 @@ def test_a_terminal_is_shown_a_bar(lastbit: Lastbit) -> None:
 
 
 def test_counts_that_disagree_with_the_bits_are_exit_code_3(scripted: Any) -> None:
-    """Both are shown."""
+    """Both are shown, and what the service says of it."""
     found = {"ok": False, "items": 5, "acked": 4, "failed": 1, "pending": 0, "counted": {"acked": 3, "failed": 1}}
+    found["faults"] = ["group 0: resolved_count is 5, its bits say 4"]
     scripted.replies((200, {}, found))
     done = Lastbit(scripted.url)("verify", "7")
     assert done.returncode == 3
-    assert "disagree" in done.stdout
+    assert "inconsistent" in done.stdout
+    assert "group 0: resolved_count is 5" in done.stdout
     assert "acked 4, counted 3" in done.stdout
 
 

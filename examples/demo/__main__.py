@@ -1,0 +1,90 @@
+"""`python -m examples.demo [--stay]`. Exit status: 0 all adds up, 1 something does not, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from examples.demo import proof
+from examples.demo.processes import ENDING, Failed, Processes
+from examples.demo.run import Demo, temporary_folder
+from examples.demo.show import Show, show
+from lastbit import LastbitError
+
+LONGEST = 180
+"""Seconds after which the demo gives up."""
+
+NEXT = """
+Try next
+  make serve                          the service, at http://127.0.0.1:8000; its API pages are at /docs
+  .venv/bin/lastbit open --key mine --items 3 --sealed
+  .venv/bin/lastbit ack 1:0:0 1:0:2   then: lastbit status 1 · pending 1 · watch 1 · verify 1
+  README.md                           the five-minute tour, in Python
+  examples/demo/                      how this was done"""
+
+
+class Interrupted(BaseException):
+    """Somebody wants the demo to end."""
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    # Once is enough: what follows is cleaning up, which another signal must not tear.
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    raise Interrupted
+
+
+def give_up(number: int, frame: FrameType | None) -> None:
+    raise Failed(f"it is not over after {LONGEST} seconds")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description="A real fan-out to its exact end.")
+    parser.add_argument("--stay", action="store_true", help="keep the service up afterwards, until Ctrl-C")
+    given = parser.parse_args()
+    for number in ENDING:
+        signal.signal(number, interrupt)
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(LONGEST)
+    try:
+        with show() as shown, temporary_folder() as folder, Processes(Path(folder)) as processes:
+            return _run(shown, processes, Path(folder), given.stay)
+    except Interrupted:
+        print("\nlastbit demo: interrupted; nothing is left behind", file=sys.stderr)
+        return 130
+
+
+def _run(shown: Show, processes: Processes, folder: Path, stay: bool) -> int:
+    demo = Demo(shown, processes, folder)
+    failure = None
+    try:
+        demo.run()
+    except (Failed, LastbitError, OSError) as error:
+        failure = str(error)
+    signal.alarm(0)
+    faults = demo.ledger.faults() if failure is None else [failure, *demo.ledger.errors]
+    shown.end()
+    if faults:
+        shown.plain("\nThe demo did not come out as it should:")
+        for fault in faults:
+            shown.plain(f"  {fault}")
+        return 1
+    assert demo.ledger.batch is not None
+    shown.plain(f"\nBatch {demo.ledger.batch.id} is complete, exactly.\n")
+    for line in proof.closing_lines(demo.ledger, shown.seconds):
+        shown.plain(line)
+    shown.plain(NEXT)
+    if stay:
+        shown.plain(
+            f"\nThe service stays at {demo.url} until Ctrl-C: LASTBIT_URL={demo.url} .venv/bin/lastbit status 1"
+        )
+        threading.Event().wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

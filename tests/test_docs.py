@@ -1,0 +1,319 @@
+"""What the documentation says is there: targets, commands, modules, settings, links; and its snippets run."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import httpx
+import pytest
+import yaml
+
+from core.settings import Settings
+from examples.demo import __main__ as demo
+from lastbit.cli import cli
+from tests.servers import ROOT, MariaDB, running_service
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+README = ROOT / "README.md"
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def code(page: Path) -> Iterator[str]:
+    """All that stands in code: each line of the fenced blocks, and what is between backticks."""
+    text = page.read_text()
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield from block.replace("\\\n", " ").splitlines()
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def commands_of(page: Path, program: str) -> Iterator[list[str]]:
+    """The words after `program`, wherever code begins with it."""
+    for line in code(page):
+        command = line.split("  #")[0].split(" | ")[-1].strip()
+        if command.startswith(program + " "):
+            yield shlex.split(command.removeprefix(program))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_make_targets_exist(page: Path) -> None:
+    """Whatever stands as `make target` in code."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for words in commands_of(page, "make"):
+        named = [word for word in words if "=" not in word and not word.startswith("#")]
+        assert named[0] in targets, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_modules_exist(page: Path) -> None:
+    """Whatever stands as `python -m module` in code, with its flags."""
+    for line in code(page):
+        for module, rest in re.findall(r"python -m ([\w.]+)([^|#;&>]*)", line):
+            assert importlib.util.find_spec(module) is not None, line
+            flags = re.findall(r"--[a-z-]+", rest)
+            if module in ("api", "jobs.janitor", "examples.demo") and flags:
+                assert set(flags) <= set(re.findall(r"--[a-z-]+", help_of(module))), line
+
+
+@functools.cache
+def help_of(module: str) -> str:
+    answer = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True)
+    return answer.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_commands_exist_with_their_options(page: Path) -> None:
+    """Whatever stands as `lastbit command --option` in code."""
+    for words in commands_of(page, "lastbit"):
+        if words[0] in ("--help", "--version"):
+            continue
+        while words[0].startswith("--"):  # --url URL before the command's name
+            words = words[1 if words[0] == "--json" else 2 :]
+        command = cli.commands.get(words[0])
+        assert command is not None, words
+        known = {each for option in command.params if isinstance(option, click.Option) for each in option.opts}
+        given = {word.split("=")[0] for word in words[1:] if word.startswith("--")}
+        assert given <= known, words
+
+
+def test_what_the_demo_says_to_try_next_is_there() -> None:
+    """Its commands and the files it points at."""
+    said = demo.NEXT
+    assert re.findall(r"\.venv/bin/lastbit (\w+)", said) == ["open", "ack"]
+    for name in re.findall(r"lastbit (\w+)|· (\w+) 1", said):
+        assert "".join(name) in cli.commands
+    for path in ("README.md", "examples/demo/"):
+        assert path in said
+        assert (ROOT / path).exists()
+
+
+def test_every_command_is_documented() -> None:
+    """Each with a section of its own, each option named there."""
+    page = (ROOT / "docs/cli.md").read_text()
+    for name, command in cli.commands.items():
+        section = re.search(rf"^## `lastbit {name}[^`]*`\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        assert section, name
+        for option in command.params:
+            if isinstance(option, click.Option) and option.name not in ("url", "token", "as_json"):
+                assert f"`{option.opts[0]}" in section[1], f"{name} {option.opts[0]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Files exist, and headings that are pointed at."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_files_of_the_project_exist(page: Path) -> None:
+    """Whatever stands in backticks as a path with a slash, from the root or beside the page's own."""
+    tops = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"dist"}
+    for line in re.findall(r"`([\w./-]+)`", page.read_text()):
+        if line.split("/")[0] in tops and "/" in line:
+            assert (ROOT / line).exists(), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_tests_that_are_named_exist(page: Path) -> None:
+    """A promise that names the test which holds it, names one that is there."""
+    defined = {name for path in ROOT.glob("tests/**/*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    assert set(re.findall(r"`(test_\w+)`", page.read_text())) <= defined
+
+
+def test_every_decision_and_page_is_linked_from_the_index() -> None:
+    """A page that nothing leads to is not documentation."""
+    index = (ROOT / "docs/index.md").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert name == "index.md" or f"]({name})" in index, name
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    """And no others."""
+    page = (ROOT / "docs/operations.md").read_text()
+    rows = dict(re.findall(r"^\| `LASTBIT_(\w+)` \| `([^`]+)`", page, re.MULTILINE))
+    assert rows == {name.upper(): str(field.default) for name, field in Settings.model_fields.items()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_variables_are_read_by_something(page: Path) -> None:
+    """A misspelt LASTBIT_… would be ignored in silence."""
+    known = {f"LASTBIT_{name.upper()}" for name in Settings.model_fields}
+    known |= {"LASTBIT_URL", "LASTBIT_TOKEN", "LASTBIT_SOAK", "LASTBIT_DATABASE_PASSWORD"}
+    assert set(re.findall(r"\bLASTBIT_[A-Z_]*[A-Z]", page.read_text())) <= known
+
+
+def test_every_route_is_documented() -> None:
+    """docs/http.md names each path of openapi.yaml with its method."""
+    page = (ROOT / "docs/http.md").read_text()
+    for path, methods in yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"].items():
+        for method in methods:
+            assert f"`{method.upper()} {path.replace('{batch}', '{id}')}" in page, f"{method} {path}"
+
+
+def test_every_problem_code_is_documented() -> None:
+    """With its status."""
+    from api.problems import STATUS
+
+    page = (ROOT / "docs/http.md").read_text()
+    for problem, status in STATUS.items():
+        assert re.search(rf"^\| {status} \| .*`{problem}`", page, re.MULTILINE), problem
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_snippets_compile(page: Path) -> None:
+    """Python as Python, JSON as JSON, YAML as YAML."""
+    for snippet in blocks(page, "python"):
+        compile(snippet, str(page), "exec", flags=0x2000)  # top-level await is allowed
+    for snippet in blocks(page, "json"):
+        json.loads(snippet)
+    for snippet in blocks(page, "yaml"):
+        yaml.safe_load(snippet)
+
+
+PRELUDE = """
+published = []
+publish = publish_catalog = published.append
+products = ["chair", "table", "lamp", "broken"]
+
+def render(product):
+    if product == "broken":
+        raise ValueError("no picture")
+
+class Queue:
+    def __init__(self):
+        self.messages = []
+        self.deleted = 0
+    def send(self, message):
+        self.messages += [message, message]  # a queue that delivers everything twice
+    def receive(self):
+        yield from self.messages  # and again to the next consumer
+    def delete(self, message):
+        self.deleted += 1
+
+queue = Queue()
+"""
+
+
+def run_script(path: Path, script: str, url: str) -> subprocess.CompletedProcess[str]:
+    path.write_text(script)
+    environment = {**os.environ, "LASTBIT_URL": url, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, str(path)], env=environment, cwd=path.parent, capture_output=True, text=True, timeout=280
+    )
+
+
+@pytest.fixture
+def fresh_url(sqlite_url: str) -> Iterator[str]:
+    """A service whose first batch will be batch 1, as in the tour."""
+    with running_service(sqlite_url) as service:
+        yield service.url
+
+
+def test_the_tour_runs(fresh_url: str, tmp_path: Path) -> None:
+    """In its order, against a real service, with a queue that delivers everything twice."""
+    snippets = [snippet for snippet in blocks(README, "python") if "pyspark" not in snippet]
+    assert len(snippets) == 5
+    between = """
+with Client() as client:
+    for batch in (1, 2):
+        seen = client.batch(batch).refresh()
+        assert (seen.state, seen.acked, seen.failed) == ("complete", 3, 1), seen
+    assert not published  # an item of each has failed
+    assert queue.deleted == 16
+"""
+    after = """
+assert {"catalog-42", "catalog-43"} == set(published)
+assert queue.deleted == 32
+"""
+    # The third snippet consumes what the first two sent; the fourth gets all of it again, and acks what had failed.
+    script = "\n".join([PRELUDE, *snippets[:3], between, *snippets[3:], after])
+    ran = run_script(tmp_path / "tour.py", script, fresh_url)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "0 [] True\n"
+
+
+def test_the_page_on_the_client_runs(service_url: str, tmp_path: Path) -> None:
+    """docs/sdk.md, as one script."""
+    snippets = blocks(ROOT / "docs/sdk.md", "python")
+    ran = run_script(tmp_path / "sdk.py", "\n".join([PRELUDE, *snippets]), service_url)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_spark_snippet_acks_a_dataframe(service_url: str, tmp_path: Path) -> None:
+    """Every row twice, in several partitions, over two groups: each item counts once."""
+    if shutil.which("java") is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("a Java runtime is not installed")
+    (snippet,) = [each for each in blocks(README, "python") if "pyspark" in each]
+    opened = httpx.post(f"{service_url}/v1/batches", json={"items": 10_000, "sealed": True}).json()
+    before = f"""
+import os
+from pyspark.sql import SparkSession
+URL = {service_url!r}
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+numbers = spark.range(10_000).unionAll(spark.range(10_000)).repartition(4)
+done = numbers.selectExpr("concat('{opened["id"]}:', id div 8192, ':', id % 8192) AS item_id")
+"""
+    ran = run_script(tmp_path / "spark.py", before + snippet, service_url)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    batch = httpx.get(f"{service_url}/v1/batches/{opened['id']}").json()
+    assert (batch["state"], batch["acked"]) == ("complete", 10_000)
+    assert httpx.get(f"{service_url}/v1/batches/{opened['id']}/verify").json()["ok"]
+
+
+def test_the_documented_grants_suffice(mariadb: MariaDB) -> None:
+    """The SQL of docs/operations.md: one account migrates, the other serves and reaps, neither is root."""
+    (script,) = blocks(ROOT / "docs/operations.md", "sql")
+    with mariadb.connect() as connection, connection.cursor() as cursor:
+        for statement in script.split(";"):
+            if statement.strip():
+                cursor.execute(statement)
+    address = f"127.0.0.1:{mariadb.port}/lastbit"
+    serving = f"mysql://lastbit:change-me@{address}"
+    migrated = subprocess.run(
+        *([sys.executable, "-m", "api", "migrate", "--database-url", f"mysql://lastbit_migrate:change-me@{address}"],),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert migrated.returncode == 0, migrated.stderr
+    with running_service(serving) as service, httpx.Client(base_url=service.url) as client:
+        batch = client.post("/v1/batches", json={"items": 3, "sealed": True}).json()["id"]
+        assert client.post("/v1/failures", json={"items": [f"{batch}:0:1"], "reason": "x"}).status_code == 200
+        acked = client.post("/v1/acks", json={"items": [f"{batch}:0:0", f"{batch}:0:1", f"{batch}:0:2"]}).json()
+        assert acked["completed"][0]["newly_succeeded"]
+        assert client.get(f"/v1/batches/{batch}/verify").json()["ok"]
+        assert client.delete(f"/v1/batches/{batch}").status_code == 204
+    reaped = subprocess.run(
+        [sys.executable, "-m", "jobs.janitor", "--database-url", serving],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert reaped.returncode == 0, reaped.stderr

@@ -1,0 +1,255 @@
+"""What is shipped: the wheel, the zip for Spark, and the image's and compose file's every path and command."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.servers import ROOT
+
+SERVER = ("lastbit", "core", "migrations", "jobs", "api")
+OUTSIDE_OF_THE_WHEEL = ("core", "api", "jobs", "migrations", "tests", "examples")
+HTTPX_FREE = """
+import lastbit
+for name in set(lastbit.__all__) - {"Client", "AsyncClient"}:
+    getattr(lastbit, name)
+"""
+
+
+def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT.parent,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as it would be published, built from the checkout."""
+    target = tmp_path_factory.mktemp("wheel")
+    built = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (found,) = target.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def environment_of_its_own(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has the wheel and nothing else."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    purelib = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    installed = run(
+        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", wheel)
+    )
+    assert installed.returncode == 0, installed.stderr
+    assert (Path(purelib) / "lastbit").is_dir()
+    return python
+
+
+def test_the_wheel_ships_the_sdk_alone(wheel: Path) -> None:
+    """lastbit/ with its type marker, nothing of the server, no tests."""
+    names = zipfile.ZipFile(wheel).namelist()
+    folders = {name.split("/")[0] for name in names}
+    assert "lastbit/py.typed" in names
+    assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"lastbit"}
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lastbit").rglob("*.py")}
+    assert sources <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_wheel_works_without_httpx_until_a_client_is_named(environment_of_its_own: Path) -> None:
+    """Ids, answers and errors need the standard library only; a Client says what is missing."""
+    assert run(environment_of_its_own, "-c", HTTPX_FREE).stderr == ""
+    missing = run(environment_of_its_own, "-c", "from lastbit import Client")
+    assert missing.returncode == 1
+    assert "httpx" in missing.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("package", OUTSIDE_OF_THE_WHEEL)
+def test_the_wheel_does_not_bring_the_server(environment_of_its_own: Path, package: str) -> None:
+    """Nor anything else of the checkout."""
+    assert "ModuleNotFoundError" in run(environment_of_its_own, "-c", f"import {package}").stderr
+
+
+def test_the_installed_command_runs(environment_of_its_own: Path) -> None:
+    """With its dependencies it answers; without them it says which extra to install."""
+    command = environment_of_its_own.parent / "lastbit"
+    with_dependencies = run(command, "--version", PYTHONPATH=sysconfig.get_path("purelib"))
+    assert with_dependencies.stdout.startswith("lastbit"), with_dependencies.stderr
+    alone = run(command, "--version")
+    assert alone.returncode == 1
+    assert "lastbit[cli]" in alone.stderr
+    assert "Traceback" not in alone.stderr
+
+
+def test_the_zip_for_spark_imports_with_the_standard_library_only(tmp_path: Path) -> None:
+    """An executor has no site-packages of ours; each name but the clients is there."""
+    archive = tmp_path / "lastbit.zip"
+    built = subprocess.run(
+        [sys.executable, "-m", "scripts.zip_sdk", str(archive)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert built.returncode == 0, built.stderr
+    code = f"import sys; sys.path.insert(0, {str(archive)!r})\n{HTTPX_FREE}assert '.zip' in lastbit.__file__"
+    imported = run(sys.executable, "-I", "-S", "-c", code)
+    assert imported.returncode == 0, imported.stderr
+    assert {name.split("/")[0] for name in zipfile.ZipFile(archive).namelist()} == {"lastbit"}
+
+
+def instructions() -> Iterator[tuple[str, str]]:
+    """(instruction, the rest) of the Dockerfile, continuation lines joined."""
+    text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            word, _, rest = line.partition(" ")
+            yield word, rest
+
+
+def copied() -> list[str]:
+    return [
+        source
+        for word, rest in instructions()
+        if word == "COPY" and "--from" not in rest
+        for source in shlex.split(rest)[:-1]
+    ]
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    return found
+
+
+def test_every_path_of_the_dockerfile_exists_and_reaches_the_build() -> None:
+    """Whatever is copied is there, and .dockerignore, which leaves all else out, lets it in."""
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert "*" in ignored
+    for source in copied():
+        assert (ROOT / source).exists(), source
+        assert f"!{source.split('/')[0]}" in {entry.rstrip("/") for entry in ignored}, source
+
+
+def test_the_image_has_all_that_the_service_imports() -> None:
+    """Each package of ours is copied, each package of others stands in requirements/server.txt."""
+    assert set(SERVER) <= set(copied())
+    required = {
+        re.split(r"[^A-Za-z0-9_.-]", line)[0].lower().replace("_", "-")
+        for line in (ROOT / "requirements/server.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    distributions = packages_distributions()
+    for package in ("core", "api", "migrations"):
+        for path in (ROOT / package).rglob("*.py"):
+            for module in imported_by(path):
+                if module in sys.stdlib_module_names or module in SERVER:
+                    continue
+                names = {name.lower().replace("_", "-") for name in distributions[module]}
+                # Starlette and anyio come with FastAPI and are its to choose.
+                assert names & (required | {"starlette", "anyio"}), f"{path.name} imports {module}"
+
+
+def imported_by(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def commands() -> Iterator[list[str]]:
+    """Each command that a container of ours would run, as words."""
+    for word, rest in instructions():
+        if word in ("CMD", "HEALTHCHECK"):
+            yield json.loads(rest[rest.index("[") :])
+    for service in compose()["services"].values():
+        if "command" in service:
+            yield service["command"]
+
+
+def test_every_module_that_a_container_runs_exists_and_takes_its_arguments() -> None:
+    """`python -m` names a module, and with --help it answers."""
+    found = set()
+    for command in commands():
+        if command[0] == "sh":
+            found |= set(re.findall(r"python -m ([\w.]+)", command[2]))
+        elif command[1] == "-m":
+            found.add(command[2])
+            parsed = subprocess.run(
+                [sys.executable, *command[1:], "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+            )
+            assert parsed.returncode == 0, parsed.stderr
+            assert all(word in parsed.stdout for word in command[3:])
+        else:
+            compile(command[2], "the health check", "exec")
+    assert found == {"api", "jobs.janitor"}
+    for module in found:
+        assert importlib.util.find_spec(module) is not None
+
+
+def test_the_image_does_not_run_as_root_and_is_asked_for_its_health() -> None:
+    """The health check asks a path that the service has, at the port that the image sets."""
+    told = dict(instructions())
+    assert told["USER"] == "10001"
+    assert "/readyz" in told["HEALTHCHECK"]
+    assert "LASTBIT_PORT=8000" in told["ENV"]
+    assert told["EXPOSE"] == "8000"
+    assert "PYTHONPATH=/app" in told["ENV"]
+    assert "/readyz" in yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
+
+
+def test_the_health_check_passes_on_a_running_service_and_fails_without(service_url: str) -> None:
+    """Run as the image would run it."""
+    health = next(json.loads(rest[rest.index("[") :]) for word, rest in instructions() if word == "HEALTHCHECK")
+    port = service_url.rpartition(":")[2]
+    assert run(sys.executable, *health[1:], LASTBIT_PORT=port).returncode == 0
+    assert run(sys.executable, *health[1:], LASTBIT_PORT="1").returncode != 0
+
+
+def test_each_variable_of_the_image_and_the_compose_file_is_a_setting() -> None:
+    """A misspelt one would be ignored in silence."""
+    from core.settings import Settings
+
+    known = {f"LASTBIT_{name.upper()}" for name in Settings.model_fields}
+    named = set(re.findall(r"(LASTBIT_\w+)=", (ROOT / "Dockerfile").read_text()))
+    for service in compose()["services"].values():
+        named |= {name for name in service.get("environment", {}) if name.startswith("LASTBIT_")}
+    assert named
+    assert named <= known
+
+
+def test_the_compose_file_migrates_before_it_serves() -> None:
+    """The service and the janitor wait for the migration, the migration for the database."""
+    services = compose()["services"]
+    assert set(services) == {"database", "migrate", "api", "janitor"}
+    assert services["migrate"]["depends_on"]["database"]["condition"] == "service_healthy"
+    for name in ("api", "janitor"):
+        assert services[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        for volume in service.get("volumes", []):
+            assert volume.split(":")[0] in compose()["volumes"]
+        if "build" in service:
+            assert (ROOT / service["build"] / "Dockerfile").exists()
