@@ -126,7 +126,7 @@ class Demo:
             self._extended(said)
         elif "sealed" in said:
             self._sealed = True
-            self._show.say(f"producer: sealed the batch while {said['pending']} items were pending")
+            self._show.say(f"producer: sealed the batch while {said['pending']:,} of its items were pending")
             if said["newly"]:
                 self._told("the producer's seal", newly=True)
 

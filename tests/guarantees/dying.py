@@ -1,0 +1,170 @@
+"""Requests that die: a process runs one on a database and ends, by `os._exit`, at a chosen point of it.
+
+The points of a request are: before each statement, after each statement, before each COMMIT, and after each COMMIT,
+which is before the answer. They are counted at the driver, so that each statement of an executemany is one.
+
+`python -m tests.guarantees.dying` is a server for that: it reads a job a line, forks, lets the child die, and says
+where it did. `Mortals` talks to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+import sqlalchemy as sa
+
+from core import purge
+from core.combiner import Combiner, Inline
+from core.db import Database
+from core.service import Service
+from tests.guarantees import mutants
+from tests.guarantees.model import Request, perform
+from tests.servers import ROOT
+
+
+@dataclass(frozen=True)
+class Death:
+    """`where` says at which point, `commits` how many COMMITs had been done by then."""
+
+    where: str
+    commits: int
+
+
+class Mortals:
+    """The server's other end."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.guarantees.dying"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, url: str, request: Request, point: int, *, combined: bool = False) -> Death | None:
+        """Perform the request in a process that dies at the `point`th point; None where it ended before that."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        job = {"url": url, "request": request, "point": point, "combined": combined}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        said = json.loads(self._process.stdout.readline())
+        assert "trouble" not in said, said["trouble"]
+        return Death(said["where"], said["commits"]) if "where" in said else None
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+class _Points:
+    """Counts the points that are passed, and ends the process at one of them."""
+
+    def __init__(self, point: int, said: int) -> None:
+        self.left = point
+        self.said = said
+        self.commits = 0
+        self.armed = False
+
+    def passed(self, where: str) -> None:
+        if not self.armed:
+            return
+        if not self.left:
+            os.write(self.said, json.dumps({"where": where, "commits": self.commits}).encode())
+            os._exit(9)
+        self.left -= 1
+
+    def watch_mysql(self) -> None:
+        query, commit = pymysql.connections.Connection.query, pymysql.connections.Connection.commit
+
+        def watched_query(connection: Any, sql: Any, unbuffered: bool = False) -> Any:
+            text = sql if isinstance(sql, str) else sql.decode("utf-8", "replace")
+            self.passed(f"before {text[:60]}")
+            result = query(connection, sql, unbuffered)
+            self.passed(f"after {text[:60]}")
+            return result
+
+        def watched_commit(connection: Any) -> None:
+            self.passed("before COMMIT")
+            commit(connection)
+            self.commits += 1
+            self.passed("after COMMIT")
+
+        pymysql.connections.Connection.query = watched_query
+        pymysql.connections.Connection.commit = watched_commit
+
+    def watch_sqlite(self, database: Database) -> None:
+        # The trace is called before each statement, BEGIN and COMMIT too; SQLAlchemy says when they are over.
+        @sa.event.listens_for(database.engine, "connect")
+        def trace(connection: Any, _: object) -> None:
+            connection.set_trace_callback(lambda text: self.passed(f"before {text[:60]}"))
+
+        @sa.event.listens_for(database.engine, "after_cursor_execute")
+        def after(connection: object, cursor: object, text: str, *_: object) -> None:
+            self.passed(f"after {text[:60]}")
+
+        commit = database.engine.dialect.do_commit
+
+        def watched_commit(connection: Any) -> None:
+            commit(connection)
+            self.commits += 1
+            self.passed("after COMMIT")
+
+        database.engine.dialect.do_commit = watched_commit  # type: ignore[method-assign]
+
+
+def _live_and_die(job: dict[str, Any], said: int) -> None:
+    points = _Points(job["point"], said)
+    purge.CHUNK = 2  # type: ignore[misc]  # so that a purge has several chunks
+    database = Database(job["url"])
+    service = Service(database, combiner=Combiner if job["combined"] else Inline)
+    if database.is_sqlite:
+        points.watch_sqlite(database)
+    else:
+        points.watch_mysql()
+    database.read(lambda tx: tx.exec_driver_sql("SELECT 1"))  # it is connected before it counts
+    points.armed = True
+    perform(service, job["request"])
+    os.write(said, b"{}")
+
+
+def _fork(job: dict[str, Any]) -> str:
+    hear, say = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(hear)
+        try:
+            _live_and_die(job, say)
+        except BaseException as error:  # noqa: BLE001  # the parent wants to know
+            os.write(say, json.dumps({"trouble": repr(error)}).encode())
+        os._exit(0)
+    os.close(say)
+    with os.fdopen(hear) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said or json.dumps({"trouble": "the child said nothing"})
+
+
+@contextlib.contextmanager
+def mortals() -> Iterator[Mortals]:
+    server = Mortals()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    mutants.from_environment()
+    for line in sys.stdin:
+        print(_fork(json.loads(line)), flush=True)

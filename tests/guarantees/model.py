@@ -1,0 +1,389 @@
+"""The model that the database is held against: plain sets of numbers, one request after the other, no bits, no SQL.
+
+A *request* is a dictionary, {"verb": "ack", "items": [[7, 0, 1]], …}, so that it can be sent to another process as it
+is. `perform` runs one on a service, `Model.perform` on the model, and both answer in the same words; `differences`
+compares all that can be read of the batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from core import batches, errors, janitor, tables
+from core.calls import Call, Verb
+from core.lifecycle import State
+from core.service import Service
+
+Request = dict[str, Any]
+Answer = dict[str, Any]
+
+DEFAULTS = {"key": None, "labels": {}, "group_size": 8192, "items": 0, "sealed": False, "expires_in": None}
+"""Of an opening. Two that mean the same are the same."""
+LONG_AGO = 40
+"""Days by which `time_passes` moves a batch into the past: longer than any patience of the janitor."""
+
+
+def bits(indexes: set[int]) -> str:
+    """A mask as hexadecimal digits."""
+    width = max(indexes, default=-1) // 8 + 1
+    return sum(1 << index for index in indexes).to_bytes(width, "little").hex()
+
+
+def indexes_of(mask: str) -> set[int]:
+    value = int.from_bytes(bytes.fromhex(mask), "little")
+    return {index for index in range(value.bit_length()) if value >> index & 1}
+
+
+def perform(service: Service, request: Request) -> Answer:
+    """Run the request on the service. An error of core is an answer; anything else is raised."""
+    try:
+        return _perform(service, request)
+    except errors.CoreError as error:
+        if error.code in ("unavailable", "internal"):
+            raise
+        return {"error": error.code}
+
+
+def _perform(service: Service, request: Request) -> Answer:
+    verb, key = request["verb"], request.get("key")
+    match verb:
+        case "open":
+            opened = service.open(batches.Opening(**request["opening"]), key)
+            return {"batch": opened.batch.id, "state": opened.batch.state} | {
+                name: getattr(opened, name) for name in ("start", "count", "newly", "replayed")
+            }
+        case "extend":
+            extended = service.extend(request["batch"], request["count"], key)
+            return {"items": extended.batch.items} | {
+                name: getattr(extended, name) for name in ("start", "count", "replayed")
+            }
+        case "seal":
+            sealed = service.seal(request["batch"], key)
+            return {"state": sealed.batch.state, "newly": sealed.newly, "newly_succeeded": sealed.newly_succeeded}
+        case "cancel":
+            return {"state": service.cancel(request["batch"]).state}
+        case "delete":
+            service.delete(request["batch"])
+            return {}
+        case "janitor":
+            report = janitor.run_once(service.database, janitor.Policy())
+            return {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)}
+    answer = service.ack(call(request)).result(120)
+    rejected = [
+        [each.reason, list(each.item) if each.item is not None else list(each.group or ()), each.count]
+        for each in answer.rejected
+    ]
+    completed = {
+        batch: {
+            "key": each.key,
+            "newly": each.newly,
+            "succeeded": each.succeeded,
+            "newly_succeeded": each.newly_succeeded,
+        }
+        for batch, each in answer.completed.items()
+    }
+    counts = {"applied": answer.applied, "repeated": answer.repeated}
+    return counts | {"rejected": sorted(rejected), "completed": completed}
+
+
+def call(request: Request) -> Call:
+    """The call that an ack or fail request is."""
+    return Call.of(
+        Verb(request["verb"]),
+        [tuple(item) for item in request.get("items", ())],
+        [(batch, group, bytes.fromhex(mask)) for batch, group, mask in request.get("masks", ())],
+        reason=request.get("reason"),
+        idempotency_key=request.get("key"),
+    )
+
+
+@dataclass
+class ModelBatch:
+    id: int
+    key: str | None
+    group_size: int
+    items: int
+    state: State
+    acked: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    reasons: dict[int, str] = field(default_factory=dict)
+    extends: dict[str, tuple[int, int]] = field(default_factory=dict)
+    completed_by: Any = None
+    succeeded_by: Any = None
+    idle: bool = False
+    """It was not changed since `time_passes`."""
+    ended_long_ago: bool = False
+
+    @property
+    def pending(self) -> set[int]:
+        return set(range(self.items)) - self.acked - self.failed
+
+    @property
+    def live(self) -> bool:
+        return self.state in (State.OPEN, State.SEALED)
+
+    def end(self, state: State) -> None:
+        self.state, self.idle, self.ended_long_ago = state, False, False
+
+
+class Model:
+    """Each request as the contract has it, on plain sets."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, ModelBatch] = {}
+        self.deleted: set[int] = set()
+        self.opens: dict[str, tuple[int, dict[str, Any]]] = {}
+
+    def perform(self, request: Request, opened: int | None = None) -> Answer:
+        """Apply the request; `opened` is the id that a new batch got."""
+        return getattr(self, f"_{request['verb']}")(request, opened)
+
+    def _find(self, request: Request) -> ModelBatch | None:
+        return self.batches.get(request["batch"])
+
+    def _open(self, request: Request, opened: int | None) -> Answer:
+        key, opening = request.get("key"), DEFAULTS | request["opening"]
+        fingerprint = _fingerprint("open", key, str(sorted(opening.items())))
+        if key in self.opens:
+            batch_id, before = self.opens[key]
+            if before != opening:
+                return {"error": "idempotency_key_reused"}
+            batch = self.batches[batch_id]
+            facts = {"batch": batch_id, "state": batch.state, "start": 0, "count": opening["items"]}
+            return facts | {"newly": batch.completed_by == fingerprint, "replayed": True}
+        assert opened is not None
+        assert opened not in self.batches
+        assert opened not in self.deleted, "an id came back"
+        items, sealed = opening["items"], opening["sealed"]
+        state = State.COMPLETE if sealed and not items else State.SEALED if sealed else State.OPEN
+        batch = ModelBatch(opened, opening["key"], opening["group_size"], items, state)
+        if batch.state is State.COMPLETE:
+            batch.completed_by = batch.succeeded_by = fingerprint
+        self.batches[opened] = batch
+        if key is not None:
+            self.opens[key] = opened, opening
+        newly = batch.state is State.COMPLETE
+        return {"batch": opened, "state": state, "start": 0, "count": items, "newly": newly, "replayed": False}
+
+    def _extend(self, request: Request, _: object) -> Answer:
+        batch, key, count = self._find(request), request.get("key"), request["count"]
+        if batch is None:
+            return {"error": "batch_not_found"}
+        if key in batch.extends:
+            start, before = batch.extends[key]
+            if before != count:
+                return {"error": "idempotency_key_reused"}
+            return {"items": batch.items, "start": start, "count": count, "replayed": True}
+        if batch.state is not State.OPEN:
+            return {"error": f"batch_{batch.state}"}
+        start = batch.items
+        batch.items += count
+        batch.idle = False
+        if key is not None:
+            batch.extends[key] = start, count
+        return {"items": batch.items, "start": start, "count": count, "replayed": False}
+
+    def _seal(self, request: Request, _: object) -> Answer:
+        batch = self._find(request)
+        if batch is None:
+            return {"error": "batch_not_found"}
+        if batch.state in (State.EXPIRED, State.CANCELLED):
+            return {"error": f"batch_{batch.state}"}
+        mine = _fingerprint("seal", request.get("key"), str(batch.id))
+        if batch.state is State.OPEN:
+            batch.state, batch.idle = State.SEALED, False
+            self._settle(batch, mine)
+        return {
+            "state": batch.state,
+            "newly": batch.completed_by == mine,
+            "newly_succeeded": batch.succeeded_by == mine,
+        }
+
+    def _cancel(self, request: Request, _: object) -> Answer:
+        batch = self._find(request)
+        if batch is None:
+            return {"error": "batch_not_found"}
+        if batch.state in (State.COMPLETE, State.EXPIRED):
+            return {"error": f"batch_{batch.state}"}
+        if batch.state is not State.CANCELLED:
+            batch.end(State.CANCELLED)
+        return {"state": State.CANCELLED}
+
+    def _delete(self, request: Request, _: object) -> Answer:
+        batch = self._find(request)
+        if batch is None:
+            return {"error": "batch_not_found"}
+        self._forget(batch)
+        return {}
+
+    def _forget(self, batch: ModelBatch) -> None:
+        del self.batches[batch.id]
+        self.deleted.add(batch.id)
+        self.opens = {key: value for key, value in self.opens.items() if value[0] != batch.id}
+
+    def _janitor(self, _: Request, __: object) -> Answer:
+        expired = [batch for batch in self.batches.values() if batch.idle and batch.live]
+        for batch in expired:
+            batch.end(State.EXPIRED)
+        deleted = [batch for batch in self.batches.values() if batch.ended_long_ago]
+        for batch in deleted:
+            self._forget(batch)
+        return {"expired": sorted(each.id for each in expired), "deleted": sorted(each.id for each in deleted)}
+
+    def _ack(self, request: Request, _: object) -> Answer:
+        masks: dict[tuple[int, int], set[int]] = {}
+        for batch_id, group, mask in request.get("masks", ()):
+            masks.setdefault((batch_id, group), set()).update(indexes_of(mask))
+        ids = {tuple(item) for item in request.get("items", ())}
+        ids -= {(batch_id, group, index) for (batch_id, group), found in masks.items() for index in found}
+        content = (
+            request.get("reason"),
+            sorted(ids),
+            sorted((*where, *sorted(found)) for where, found in masks.items()),
+        )
+        mine = _fingerprint(request["verb"], request.get("key"), str(content))
+        rejected: list[list[Any]] = []
+        wanted: dict[int, set[int]] = {}
+        for batch_id, group, index in ids:
+            reason = self._why_not(batch_id, group, index)
+            if reason:
+                rejected.append([reason, [batch_id, group, index], 1])
+            else:
+                batch = self.batches[batch_id]
+                wanted.setdefault(batch_id, set()).add(group * batch.group_size + index)
+        for (batch_id, group), found in masks.items():
+            reasons = {index: self._why_not(batch_id, group, index) for index in found}
+            for reason in {each for each in reasons.values() if each}:
+                rejected.append([reason, [batch_id, group], list(reasons.values()).count(reason)])
+            good = {index for index, reason in reasons.items() if not reason}
+            if good:
+                size = self.batches[batch_id].group_size
+                wanted.setdefault(batch_id, set()).update(group * size + index for index in good)
+        answer: Answer = {"applied": 0, "repeated": 0, "rejected": sorted(rejected), "completed": {}}
+        for batch_id, numbers in wanted.items():
+            self._resolve(self.batches[batch_id], numbers, request, mine, answer)
+        return answer
+
+    _fail = _ack
+
+    def _why_not(self, batch_id: int, group: int, index: int) -> str | None:
+        batch = self.batches.get(batch_id)
+        if batch is None:
+            return "unknown_batch"
+        if batch.state in (State.EXPIRED, State.CANCELLED):
+            return str(batch.state)
+        if index >= batch.group_size or group * batch.group_size + index >= batch.items:
+            return "unknown_item"
+        return None
+
+    def _resolve(self, batch: ModelBatch, numbers: set[int], request: Request, mine: Any, answer: Answer) -> None:
+        if request["verb"] == "ack":
+            changed = numbers - batch.acked
+            batch.acked |= changed
+            batch.failed -= changed
+            for number in changed:
+                batch.reasons.pop(number, None)
+        else:
+            changed = numbers - batch.acked - batch.failed
+            batch.failed |= changed
+            if request.get("reason") is not None:
+                batch.reasons |= dict.fromkeys(changed, request["reason"])
+        if changed:
+            batch.idle = False
+            self._settle(batch, mine)
+        answer["applied"] += len(changed)
+        answer["repeated"] += len(numbers) - len(changed)
+        if batch.state is State.COMPLETE:
+            answer["completed"][batch.id] = {
+                "key": batch.key,
+                "newly": batch.completed_by == mine,
+                "succeeded": not batch.failed,
+                "newly_succeeded": batch.succeeded_by == mine,
+            }
+
+    def _settle(self, batch: ModelBatch, mine: Any) -> None:
+        """After a change: is it complete now, and has it succeeded?"""
+        if batch.state is State.SEALED and not batch.pending:
+            batch.end(State.COMPLETE)
+            batch.completed_by = mine
+        if batch.state is State.COMPLETE and not batch.failed and batch.succeeded_by is None:
+            batch.succeeded_by = mine
+
+    def time_passes(self, service: Service, batch_id: int) -> None:
+        """Move a batch into the past, in the model and in the database."""
+        batch = self.batches[batch_id]
+        batch.idle = True
+        batch.ended_long_ago = not batch.live
+        known = tables.batches.c
+        with service.database.engine.begin() as tx:
+            row = tx.execute(sa.select(known.updated_at, known.ended_at).where(known.id == batch_id)).one()
+            past = {
+                name: value - janitor.timedelta(days=LONG_AGO)
+                for name, value in row._mapping.items()
+                if value is not None
+            }
+            tx.execute(sa.update(tables.batches).where(known.id == batch_id).values(past))
+
+
+def _fingerprint(verb: str, key: str | None, content: str) -> Any:
+    """What names a request; without a key nothing but itself."""
+    return object() if key is None else (verb, key, content)
+
+
+def spans(numbers: set[int]) -> list[tuple[int, int]]:
+    """The maximal half-open ranges of a set of numbers."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number:
+            found[-1] = found[-1][0], number + 1
+        else:
+            found.append((number, number + 1))
+    return found
+
+
+def assert_equal(service: Service, model: Model, *, limit: int = 1000) -> None:
+    """All that can be read of each batch is what the model says; ranges are read in pages of `limit`."""
+    for batch_id in model.deleted:
+        with_error = perform(service, {"verb": "seal", "batch": batch_id})
+        assert with_error == {"error": "batch_not_found"}
+    for batch in model.batches.values():
+        assert_equal_batch(service, batch, limit=limit)
+
+
+def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000) -> None:
+    found = service.get(batch.id)
+    facts = (
+        found.key,
+        found.state,
+        found.items,
+        found.acked,
+        found.failed,
+        found.pending,
+        found.complete,
+        found.succeeded,
+    )
+    complete = batch.state is State.COMPLETE
+    counts = len(batch.acked), len(batch.failed), len(batch.pending)
+    assert facts == (batch.key, batch.state, batch.items, *counts, complete, complete and not batch.failed)
+    ranges = {"pending": list[tuple[int, int]](), "failed": list[tuple[int, int]]()}
+    reasons: dict[int, str] = {}
+    for kind in ranges:
+        start: int | None = 0
+        while start is not None:
+            page = service.ranges(batch.id, kind, start, limit)[1]  # type: ignore[arg-type]
+            ranges[kind] += [(each.start, each.end) for each in page.ranges]
+            for each in page.ranges:
+                reasons |= each.reasons
+            start = page.next
+    assert ranges == {"pending": spans(batch.pending), "failed": spans(batch.failed)}
+    assert reasons == batch.reasons
+    known = tables.failures.c
+    kept = sa.select(known.number, known.reason).where(known.batch_id == batch.id)
+    assert dict(service.database.read(lambda tx: [tuple(row) for row in tx.execute(kept)])) == batch.reasons
+    assert service.watermark(batch.id)[1] == min(batch.pending, default=batch.items)
+    verified = service.verify(batch.id)
+    assert verified.ok, verified.faults
+    assert (verified.counted_acked, verified.counted_failed) == counts[:2]

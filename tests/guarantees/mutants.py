@@ -1,0 +1,416 @@
+"""Mutants: the code broken on purpose, one known way each, and the test that must fail then.
+
+`python -m tests.guarantees.mutants [NAME …]` runs each mutant's test against it and says KILLED or SURVIVED; it exits
+with 1 if any survives. A guarantee whose test can't fail is not held by it.
+
+A mutant replaces text in the source of one function, which is compiled again in its module. It is put in place where
+LASTBIT_MUTANT names it: in the test's process, and in those that the tests start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "LASTBIT_MUTANT"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`where` is module:function, or module:Class.method; `old` stands in its source exactly once, `new` replaces it,
+    and so with the further pairs of `also`. `test` is the file and the name of the test that must fail."""
+
+    name: str
+    where: str
+    old: str
+    new: str
+    test: str
+    also: tuple[tuple[str, str], ...] = ()
+
+    def put_in_place(self) -> None:
+        module_name, _, path = self.where.partition(":")
+        module = importlib.import_module(module_name)
+        *outer, name = path.split(".")
+        owner = module
+        for each in outer:
+            owner = getattr(owner, each)
+        source = textwrap.dedent(inspect.getsource(getattr(owner, name)))
+        for old, new in ((self.old, self.new), *self.also):
+            if source.count(old) != 1:
+                raise AssertionError(f"{self.name}: {old!r} stands {source.count(old)} times in {self.where}")
+            source = source.replace(old, new)
+        source = "from __future__ import annotations\n" + source
+        made: dict[str, object] = {}
+        exec(compile(source, f"<mutant {self.name}>", "exec"), vars(module), made)
+        setattr(owner, name, made[name])
+
+
+_RACES = "test_races.py::"
+_TWO_LAST = _RACES + "test_of_two_last_acks_in_different_groups_exactly_one_completes_the_batch"
+_TWICE = _RACES + "test_the_last_item_delivered_twice_tells_both_workers_and_is_news_to_one"
+_SEAL = _RACES + "test_of_the_last_ack_and_the_seal_exactly_one_completes_the_batch"
+_EXTEND = _RACES + "test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all"
+_EXPIRE = _RACES + "test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected"
+_CANCEL = _RACES + "test_an_ack_comes_before_the_cancel_or_is_rejected"
+_PURGE = _RACES + "test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_nothing_twice"
+_EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
+_OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
+_RETRY = _RACES + "test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does"
+
+_CRASH = "test_crashes.py::test_a_retry_after_a_crash_at_any_point_brings_what_the_model_says"
+_HALF_DONE = "test_crashes.py::test_the_janitor_ends_what_a_crash_left_half_done"
+_MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_does_what_the_model_does"
+_COMBINER = "test_combiner.py::"
+_ANCESTOR = "test_ancestor.py::"
+
+_LOCK = "batch, now = lock(tx, batch_id)"
+_PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
+
+MUTANTS = [
+    # The last two acks.
+    Mutant("completion-decided-on-a-plain-read", "core.acks:_write_batches", ".with_for_update()", "", _TWO_LAST),
+    # The last item, twice.
+    Mutant("repeats-are-not-told", "core.acks:_look_again", "if not repeats:", "if True:", _TWICE),
+    Mutant(
+        "repeats-are-told-of-what-the-first-look-saw",
+        "core.acks:_look_again",
+        "if not repeats:",
+        "repeats = [each for each in repeats if work.seen[each].state == State.COMPLETE]\n    if not repeats:",
+        _TWICE,
+    ),
+    Mutant("groups-are-not-locked", "core.acks:_for_update", '" FOR UPDATE"', '""', _TWICE),
+    Mutant(
+        "a-new-group-overwrites-anothers",
+        "core.acks:_write_groups",
+        "tx.exec_driver_sql(insert, new)",
+        "tx.exec_driver_sql(insert + _UPSERT[dialect], new)",
+        _TWICE,
+    ),
+    Mutant(
+        "counts-move-by-the-items-sent",
+        "core.acks:_apply_few",
+        "resolved += was_pending",
+        "resolved += not was_failed",
+        _TWICE,
+    ),
+    # The last ack and the seal.
+    Mutant("seal-decides-on-a-plain-read", "core.batches:seal", _LOCK, _PLAIN, _SEAL),
+    Mutant(
+        "ack-judges-the-state-of-its-first-look",
+        "core.acks:_write_batches",
+        "state, acked, failed = State(row.state),",
+        "state, acked, failed = State(work.seen[batch].state),",
+        _SEAL,
+    ),
+    # Extend and seal.
+    Mutant("extend-decides-on-a-plain-read", "core.batches:extend", _LOCK, _PLAIN, _EXTEND),
+    Mutant(
+        "extend-judges-the-state-before-the-key",
+        "core.batches:extend",
+        _LOCK,
+        _LOCK + '\n    judge("extend", batch_id, batch.state)',
+        _EXTEND,
+    ),
+    # Ack and expire.
+    Mutant(
+        "expiry-is-not-judged-again-under-the-lock",
+        "core.janitor:_expire",
+        "if not _idle(batch, now, policy):",
+        "if False:",
+        _EXPIRE,
+    ),
+    Mutant(
+        "expiry-does-not-lock",
+        "core.janitor:_expire",
+        "batch, now = batches.lock(tx, batch_id)",
+        "batch, now = batches.get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))",
+        _EXPIRE,
+    ),
+    Mutant(
+        "an-ack-does-not-touch-updated-at",
+        "core.acks:_write_batches",
+        "max(row.now, row.updated_at)",
+        "row.updated_at",
+        _EXPIRE,
+    ),
+    # Ack and cancel.
+    Mutant(
+        "ack-does-not-judge-the-state-again-under-the-lock",
+        "core.acks:_write_batches",
+        "row is None or row.state not in TAKES_ACKS",
+        "row is None",
+        _CANCEL,
+    ),
+    Mutant("cancel-decides-on-a-plain-read", "core.batches:cancel", _LOCK, _PLAIN, _CANCEL),
+    # Ack and purge.
+    Mutant("purge-without-the-state-deleting", "core.purge:condemn", "mark(tx, batch_id)", "pass", _PURGE),
+    Mutant(
+        "purge-removes-the-batch-row-first",
+        "core.purge:remove_chunk",
+        "for table, key in _BY_BATCH:",
+        "tx.execute(sa.delete(tables.batches).where(tables.batches.c.id == batch_id))\n"
+        "    for table, key in _BY_BATCH:",
+        _PURGE,
+    ),
+    Mutant(
+        "the-janitor-forgets-what-is-half-deleted",
+        "core.janitor:run_once",
+        "TERMINAL | {State.DELETING}",
+        "TERMINAL",
+        _PURGE,
+    ),
+    # Extends with one key.
+    Mutant(
+        "extend-looks-its-key-up-without-the-lock",
+        "core.batches:extend",
+        _LOCK,
+        _PLAIN,
+        _EXTENDS,
+        also=(('judge("extend", batch_id, batch.state)', f'{_LOCK}\n    judge("extend", batch_id, batch.state)'),),
+    ),
+    Mutant(
+        "extend-does-not-keep-its-key",
+        "core.batches:extend",
+        "tx.execute(sa.insert(tables.extends).values(row))",
+        "pass",
+        _EXTENDS,
+    ),
+    # Opens with one key.
+    Mutant("open-does-not-look-for-its-key", "core.batches:open_batch", "if row is not None:", "if False:", _OPENS),
+    Mutant(
+        "open-gives-up-when-it-comes-second",
+        "core.batches:open_batch",
+        "if db.is_duplicate(error):",
+        "if False:",
+        _OPENS,
+    ),
+    Mutant(
+        "a-replayed-open-is-never-news",
+        "core.batches:open_batch",
+        "batch.completed_by == fingerprint, replayed=True",
+        "False, replayed=True",
+        _OPENS,
+    ),
+    # The retried completing request.
+    Mutant("newly-is-not-kept-with-the-key", "core.acks:_told", "newly or batch.completed_by == mine", "newly", _RETRY),
+    Mutant(
+        "newly-is-told-to-every-request-with-a-key",
+        "core.acks:_told",
+        "newly or batch.completed_by == mine",
+        "True",
+        _RETRY,
+    ),
+    Mutant("the-key-alone-names-a-request", "core.calls:Call.fingerprint", ", self._content())", ")", _RETRY),
+    # Crashes: what one transaction must do is done in two.
+    Mutant(
+        "an-ack-commits-its-bits-before-its-counts",
+        "core.acks:flush",
+        "_write_reasons(tx, work)",
+        "_write_reasons(tx, work)\n    tx.commit()",
+        _CRASH,
+    ),
+    Mutant(
+        "an-extend-commits-its-numbers-before-its-key",
+        "core.batches:extend",
+        "update(tx, batch_id, items=start + count, updated_at=now)",
+        "update(tx, batch_id, items=start + count, updated_at=now)\n    tx.commit()",
+        _CRASH,
+    ),
+    Mutant(
+        "a-seal-that-completes-does-not-keep-who-did-it",
+        "core.batches:seal",
+        '"ended_at": now, "completed_by": fingerprint}',
+        '"ended_at": now}',
+        _CRASH,
+    ),
+    Mutant(
+        "a-purge-forgets-the-reasons",
+        "core.purge:remove_chunk",
+        "for table, key in _BY_BATCH:",
+        "for table, key in _BY_BATCH[:-1]:",
+        _HALF_DONE,
+    ),
+    # The model.
+    Mutant("a-failed-item-stays-failed", "core.bitfield:Group.ack_one", "self.failed[index] = 0", "pass", _MACHINE),
+    Mutant(
+        "reasons-outlive-a-redrive",
+        "core.acks:_forget_reason",
+        "work.redriven.append((batch, number))",
+        "pass",
+        _MACHINE,
+    ),
+    Mutant(
+        "the-watermark-hint-runs-ahead", "core.acks:_advance_prefix", "resolved < group_size", "resolved == 0", _MACHINE
+    ),
+    Mutant(
+        "a-group-without-holes-in-front-is-full",
+        "core.bitfield:Group.dump",
+        "first_pending in (-1, self.resolved_count)",
+        "first_pending != 0",
+        _MACHINE,
+    ),
+    Mutant(
+        "repeats-keep-a-batch-alive",
+        "core.acks:_apply",
+        "if not resolved_now and not redriven_now:",
+        "if False:",
+        _MACHINE,
+    ),
+    # The combiner.
+    Mutant(
+        "everybody-in-the-flush-is-told-newly",
+        "core.acks:_told",
+        "newly = touched.last_resolver.call is unit.call",
+        "newly = True",
+        _COMBINER + "test_merged_calls_share_one_flush_and_one_of_them_is_told_newly",
+    ),
+    Mutant(
+        "the-first-resolver-is-told-newly",
+        "core.acks:_apply",
+        "touched.last_resolver = unit",
+        "touched.last_resolver = touched.last_resolver or unit",
+        _COMBINER + "test_merged_calls_share_one_flush_and_one_of_them_is_told_newly",
+    ),
+    Mutant(
+        "stop-loses-what-waits",
+        "core.combiner:_Lane._run",
+        "if not taken:",
+        "if not taken or self.stopping:",
+        _COMBINER + "test_stop_answers_what_waits_and_takes_no_more",
+    ),
+    Mutant(
+        "batches-take-no-turns",
+        "core.combiner:_Lane.take",
+        "taken.append((unit, pending))",
+        "taken.append((unit, pending))\n        self.queues[batch] = queue\n"
+        "        self.queues.move_to_end(batch, last=False)\n        if queue:\n            continue\n"
+        "        del self.queues[batch]",
+        _COMBINER + "test_a_hot_batch_does_not_keep_others_waiting",
+    ),
+    Mutant(
+        "a-broken-batch-fails-its-neighbours",
+        "core.combiner:Combiner._attempt",
+        "(stuck or not one_batch)",
+        "stuck",
+        _COMBINER + "test_one_broken_batch_in_a_merged_flush_fails_alone",
+    ),
+    Mutant(
+        "a-stuck-batch-has-no-lane-of-its-own",
+        "core.combiner:Combiner._flush",
+        "not self._attempt(part, lock_waits=0):",
+        "not self._attempt(part, lock_waits=4, last=True):",
+        _COMBINER + "test_a_row_that_a_stranger_holds_does_not_stall_other_batches",
+        also=(("len(by_batch) == 1 or ", ""), ("if self._attempt(taken, lock_waits=0):\n        return", "")),
+    ),
+    Mutant(
+        "the-queue-has-no-bound",
+        "core.combiner:Combiner.submit",
+        "self._waiting + len(units) > self._max_waiting",
+        "False",
+        _COMBINER + "test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered",
+    ),
+    Mutant(
+        "counts-are-clamped",
+        "core.acks:_write_batches",
+        "_check(row, state, acked, failed, touched)",
+        "acked = min(acked, row.items - failed)",
+        _COMBINER + "test_a_batch_whose_counts_are_broken_fails_alone",
+    ),
+    # The ancestor.
+    Mutant(
+        "an-ack-trusts-its-id",
+        "core.acks:_Flush.issued",
+        "min(row.group_size, row.items - group * row.group_size)",
+        "row.group_size",
+        _ANCESTOR + "test_an_ack_does_not_trust_its_id",
+    ),
+    Mutant(
+        "a-batch-that-is-not-sealed-completes",
+        "core.acks:completes",
+        "state is State.SEALED and ",
+        "",
+        _ANCESTOR + "test_an_open_batch_is_not_complete_though_every_item_so_far_is_acked",
+    ),
+    Mutant(
+        "a-batch-that-is-being-acked-is-reaped",
+        "core.acks:_write_batches",
+        "max(row.now, row.updated_at)",
+        "row.updated_at",
+        _ANCESTOR + "test_a_batch_that_is_being_acked_is_not_reaped",
+    ),
+    Mutant(
+        "a-batch-key-is-compared-as-the-server-likes",
+        "core.batches:page",
+        "_table.batch_key == key",
+        "sa.func.lower(sa.func.trim(_table.batch_key)) == key.lower().strip()",
+        _ANCESTOR + "test_batch_keys_that_differ_in_case_or_blanks_are_different",
+    ),
+    Mutant(
+        "a-retried-add-issues-new-ids",
+        "core.batches:extend",
+        "if before is not None:",
+        "if False:",
+        _ANCESTOR + "test_a_retried_add_issues_the_same_items_and_the_batch_ends",
+    ),
+]
+
+
+def from_environment() -> None:
+    """Put the mutant in place that the environment names."""
+    name = os.environ.get(VARIABLE)
+    if name:
+        next(each for each in MUTANTS if each.name == name).put_in_place()
+
+
+def _run(mutant: Mutant) -> tuple[bool, str]:
+    """Whether the test failed by its own doing, and the first line of why."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:xdist"),
+            f"{Path(__file__).parent / mutant.test}",
+        ],
+        env={**os.environ, VARIABLE: mutant.name, "CI": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    failed = done.returncode == 1 and re.search(r"^FAILED ", done.stdout, re.MULTILINE) is not None
+    if not failed and done.returncode != 0:
+        return False, f"the test did not run:\n{done.stdout}{done.stderr}"
+    reason = re.search(r"^\S+:\d+: (.*)$", done.stdout, re.MULTILINE)
+    return failed, f"{reason[1][:120] if reason else ''} ({time.monotonic() - started:.0f} s)"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.guarantees.mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    chosen = [each for each in MUTANTS if not given.names or each.name in given.names]
+    if unknown := set(given.names) - {each.name for each in chosen}:
+        parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
+    survived = 0
+    with concurrent.futures.ThreadPoolExecutor(given.processes) as pool:
+        for mutant, (killed, why) in zip(chosen, pool.map(_run, chosen), strict=True):
+            survived += not killed
+            print(
+                f"{'KILLED  ' if killed else 'SURVIVED'} {mutant.name}\n         by {mutant.test}\n         {why}",
+                flush=True,
+            )
+    print(f"{len(chosen) - survived} of {len(chosen)} mutants were killed")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

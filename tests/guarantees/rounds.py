@@ -1,0 +1,207 @@
+"""Rounds of a race: a few calls let loose at once, each on sessions of its own, thousands of times.
+
+The batches of all rounds are written beforehand, in bulk. Each runner is a thread with its own connections; a barrier
+starts a round, and the last one to arrive there judges the round before. In each round one runner, drawn by lot, leads:
+the others begin when it has executed its first k statements, k drawn by lot too, so that over the rounds they meet at
+every statement; from there on they run free. Idle statements, thrown in at random, shift them further. Nothing sleeps.
+
+`recount` is the referee: it counts the bits by itself, not by the code under test.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from core import errors, tables
+from core.calls import Answer, Call, Completed, Verb
+from core.combiner import Inline
+from core.db import Database
+from core.lifecycle import State
+from core.service import Service
+
+ROUNDS = 2_000 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1)
+GROUP = 64
+"""The group size of all batches here."""
+HEAD_START = 7
+"""The leader of a round executes fewer statements than this before the others begin."""
+
+Move = Callable[[Service, int], Any]
+"""What a runner does in a round; it is given its own service and the round's number. An error of core is an answer."""
+
+
+def ack(
+    service: Service,
+    *items: tuple[int, int, int],
+    verb: Verb = Verb.ACK,
+    key: str | None = None,
+    reason: str | None = None,
+) -> Answer:
+    """Send (batch, group, index) items and wait for the answer."""
+    return service.ack(Call.of(verb, items, reason=reason, idempotency_key=key)).result(120)
+
+
+def told(answer: Answer | Exception, batch: int) -> Completed | None:
+    """What the answer says of a complete batch; an error that is nobody's expected answer is raised."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer.completed.get(batch)
+
+
+def newly(answer: Answer | Exception, batch: int) -> bool:
+    found = told(answer, batch)
+    return found is not None and found.newly
+
+
+def prepare(
+    database: Database,
+    count: int,
+    shape: Callable[[int], tuple[int, Mapping[int, int]]],
+    *,
+    state: State | str = State.SEALED,
+    columns: Callable[[int], Mapping[str, Any]] = lambda number: {},
+) -> list[int]:
+    """Write `count` batches and return their ids. `shape` says of each how many items it has, and how many of them,
+    from the group's first on, are acked in which groups; a group that isn't named has no row."""
+    now = datetime.now(UTC)
+    with database.engine.begin() as tx:
+        first = (tx.scalar(sa.select(sa.func.max(tables.batches.c.id))) or 0) + 1
+    ids = list(range(first, first + count))
+    for start in range(0, count, 1000):
+        batches, groups = [], []
+        for number in range(start, min(start + 1000, count)):
+            items, acked = shape(number)
+            facts = {
+                "id": ids[number],
+                "batch_key": f"round-{number}",
+                "labels": "{}",
+                "group_size": GROUP,
+                "items": items,
+                "acked": sum(acked.values()),
+                "failed": 0,
+                "state": state,
+                "full_prefix": 0,
+                "expires_in": None,
+                "open_count": 0,
+                "created_at": now - timedelta(hours=3),
+                "updated_at": now,
+            }
+            batches.append({**facts, **columns(number)})
+            groups += [
+                {"batch_id": ids[number], "group_no": group, "resolved_count": filled, "failed_count": 0}
+                for group, filled in acked.items()
+            ]
+        with database.engine.begin() as tx:
+            tx.execute(sa.insert(tables.batches), batches)
+            if groups:
+                tx.execute(sa.insert(tables.item_groups), groups)
+    return ids
+
+
+class _Start:
+    """The start of one round: who leads, and when the others follow."""
+
+    def __init__(self, dice: random.Random, runners: int) -> None:
+        self.leader = dice.randrange(runners)
+        self.left = dice.randrange(HEAD_START)
+        self.others_begin = threading.Event()
+
+    def executed(self, runner: int) -> None:
+        """A runner has executed a statement."""
+        if runner == self.leader:
+            self.left -= 1
+            if self.left <= 0:
+                self.others_begin.set()
+
+
+def race(database: Database, rounds: int, *moves: Move, check: Callable[..., None]) -> None:
+    """Run the moves against each other, and `check(number, *answers)` after each round, while nothing else runs."""
+    number = -1
+    answers: list[Any] = [None] * len(moves)
+    trouble: list[BaseException] = []
+    dice = random.Random()
+    start = _Start(dice, len(moves))
+
+    def judge() -> None:
+        nonlocal number, start
+        if number >= 0:
+            check(number, *answers)
+        number += 1
+        start = _Start(dice, len(moves))
+
+    barrier = threading.Barrier(len(moves), action=judge)
+
+    def run(runner: int, move: Move) -> None:
+        url = database.url.render_as_string(hide_password=False)
+        service = Service(Database(url, pool_size=1, max_overflow=1), combiner=Inline)
+
+        @sa.event.listens_for(service.database.engine, "after_cursor_execute")
+        def executed(connection: object, cursor: Any, *_: object) -> None:
+            start.executed(runner)
+            if dice.random() < 0.1:
+                cursor.connection.query("DO 0")
+
+        try:
+            for mine in range(rounds):
+                barrier.wait(120)
+                if runner == start.leader and not start.left:
+                    start.others_begin.set()
+                elif runner != start.leader:
+                    start.others_begin.wait(120)
+                try:
+                    answers[runner] = move(service, mine)
+                except errors.CoreError as error:
+                    answers[runner] = error
+                finally:
+                    start.others_begin.set()
+            barrier.wait(120)
+        except threading.BrokenBarrierError:
+            pass  # somebody else is in trouble and says so
+        except BaseException as error:  # noqa: BLE001  # it is raised below, in the test's own thread
+            trouble.append(error)
+            barrier.abort()
+        finally:
+            service.stop()
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(moves)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if trouble:
+        trouble[0].add_note(f"in round {number}")
+        raise trouble[0]
+    assert number == rounds, "the runners broke off, and nobody says why"
+
+
+def recount(database: Database) -> dict[int, Any]:
+    """Check every batch's counts against its bits and its state against its counts; return the rows by id."""
+    with database.engine.connect() as tx:
+        batches = {row.id: row for row in tx.execute(sa.select(tables.batches))}
+        groups = tx.execute(sa.select(tables.item_groups)).all()
+    counted = {batch: [0, 0] for batch in batches}
+    for row in groups:
+        assert row.batch_id in batches, f"group {row.group_no} of batch {row.batch_id} is orphaned"
+        batch = batches[row.batch_id]
+        issued = max(0, min(batch.group_size, batch.items - row.group_no * batch.group_size))
+        first = (1 << row.resolved_count) - 1
+        resolved = first if row.resolved is None else int.from_bytes(row.resolved, "little")
+        failed = 0 if row.failed is None else int.from_bytes(row.failed, "little")
+        where = f"batch {row.batch_id}, group {row.group_no}"
+        assert resolved < 1 << issued, f"{where}: bits are set of items that were never issued"
+        assert not failed & ~resolved, f"{where}: items are failed and not resolved"
+        assert (resolved.bit_count(), failed.bit_count()) == (row.resolved_count, row.failed_count), where
+        counted[row.batch_id][0] += resolved.bit_count() - failed.bit_count()
+        counted[row.batch_id][1] += failed.bit_count()
+    for number, batch in batches.items():
+        assert [batch.acked, batch.failed] == counted[number], f"batch {number}: counts and bits disagree"
+        pending = batch.items - batch.acked - batch.failed
+        assert batch.state != State.COMPLETE or not pending, f"batch {number} is complete with {pending} pending"
+        assert batch.state != State.SEALED or pending, f"batch {number} is sealed, nothing is pending: not complete"
+    return batches

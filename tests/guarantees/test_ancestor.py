@@ -1,0 +1,268 @@
+"""Defects of the ancestor, paradoxical-io/carlyle, that must not exist here; one test each, on each database."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import acks, batches, errors, janitor, schema, tables
+from core.calls import Answer, Call, Unit, Verb
+from core.combiner import Inline
+from core.db import Database
+from core.lifecycle import State
+from core.service import Service
+from tests.guarantees.model import LONG_AGO
+from tests.servers import MariaDB
+
+T = TypeVar("T")
+GROUP = 64
+
+
+def new(service: Service, items: int, *, sealed: bool = False, key: str | None = None) -> int:
+    return service.open(batches.Opening(key=key, group_size=GROUP, items=items, sealed=sealed)).batch.id
+
+
+def ack(service: Service, *items: tuple[int, int, int]) -> Answer:
+    return service.ack(Call.of(Verb.ACK, items)).result(60)
+
+
+def meet(
+    service: Service, first: Callable[[Connection], T], second: Callable[[], Any], table: str = "batches"
+) -> tuple[T, Any]:
+    """Hold `first` right before its commit until `second` has come to a lock in the table; then let both end."""
+    held, met = threading.Event(), threading.Event()
+
+    def hold(tx: Connection) -> T:
+        result = first(tx)
+        held.set()
+        assert met.wait(60)
+        return result
+
+    @sa.event.listens_for(service.database.engine, "before_cursor_execute")
+    def arrives(connection: object, cursor: object, text: str, *_: object) -> None:
+        if held.is_set() and ("BEGIN IMMEDIATE" in text or (table in text and "FOR UPDATE" in text)):
+            met.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(service.database.write, hold)
+        assert held.wait(60)
+        other = pool.submit(second)
+        return one.result(60), other.result(60)
+
+
+def unit(batch: int, group: int, index: int) -> Unit:
+    return Call.of(Verb.ACK, [(batch, group, index)]).units[batch]
+
+
+def test_an_extend_that_races_the_close_is_part_of_what_is_closed(service: Service) -> None:
+    """There, items could be added while the batch closed, and nobody waited for them."""
+    batch = new(service, 1)
+    ack(service, (batch, 0, 0))
+    extended, sealed = meet(service, lambda tx: batches.extend(tx, batch, 2, None), lambda: service.seal(batch))
+    assert (extended.start, extended.count) == (1, 2)
+    assert (sealed.batch.items, sealed.newly, sealed.batch.state) == (3, False, State.SEALED)
+    with pytest.raises(errors.BatchSealed):
+        service.extend(batch, 1)
+    assert ack(service, (batch, 0, 1), (batch, 0, 2)).completed[batch].newly
+
+
+def test_an_open_batch_is_not_complete_though_every_item_so_far_is_acked(service: Service) -> None:
+    """There, a fast consumer could end a batch that its producer was still filling."""
+    batch = new(service, 3)
+    assert not ack(service, (batch, 0, 0), (batch, 0, 1), (batch, 0, 2)).completed
+    assert service.extend(batch, 1).start == 3
+    assert not service.seal(batch).newly
+    assert ack(service, (batch, 0, 3)).completed[batch].newly
+
+
+def test_of_two_racing_last_acks_one_is_told_that_it_completed_the_batch(service: Service) -> None:
+    """There, both were told "complete" as if each had done it."""
+    batch = new(service, 2 * GROUP, sealed=True)
+    ack(service, *((batch, group, index) for group in range(2) for index in range(1, GROUP)))
+    (first,), second = meet(
+        service, lambda tx: acks.flush(tx, [unit(batch, 0, 0)]), lambda: ack(service, (batch, 1, 0))
+    )
+    assert first.completed is None
+    assert second.completed[batch].newly
+    again = ack(service, (batch, 0, 0))
+    assert (again.repeated, again.completed[batch].newly) == (1, False)
+
+
+def test_the_same_last_ack_twice_at_once_is_told_twice_and_news_once(service: Service) -> None:
+    """There, a redelivered last ack was told "complete" as new again."""
+    batch = new(service, 1, sealed=True)
+    (first,), second = meet(
+        service,
+        lambda tx: acks.flush(tx, [unit(batch, 0, 0)]),
+        lambda: ack(service, (batch, 0, 0)),
+        table="item_groups",
+    )
+    assert first.completed is not None
+    assert first.completed.newly
+    assert (second.repeated, second.completed[batch].newly) == (1, False)
+
+
+def test_an_ack_does_not_trust_its_id(service: Service) -> None:
+    """There, a group's batch was not checked and an unknown group was silently accepted."""
+    large, small = new(service, 3 * GROUP), new(service, 5)
+    strangers = {
+        (small, 2, 0): "unknown_item",  # a group that only the other batch has
+        (small, 0, 5): "unknown_item",  # not issued
+        (small, 0, GROUP): "unknown_item",  # no alias of the next group's first
+        (large, 3, 0): "unknown_item",
+        (large, 0, GROUP + 1): "unknown_item",
+        (large + 1000, 0, 0): "unknown_batch",
+        (0, 0, 0): "unknown_batch",
+    }
+    answer = ack(service, *strangers, (small, 0, 1))
+    assert {tuple(each.item): each.reason for each in answer.rejected if each.item} == strangers
+    assert (answer.applied, answer.repeated) == (1, 0)
+    masks = [(small, 0, b"\xff"), (small, 7, b"\x01"), (large + 1000, 0, b"\x03")]
+    answer = service.ack(Call.of(Verb.ACK, (), masks)).result(60)
+    assert {(each.reason, each.group, each.count) for each in answer.rejected} == {
+        ("unknown_item", (small, 0), 3),
+        ("unknown_item", (small, 7), 1),
+        ("unknown_batch", (large + 1000, 0), 2),
+    }
+    assert (answer.applied, answer.repeated) == (4, 1)
+    assert (service.get(small).acked, service.get(large).acked) == (5, 0)
+    with service.database.engine.connect() as tx:
+        known = tables.item_groups.c
+        assert tx.execute(sa.select(known.batch_id, known.group_no)).all() == [(small, 0)]
+
+
+def time_passes(service: Service, *ids: int, days: int = LONG_AGO) -> None:
+    known = tables.batches.c
+    with service.database.engine.begin() as tx:
+        for row in tx.execute(sa.select(known.id, known.updated_at, known.ended_at).where(known.id.in_(ids))).all():
+            past = {"updated_at": row.updated_at, "ended_at": row.ended_at}
+            moved = {name: value - janitor.timedelta(days=days) for name, value in past.items() if value is not None}
+            tx.execute(sa.update(tables.batches).where(known.id == row.id).values(moved))
+
+
+def test_a_batch_that_is_being_acked_is_not_reaped(service: Service) -> None:
+    """There, acks didn't touch the batch, and the reaper took it from under its consumers."""
+    acked, failed, repeated, silent = (new(service, 2, sealed=True) for _ in range(4))
+    ack(service, (repeated, 0, 0))
+    time_passes(service, acked, failed, repeated, silent)
+    ack(service, (acked, 0, 0), (repeated, 0, 0))
+    service.ack(Call.of(Verb.FAIL, [(failed, 0, 0)])).result(60)
+    report = janitor.run_once(service.database, janitor.Policy())
+    assert sorted(report.expired_sealed) == sorted([repeated, silent])
+    assert report.deleted == []
+    assert {service.get(batch).state for batch in (acked, failed)} == {State.SEALED}
+    assert ack(service, (acked, 0, 1)).completed[acked].newly
+    assert ack(service, (silent, 0, 0)).rejected[0].reason == "expired"
+
+
+def test_a_batch_without_items_is_reaped_like_any_other(service: Service) -> None:
+    """There, a batch that never got an item stayed for ever."""
+    batch = new(service, 0)
+    assert janitor.run_once(service.database, janitor.Policy()).expired_open == []
+    time_passes(service, batch)
+    assert janitor.run_once(service.database, janitor.Policy()).expired_open == [batch]
+    assert service.get(batch).state is State.EXPIRED
+    time_passes(service, batch)
+    assert janitor.run_once(service.database, janitor.Policy()).deleted == [batch]
+    with pytest.raises(errors.BatchNotFound):
+        service.get(batch)
+
+
+def test_adding_no_items_is_legal(service: Service) -> None:
+    """There, adding 0 items failed, and each producer had to know that."""
+    batch = new(service, 0)
+    extended = service.extend(batch, 0, "nothing")
+    assert (extended.start, extended.count, extended.batch.items) == (0, 0, 0)
+    service.extend(batch, 5)
+    assert (service.extend(batch, 0).start, service.extend(batch, 0, "nothing").start) == (5, 0)
+    assert service.get(batch).items == 5
+    empty = new(service, 0)
+    assert service.seal(empty).newly
+
+
+def test_a_retried_add_issues_the_same_items_and_the_batch_ends(service: Service) -> None:
+    """There, a retried add issued new ids that nobody had and nobody acked."""
+    batch = new(service, 3)
+    first = service.extend(batch, 4, "chunk-1")
+    service.extend(batch, 2, "chunk-2")
+    for state in (State.OPEN, State.SEALED, State.COMPLETE):
+        again = service.extend(batch, 4, "chunk-1")
+        assert (again.start, again.count, again.replayed) == (first.start, 4, True)
+        assert (again.batch.items, again.batch.state) == (9, state)
+        with pytest.raises(errors.IdempotencyKeyReused):
+            service.extend(batch, 5, "chunk-1")
+        if state is State.OPEN:
+            service.seal(batch)
+        elif state is State.SEALED:
+            assert ack(service, *((batch, 0, index) for index in range(9))).completed[batch].newly
+
+
+def test_ids_of_deleted_batches_never_come_back(service: Service) -> None:
+    """A late ack of a deleted batch is unknown for ever; it never hits a newer batch that got the same id."""
+    ids = [new(service, 1) for _ in range(3)]
+    for batch in ids:
+        service.delete(batch)
+    service.stop()
+    reopened = Service(Database(service.database.url.render_as_string(hide_password=False)), combiner=Inline)
+    assert new(reopened, 1) > max(ids)
+    assert {each.reason for each in ack(reopened, *((batch, 0, 0) for batch in ids)).rejected} == {"unknown_batch"}
+    reopened.stop()
+
+
+@pytest.mark.mariadb
+def test_ids_of_deleted_batches_do_not_come_back_after_the_server_was_killed(
+    mariadb: MariaDB, mariadb_url: str
+) -> None:
+    """The server's counter outlives the server: the next id is new though no row remembers the last one."""
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+        before = Service(database, combiner=Inline)
+        last = [new(before, 1) for _ in range(3)][-1]
+        for batch in range(last - 2, last + 1):
+            before.delete(batch)
+    mariadb.stop(signal.SIGKILL)
+    mariadb.start()
+    after = Service(Database(mariadb_url), combiner=Inline)
+    assert new(after, 1) > last
+    after.stop()
+
+
+SPELLINGS = ["Job-A", "job-a", "job-a ", "job-á", "job-a\t"]
+
+
+def test_batch_keys_that_differ_in_case_or_blanks_are_different(service: Service) -> None:
+    """MariaDB's default collations would find all of them under each of them."""
+    ids = {key: new(service, 1, key=key) for key in SPELLINGS}
+    for key, batch in ids.items():
+        assert [each.id for each in service.list(key=key).batches] == [batch]
+        assert service.get(batch).key == key
+        assert ack(service, (batch, 0, 0)).completed == {}
+        assert service.seal(batch).batch.key == key
+        assert ack(service, (batch, 0, 0)).completed[batch].key == key
+
+
+def test_open_keys_that_differ_in_case_or_blanks_are_different(service: Service) -> None:
+    """Two producers whose keys look alike get two batches."""
+    keys = ["Job-A", "job-a", "job-a "]
+    opened = [service.open(batches.Opening(items=1), key) for key in keys]
+    assert len({each.batch.id for each in opened}) == 3
+    assert not any(each.replayed for each in opened)
+    for key, before in zip(keys, opened, strict=True):
+        again = service.open(batches.Opening(items=1), key)
+        assert (again.batch.id, again.replayed) == (before.batch.id, True)
+
+
+def test_extend_keys_that_differ_in_case_or_blanks_are_different(service: Service) -> None:
+    """Two chunks whose keys look alike are both issued, and each finds its own again."""
+    batch = new(service, 0)
+    keys = ["Chunk-1", "chunk-1", "chunk-1 "]
+    assert [service.extend(batch, 1, key).start for key in keys] == [0, 1, 2]
+    assert [service.extend(batch, 1, key).start for key in keys] == [0, 1, 2]
+    assert service.get(batch).items == 3

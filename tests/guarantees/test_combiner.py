@@ -1,0 +1,306 @@
+"""Group commit: one suite for the combiner and its inline twin, and what only the combiner promises.
+
+A gate stands before the commit where a test needs to know what is waiting: nothing is told by time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pymysql
+import pytest
+import sqlalchemy as sa
+
+from core import batches, db, errors, tables
+from core.calls import UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
+from core.combiner import Acks, Combiner, Commit, Inline
+from core.db import Database
+from core.lifecycle import State
+from core.service import Service
+
+GROUP = 64
+
+
+class Gate:
+    """Stands before the commit: notes each flush that comes, and lets it through once it is open."""
+
+    def __init__(self, commit: Commit) -> None:
+        self.commit = commit
+        self.flushes: list[list[Unit]] = []
+        self.came = threading.Semaphore(0)
+        self.opened = threading.Event()
+
+    def __call__(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]:
+        self.flushes.append(list(units))
+        self.came.release()
+        assert self.opened.wait(60)
+        return self.commit(units, lock_waits=lock_waits)
+
+
+class Gated:
+    """A service whose combiner has a gate."""
+
+    def __init__(self, database: Database, **options: int) -> None:
+        self.service = Service(database, combiner=lambda commit: Combiner(self._gate(commit), **options))
+
+    def _gate(self, commit: Commit) -> Gate:
+        self.gate = Gate(commit)
+        return self.gate
+
+    def occupy(self) -> None:
+        """Have one flush stand at the gate, so that all that comes now must wait."""
+        self.service.ack(Call.of(Verb.ACK, [(10**9, 0, 0)]))
+        assert self.gate.came.acquire(timeout=60)
+
+
+@pytest.fixture(params=[Inline, Combiner])
+def either(request: pytest.FixtureRequest, database: Database) -> Iterator[Service]:
+    """A service with the combiner, and one with its twin."""
+    combiner: Callable[[Commit], Acks] = request.param
+    service = Service(database, combiner=combiner)
+    yield service
+    service.stop()
+
+
+@contextlib.contextmanager
+def gated(database: Database, **options: int) -> Iterator[Gated]:
+    made = Gated(database, **options)
+    try:
+        yield made
+    finally:
+        made.gate.opened.set()
+        made.service.stop()
+
+
+def new(service: Service, items: int, *, sealed: bool = True) -> int:
+    return service.open(batches.Opening(group_size=GROUP, items=items, sealed=sealed)).batch.id
+
+
+def ack(service: Service, *items: tuple[int, int, int], key: str | None = None) -> Answer:
+    return service.ack(Call.of(Verb.ACK, items, idempotency_key=key)).result(30)
+
+
+def break_counts(database: Database, batch: int) -> None:
+    """As no request ever could: the counts say that all is acked, the bits that nothing is."""
+    with database.engine.begin() as tx:
+        batches.update(tx, batch, acked=tables.batches.c["items"])
+
+
+# The combiner and its twin.
+
+
+def test_a_call_is_answered_with_what_it_changed_in_all_its_batches(either: Service) -> None:
+    """Applied, repeated, rejected and completed of a call are those of its parts together."""
+    one, other = new(either, 2), new(either, GROUP + 1)
+    assert ack(either, (one, 0, 0)).applied == 1
+    call = Call.of(Verb.ACK, [(one, 0, 0), (one, 0, 1), (one, 0, 2), (10**9, 0, 0)], [(other, 0, b"\xff" * 8)])
+    answer = either.ack(call).result(30)
+    assert (answer.applied, answer.repeated) == (GROUP + 1, 1)
+    assert sorted((each.reason, str(each.item)) for each in answer.rejected) == [
+        ("unknown_batch", f"{10**9}:0:0"),
+        ("unknown_item", f"{one}:0:2"),
+    ]
+    assert {batch: each.newly for batch, each in answer.completed.items()} == {one: True}
+    assert either.get(other).pending == 1
+
+
+def test_a_call_without_items_is_answered_at_once(either: Service) -> None:
+    """There is nothing to commit, so nothing is waited for."""
+    assert either.ack(Call.of(Verb.ACK)).result(0) == Answer()
+
+
+def test_many_callers_at_once_are_each_answered_and_one_is_told_newly(either: Service) -> None:
+    """Twelve threads ack a batch in strides, each item twice; all add up, and one call completed it."""
+    batch = new(either, 5 * GROUP)
+
+    def consume(worker: int) -> list[Answer]:
+        return [ack(either, (batch, *divmod(number, GROUP))) for number in range(worker // 2, 5 * GROUP, 6)]
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = [answer for part in pool.map(consume, range(12)) for answer in part]
+    assert sum(each.applied for each in answers) == sum(each.repeated for each in answers) == 5 * GROUP
+    assert [each.completed[batch].newly for each in answers if batch in each.completed].count(True) == 1
+    assert either.verify(batch).ok
+    assert either.get(batch).state is State.COMPLETE
+
+
+def test_a_call_of_more_groups_than_a_flush_takes_goes_in_chunks_and_gets_one_answer(either: Service) -> None:
+    """1,100 groups in one call: three transactions, one answer, told newly once and again to its retry."""
+    groups = 2 * UNIT_GROUPS + 76
+    batch = new(either, groups * GROUP)
+    masks = [(batch, group, b"\xff" * 8) for group in range(groups)]
+    for attempt in range(2):
+        answer = either.ack(Call.of(Verb.ACK, (), masks, idempotency_key="all")).result(30)
+        assert (answer.applied, answer.repeated)[attempt] == groups * GROUP
+        assert not answer.rejected
+        assert [(each.newly, each.newly_succeeded) for each in answer.completed.values()] == [(True, True)]
+    assert either.verify(batch).ok
+
+
+def test_a_batch_whose_counts_are_broken_fails_alone(either: Service) -> None:
+    """Counts that can't be are surfaced, not clamped, and only to those who bring items of that batch."""
+    broken, sound = new(either, 3), new(either, 3)
+    break_counts(either.database, broken)
+    with pytest.raises(errors.InconsistentBatch):
+        ack(either, (broken, 0, 0))
+    assert ack(either, (sound, 0, 0)).applied == 1
+    with pytest.raises(errors.InconsistentBatch):
+        ack(either, (broken, 0, 0), (sound, 0, 1))
+    assert not either.verify(broken).ok
+    assert either.verify(broken).counted_acked == 0
+    # The other part of that call may be applied or not; sending it again is right in any case.
+    again = ack(either, (sound, 0, 1), (sound, 0, 2))
+    assert again.applied + again.repeated == 2
+    assert either.get(sound).state is State.COMPLETE
+
+
+# The combiner.
+
+
+def test_merged_calls_share_one_flush_and_one_of_them_is_told_newly(database: Database) -> None:
+    """What waits while a transaction is under way goes into the next one, in order of arrival, and is told of it."""
+    with gated(database) as gate:
+        batch = new(gate.service, 100)
+        gate.occupy()
+        futures = [gate.service.ack(Call.of(Verb.ACK, [(batch, *divmod(number, GROUP))])) for number in range(100)]
+        late = gate.service.ack(Call.of(Verb.FAIL, [(batch, 0, 5)]))
+        assert not any(future.done() for future in futures), "it was answered before it was committed"
+        gate.gate.opened.set()
+        answers = [future.result(30) for future in futures]
+        assert [len(flush) for flush in gate.gate.flushes] == [1, 101]
+        assert [(each.applied, each.repeated) for each in answers] == [(1, 0)] * 100
+        assert [each.completed[batch].newly for each in answers] == [False] * 99 + [True]
+        assert (late.result(30).applied, late.result(30).repeated) == (0, 1)
+        assert late.result(30).completed[batch].newly is False
+
+
+def test_the_same_item_of_several_callers_counts_for_the_first(database: Database) -> None:
+    """Merged duplicates are repeats of the one that came first, and a redrive is news to who redrove."""
+    with gated(database) as gate:
+        batch = new(gate.service, 1)
+        gate.occupy()
+        verbs = [Verb.FAIL, Verb.ACK, Verb.ACK, Verb.FAIL]
+        futures = [gate.service.ack(Call.of(verb, [(batch, 0, 0)])) for verb in verbs]
+        gate.gate.opened.set()
+        answers = [future.result(30) for future in futures]
+        assert len(gate.gate.flushes) == 2
+        assert [each.applied for each in answers] == [1, 1, 0, 0]
+        assert [each.repeated for each in answers] == [0, 0, 1, 1]
+        told = [each.completed[batch] for each in answers]
+        assert [each.newly for each in told] == [True, False, False, False]
+        assert [each.newly_succeeded for each in told] == [False, True, False, False]
+        assert gate.service.get(batch).succeeded
+
+
+def test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered(database: Database) -> None:
+    """Beyond the bound a caller hears at once that it should come back; nothing of its call is queued."""
+    with gated(database, max_waiting=4) as gate:
+        batch = new(gate.service, 10)
+        gate.occupy()
+        futures = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(3)]
+        with pytest.raises(errors.Overloaded):
+            gate.service.ack(Call.of(Verb.ACK, [(batch, 0, 9)]))
+        gate.gate.opened.set()
+        assert [future.result(30).applied for future in futures] == [1, 1, 1]
+        assert ack(gate.service, (batch, 0, 9)).applied == 1
+
+
+def test_one_broken_batch_in_a_merged_flush_fails_alone(database: Database) -> None:
+    """The flush is repeated batch by batch, so the neighbours of a broken batch are applied, once."""
+    with gated(database) as gate:
+        ids = [new(gate.service, 2) for _ in range(3)]
+        break_counts(database, ids[1])
+        gate.occupy()
+        futures = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])) for batch in ids]
+        gate.gate.opened.set()
+        assert futures[0].result(30).applied == futures[2].result(30).applied == 1
+        with pytest.raises(errors.InconsistentBatch):
+            futures[1].result(30)
+        assert [gate.service.get(batch).acked for batch in (ids[0], ids[2])] == [1, 1]
+
+
+def test_a_hot_batch_does_not_keep_others_waiting(database: Database) -> None:
+    """Batches take turns: one call of a quiet batch is in the next flush, however many of a hot one came before it."""
+    with gated(database) as gate:
+        hot, quiet = new(gate.service, 2 * UNIT_GROUPS * GROUP), new(gate.service, 1)
+        gate.occupy()
+        futures = [gate.service.ack(Call.of(Verb.ACK, [(hot, group, 0)])) for group in range(2 * UNIT_GROUPS)]
+        alone = gate.service.ack(Call.of(Verb.ACK, [(quiet, 0, 0)]))
+        gate.gate.opened.set()
+        assert alone.result(30).completed[quiet].newly
+        assert sum(future.result(30).applied for future in futures) == 2 * UNIT_GROUPS
+        assert quiet in {unit.batch for unit in gate.gate.flushes[1]}
+        assert len(gate.gate.flushes) == 4
+        for flush in gate.gate.flushes:
+            assert len({(unit.batch, group) for unit in flush for group in unit.groups()}) <= UNIT_GROUPS
+
+
+def test_stop_answers_what_waits_and_takes_no_more(database: Database) -> None:
+    """Calls that wait when the service stops are committed and answered; later ones are told to go elsewhere."""
+    with gated(database) as gate:
+        batch = new(gate.service, 5)
+        gate.occupy()
+        futures = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(5)]
+        stopping = threading.Thread(target=gate.service.stop)
+        stopping.start()
+        gate.gate.opened.set()
+        assert [future.result(30).applied for future in futures] == [1] * 5
+        stopping.join(60)
+        assert not stopping.is_alive()
+        with pytest.raises(errors.Unavailable):
+            gate.service.ack(Call.of(Verb.ACK, [(batch, 0, 0)]))
+        assert gate.service.get(batch).state is State.COMPLETE
+
+
+@contextlib.contextmanager
+def locked(database: Database, batch: int) -> Iterator[pymysql.Connection]:
+    """A stranger's session holds the batch's row."""
+    url = database.url
+    with contextlib.closing(
+        pymysql.connect(host=url.host, port=url.port, user=url.username, database=url.database)
+    ) as stranger:
+        with stranger.cursor() as cursor:
+            cursor.execute("SELECT id FROM batches WHERE id = %s FOR UPDATE", (batch,))
+        yield stranger
+        stranger.rollback()
+
+
+@pytest.fixture
+def impatient(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A combining service whose lock waits last one second, the least that the server knows."""
+    monkeypatch.setattr(db, "LOCK_WAIT", 1)
+    service = Service(Database(mariadb_database.url.render_as_string(hide_password=False)))
+    yield service
+    service.stop()
+
+
+@pytest.mark.mariadb
+def test_a_row_that_a_stranger_holds_does_not_stall_other_batches(impatient: Service) -> None:
+    """Calls of the stuck batch wait for it apart; all others go on, and the stuck ones end when it is free."""
+    stuck, free = new(impatient, 2), new(impatient, 20)
+    with locked(impatient.database, stuck):
+        waiting = impatient.ack(Call.of(Verb.ACK, [(stuck, 0, 0)]))
+        assert ack(impatient, (free, 0, 0)).applied == 1
+        behind = impatient.ack(Call.of(Verb.ACK, [(stuck, 0, 1), (free, 0, 1)]))
+        assert [ack(impatient, (free, 0, index)).applied for index in range(2, 20)] == [1] * 18
+        assert not waiting.done()
+        assert not behind.done()
+    assert waiting.result(30).applied == 1
+    assert behind.result(30).applied == 2
+    assert behind.result(30).completed[stuck].newly
+    assert impatient.get(free).state is State.COMPLETE
+
+
+@pytest.mark.mariadb
+def test_a_row_that_stays_locked_ends_its_own_calls_in_a_lock_timeout(impatient: Service) -> None:
+    """Nobody waits for ever: a call whose row is never free is told to come back, and then succeeds."""
+    stuck = new(impatient, 1)
+    with locked(impatient.database, stuck):
+        with pytest.raises(errors.LockTimeout):
+            ack(impatient, (stuck, 0, 0))
+        with impatient.database.engine.connect() as tx:
+            assert tx.scalar(sa.select(sa.func.count()).select_from(tables.item_groups)) == 0
+    assert ack(impatient, (stuck, 0, 0)).completed[stuck].newly

@@ -1,0 +1,283 @@
+"""A process dies at each point of each transaction; a retry brings what the model says, every time.
+
+A request is run in a process of its own that exits before or after one of its statements, before its COMMIT, or after
+its COMMIT and before its answer. Then it is sent again, with the same Idempotency-Key. If the COMMIT was done the model
+has seen the request twice, else once; the answer to the retry and all that can be read must be the model's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from core import schema, tables
+from core.combiner import Inline
+from core.db import Database
+from core.service import Service
+from tests.guarantees.dying import Mortals, mortals
+from tests.guarantees.model import Model, Request, assert_equal, bits, perform
+from tests.servers import ServiceProcess
+
+GROUP = 64
+numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def dying() -> Iterator[Mortals]:
+    with mortals() as server:
+        yield server
+
+
+@dataclass
+class Ground:
+    """A service with its model, and requests that both take in the same way."""
+
+    service: Service
+    model: Model
+
+    def do(self, request: Request) -> dict[str, object]:
+        """Perform the request on both; they must answer the same."""
+        answer = perform(self.service, request)
+        assert answer == self.model.perform(request, answer.get("batch"))
+        return answer
+
+    def batch(self, items: int = 2 * GROUP + 10, *, sealed: bool = False, **opening: object) -> int:
+        opened = self.do(
+            {"verb": "open", "opening": {"group_size": GROUP, "items": items, "sealed": sealed, **opening}}
+        )
+        return int(opened["batch"])  # type: ignore[call-overload]
+
+    def ack(self, batch: int, *numbers: int, verb: str = "ack", reason: str | None = None) -> None:
+        items = [[batch, *divmod(number, GROUP)] for number in numbers]
+        self.do({"verb": verb, "items": items, "reason": reason} if verb == "fail" else {"verb": verb, "items": items})
+
+
+def opens_a_batch(ground: Ground) -> Request:
+    opening = {"key": "catalog", "labels": {"team": "search"}, "group_size": GROUP, "items": 7, "sealed": True}
+    return {"verb": "open", "opening": opening, "key": f"open-{next(numbers)}"}
+
+
+def opens_a_batch_that_is_complete_at_once(ground: Ground) -> Request:
+    opening = {"key": "empty", "sealed": True}
+    return {"verb": "open", "opening": opening, "key": f"open-{next(numbers)}"}
+
+
+def extends(ground: Ground) -> Request:
+    return {"verb": "extend", "batch": ground.batch(GROUP - 3), "count": 2 * GROUP, "key": "chunk-1"}
+
+
+def seals(ground: Ground) -> Request:
+    return {"verb": "seal", "batch": ground.batch(), "key": "seal-1"}
+
+
+def seals_and_completes(ground: Ground) -> Request:
+    batch = ground.batch(3)
+    ground.ack(batch, 0, 1, 2)
+    return {"verb": "seal", "batch": batch, "key": "seal-1"}
+
+
+def cancels(ground: Ground) -> Request:
+    batch = ground.batch()
+    ground.ack(batch, 1, 2)
+    return {"verb": "cancel", "batch": batch}
+
+
+def acks_into_new_groups(ground: Ground) -> Request:
+    batch = ground.batch()
+    return {"verb": "ack", "items": [[batch, 0, 0], [batch, 0, 5], [batch, 2, 9], [batch, 2, 10]], "key": "delivery"}
+
+
+def acks_into_groups_that_have_a_row(ground: Ground) -> Request:
+    batch = ground.batch(sealed=True)
+    ground.ack(batch, 3, 70, 71)
+    return {"verb": "ack", "masks": [[batch, 0, bits({1, 2, 3})], [batch, 1, bits({5, 6, 7, 60})]], "key": "delivery"}
+
+
+def completes_the_batch(ground: Ground) -> Request:
+    batch = ground.batch(GROUP + 2, sealed=True)
+    ground.ack(batch, *range(3, GROUP))
+    return {
+        "verb": "ack",
+        "items": [[batch, 0, index] for index in range(3)] + [[batch, 1, 0], [batch, 1, 1]],
+        "key": "d",
+    }
+
+
+def fails_with_a_reason_and_completes(ground: Ground) -> Request:
+    batch = ground.batch(4, sealed=True)
+    ground.ack(batch, 0, 1)
+    return {"verb": "fail", "items": [[batch, 0, 1], [batch, 0, 2], [batch, 0, 3]], "reason": "no parser", "key": "d"}
+
+
+def redrives_the_last_failed_items(ground: Ground) -> Request:
+    batch = ground.batch(4, sealed=True)
+    ground.ack(batch, 0, 1)
+    ground.ack(batch, 2, 3, verb="fail", reason="no parser")
+    return {"verb": "ack", "masks": [[batch, 0, bits({2, 3})]], "key": "redrive"}
+
+
+def completes_two_batches_in_one_transaction(ground: Ground) -> Request:
+    one, other = ground.batch(3, sealed=True), ground.batch(GROUP + 1, sealed=True)
+    ground.ack(one, 0)
+    ground.ack(other, *range(GROUP))
+    return {"verb": "ack", "items": [[other, 1, 0], [one, 0, 1], [one, 0, 2]], "key": "both"}
+
+
+def expires_idle_batches(ground: Ground) -> Request:
+    for sealed in (False, True):
+        batch = ground.batch(5, sealed=sealed)
+        ground.ack(batch, 1)
+        ground.model.time_passes(ground.service, batch)
+    return {"verb": "janitor"}
+
+
+def _large(ground: Ground) -> int:
+    """A batch that takes a purge several chunks of each table."""
+    batch = ground.batch(3 * GROUP)
+    ground.do({"verb": "extend", "batch": batch, "count": 3, "key": "chunk-1"})
+    ground.ack(batch, 1, GROUP + 1, 2 * GROUP + 1)
+    ground.ack(batch, 2, 3, 4, verb="fail", reason="no parser")
+    return batch
+
+
+def deletes(ground: Ground) -> Request:
+    return {"verb": "delete", "batch": _large(ground)}
+
+
+def removes_what_ended_long_ago(ground: Ground) -> Request:
+    batch = _large(ground)
+    ground.do({"verb": "cancel", "batch": batch})
+    ground.model.time_passes(ground.service, batch)
+    return {"verb": "janitor"}
+
+
+SCENARIOS: list[Callable[[Ground], Request]] = [
+    *(opens_a_batch, opens_a_batch_that_is_complete_at_once, extends, seals, seals_and_completes, cancels),
+    *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
+    *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction),
+]
+FEWEST_POINTS = 8
+"""BEGIN or a first read, a write, COMMIT, before and after each: fewer would mean that the points are not counted."""
+
+
+def _ground(database: Database) -> Ground:
+    return Ground(Service(database, combiner=Inline), Model())
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_a_retry_after_a_crash_at_any_point_brings_what_the_model_says(
+    database: Database, dying: Mortals, scenario: Callable[[Ground], Request]
+) -> None:
+    """Killed before and after each statement and after the commit, the request is sent again and done once."""
+    url = database.url.render_as_string(hide_password=False)
+    died: list[str] = []
+    while True:
+        ground = _ground(database)
+        request = scenario(ground)
+        death = dying.run(url, request, len(died), combined=True)
+        if death is None or death.commits:
+            # It was done, and nobody was told.
+            ground.model.perform(request, _newest(database))
+        answer = ground.do(request)
+        if scenario.__name__.endswith(("completes", "completes_the_batch", "complete_at_once")):
+            told = answer.get("completed", {0: answer})
+            assert all(each["newly"] for each in told.values())  # type: ignore[attr-defined]
+        assert_equal(ground.service, ground.model)
+        if death is None:
+            break
+        died.append(death.where)
+        assert len(died) < 200
+    assert len(died) >= FEWEST_POINTS, died
+    assert died[-1] == "after COMMIT"
+
+
+@pytest.mark.parametrize("scenario", [expires_idle_batches, deletes, removes_what_ended_long_ago])
+def test_the_janitor_ends_what_a_crash_left_half_done(
+    database: Database, dying: Mortals, scenario: Callable[[Ground], Request]
+) -> None:
+    """An expiry or a deletion is killed at any point; the next pass brings it to its end and leaves nothing behind."""
+    url = database.url.render_as_string(hide_password=False)
+    died: list[str] = []
+    while True:
+        ground = _ground(database)
+        request = scenario(ground)
+        death = dying.run(url, request, len(died))
+        if request["verb"] == "delete":
+            if death is None or death.commits:
+                ground.model.perform(request)
+            ground.do(request)
+            ids = {*ground.model.batches, *ground.model.deleted}
+            perform(ground.service, {"verb": "janitor"})
+        else:
+            ids = {*ground.model.batches}
+            perform(ground.service, request)
+            ground.model.perform(request)
+        assert_equal(ground.service, ground.model)
+        if not ground.model.batches:
+            assert _rows(database, ids) == 0
+        else:
+            ground.do({"verb": "delete", "batch": min(ids)})
+            ground.do({"verb": "delete", "batch": max(ids)})
+        if death is None:
+            break
+        died.append(death.where)
+        assert len(died) < 300
+    assert len(died) >= 2 * FEWEST_POINTS, died
+
+
+def _newest(database: Database) -> int | None:
+    with database.engine.connect() as tx:
+        found: int | None = tx.scalar(sa.select(sa.func.max(tables.batches.c.id)))
+        return found
+
+
+def _rows(database: Database, ids: set[int]) -> int:
+    with database.engine.connect() as tx:
+        count = tx.scalar(sa.select(sa.func.count()).where(tables.batches.c.id.in_(ids)))
+        for table in (tables.item_groups, tables.extends, tables.failures):
+            count += tx.scalar(sa.select(sa.func.count()).where(table.c.batch_id.in_(ids)))
+        return int(count)
+
+
+@pytest.mark.parametrize("verb", ["ack", "seal"])
+def test_a_service_that_died_after_the_commit_tells_the_retry_newly_again(database_url: str, verb: str) -> None:
+    """A real service exits between its commit and its answer; restarted, it tells the retried request what it did."""
+    with Database(database_url) as database:
+        schema.migrate(database)
+    dying = ServiceProcess(
+        database_url, module="tests.guarantees.dying_api", environment={"LASTBIT_DIE_AFTER": verb}
+    ).start()
+    headers = {"Idempotency-Key": "delivery-1"}
+    try:
+        with httpx.Client(base_url=dying.url, timeout=60) as client:
+            opening = {"key": "catalog-42", "items": 2, "sealed": verb == "ack"}
+            batch = client.post("/v1/batches", json=opening).json()["id"]
+            first, second = ([f"{batch}:0:{index}"] for index in range(2))
+            assert client.post("/v1/acks", json={"items": first}).json()["applied"] == 1
+            if verb == "ack":
+                path, body = "/v1/acks", {"items": second}
+            else:
+                assert client.post("/v1/acks", json={"items": second}).json()["applied"] == 1
+                path, body = f"/v1/batches/{batch}/seal", {}
+            with pytest.raises(httpx.TransportError):
+                client.post(path, json=body, headers=headers)
+        assert dying.stop() == 9
+    finally:
+        dying.stop()
+    restarted = ServiceProcess(database_url).start()
+    try:
+        with httpx.Client(base_url=restarted.url, timeout=60) as client:
+            assert client.get(f"/v1/batches/{batch}").json()["state"] == "complete"
+            stranger, mine = (client.post(path, json=body, headers=each).json() for each in ({}, headers))
+            if verb == "ack":
+                assert (mine["applied"], mine["repeated"]) == (0, 1)
+                stranger, mine = stranger["completed"][0], mine["completed"][0]
+            assert (mine["newly"], mine["newly_succeeded"]) == (True, True)
+            assert (stranger["newly"], stranger["newly_succeeded"]) == (False, False)
+    finally:
+        restarted.stop()

@@ -1,0 +1,319 @@
+"""Random requests, crashes and retries against the model, on each database, with the combiner and without.
+
+Hypothesis draws the requests: of known and unknown batches, by id and by mask, issued or not, again and again, with few
+Idempotency-Keys so that they meet. After each step the answer must be the model's, and so must all that can be read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import pytest
+import sqlalchemy as sa
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from core import errors, tables
+from core.combiner import Acks, Combiner, Commit, Inline
+from core.db import Database
+from core.lifecycle import State
+from core.service import Service
+from tests.guarantees import mutants
+from tests.guarantees.model import Model, Request, assert_equal, assert_equal_batch, bits, call, perform
+
+GROUP = 64
+EXAMPLES = 20 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1)
+STEPS = 50
+
+SETTINGS = hypothesis.settings(
+    hypothesis.settings.get_profile("lastbit"), max_examples=EXAMPLES, stateful_step_count=STEPS
+)
+if mutants.VARIABLE in os.environ:  # that it fails is enough then; the smallest example is of no interest
+    SETTINGS = hypothesis.settings(SETTINGS, phases=[hypothesis.Phase.generate])
+
+keys = st.none() | st.sampled_from(["key-1", "key-2", "Key-1", "key-3"])
+which = st.sampled_from([0, 0, 0, 1, 1, 2, 3, "any", "none"])
+"""Which batch: one of those that are there; one of all that were opened, deleted ones too; one that never was."""
+numbers = st.one_of(
+    st.sets(st.integers(0, 5), max_size=4),
+    st.sets(st.integers(GROUP - 2, GROUP + 1), max_size=4),
+    st.sets(st.integers(0, 3 * GROUP), max_size=20),
+)
+spans = st.tuples(st.integers(0, 2 * GROUP), st.integers(0, 2 * GROUP)).map(lambda pair: set(range(*sorted(pair))))
+verbs = st.sampled_from(["ack", "ack", "fail"])
+reasons = st.none() | st.sampled_from(["no parser", "zu groß", ""])
+openings = st.fixed_dictionaries(
+    {"group_size": st.just(GROUP)},
+    optional={
+        "key": st.sampled_from(["catalog", "Catalog", "catalog "]),
+        "items": st.sampled_from([0, 1, 3, GROUP, GROUP + 2, 3 * GROUP]),
+        "sealed": st.booleans(),
+    },
+)
+counts = st.sampled_from([0, 1, 2, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP + 3])
+
+
+SEAL: Request = {"verb": "seal"}
+
+
+class Crash(errors.CoreError):
+    """The process died before its COMMIT; as far as the database can see."""
+
+
+class Machine(RuleBasedStateMachine):
+    """One example: a service on an emptied database, and the model."""
+
+    service: Service
+    crash: list[bool]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.opened: list[int] = []
+        self.touched: set[int] = set()
+
+    def teardown(self) -> None:
+        self.crash.clear()
+        try:
+            assert_equal(self.service, self.model, limit=2)
+        finally:
+            with self.service.database.engine.begin() as tx:
+                for table in tables.metadata.sorted_tables:
+                    tx.execute(sa.delete(table))
+
+    # How a request is done.
+
+    def do(self, request: Request) -> dict[str, Any]:
+        answer = perform(self.service, request)
+        expected = self.model.perform(request, answer.get("batch"))
+        assert answer == expected, request
+        self.remember(request, answer)
+        return answer
+
+    def remember(self, request: Request, answer: dict[str, Any]) -> None:
+        if request["verb"] == "open" and "batch" in answer and answer["batch"] not in self.opened:
+            self.opened.append(answer["batch"])
+        self.touched |= self.batches_of(request)
+        self.touched |= {answer["batch"]} if "batch" in answer else set()
+
+    @staticmethod
+    def batches_of(request: Request) -> set[int]:
+        named = [*request.get("items", ()), *request.get("masks", ())]
+        return {each[0] for each in named} | ({request["batch"]} if "batch" in request else set())
+
+    def do_in_some_way(self, request: Request, way: str) -> None:
+        """`once`; `twice`; after a crash before its COMMIT; after its answer was lost."""
+        if way == "crashed" and len(self.batches_of(request)) <= 1:
+            # What dies before the COMMIT has done nothing.
+            self.crash.append(True)
+            try:
+                answer = perform(self.service, request)
+            except Crash:
+                pass
+            else:  # there was nothing to commit
+                expected = self.model.perform(request, answer.get("batch"))
+                assert answer == expected
+                self.remember(request, answer)
+            self.crash.clear()
+        elif way == "unanswered" and (request["verb"] != "open" or request.get("key") is not None):
+            lost = perform(self.service, request)
+            self.model.perform(request, lost.get("batch"))
+        elif way == "twice":
+            self.do(request)
+        self.do(request)
+
+    ways = st.sampled_from(["once", "once", "once", "twice", "crashed", "unanswered"])
+
+    def batch(self, place: int | str) -> int:
+        there = self.opened if place == "any" else list(self.model.batches)
+        if place == "none" or not there:
+            return 10**9
+        return there[-1 - (0 if place == "any" else int(place)) % len(there)]
+
+    # Requests.
+
+    @initialize(items=st.sampled_from([2, GROUP + 3, 2 * GROUP + 1, 5, GROUP]), sealed=st.booleans())
+    def begin(self, items: int, sealed: bool) -> None:
+        self.do({"verb": "open", "opening": {"group_size": GROUP, "items": items, "sealed": sealed}})
+
+    @rule(opening=openings, key=keys, way=ways)
+    def open(self, opening: dict[str, Any], key: str | None, way: str) -> None:
+        self.do_in_some_way({"verb": "open", "opening": opening, "key": key}, way)
+
+    @rule(place=which, count=counts, key=keys, way=ways)
+    def extend(self, place: int | str, count: int, key: str | None, way: str) -> None:
+        self.do_in_some_way({"verb": "extend", "batch": self.batch(place), "count": count, "key": key}, way)
+
+    @rule(place=which, key=keys, way=ways)
+    def seal(self, place: int | str, key: str | None, way: str) -> None:
+        self.do_in_some_way({"verb": "seal", "batch": self.batch(place), "key": key}, way)
+
+    @rule(place=which, verb=verbs, found=numbers | spans, key=keys, reason=reasons, way=ways)
+    def resolve(
+        self, place: int | str, verb: str, found: set[int], key: str | None, reason: str | None, way: str
+    ) -> None:
+        """Ids of one batch."""
+        request = {"verb": verb, "items": self.ids(self.batch(place), found), "key": key}
+        self.do_in_some_way(request | ({"reason": reason} if verb == "fail" else {}), way)
+
+    @rule(
+        places=st.lists(st.tuples(which, numbers, spans, st.integers(0, 3)), max_size=3), verb=verbs, key=keys, way=ways
+    )
+    def resolve_in_several(
+        self, places: list[tuple[int | str, set[int], set[int], int]], verb: str, key: str | None, way: str
+    ) -> None:
+        """Ids and masks of several batches, overlapping, with indexes beyond the group's size."""
+        items: list[list[int]] = []
+        masks: list[list[Any]] = []
+        for place, by_id, by_mask, group in places:
+            batch = self.batch(place)
+            items += self.ids(batch, by_id) + [[batch, group, GROUP + index] for index in range(len(by_id) % 3)]
+            masks.append([batch, group, bits({number for number in by_mask if number < GROUP})])
+        self.do_in_some_way({"verb": verb, "items": items, "masks": masks, "key": key}, way)
+
+    @precondition(lambda self: any(each.live and each.pending for each in self.model.batches.values()))
+    @rule(
+        place=st.integers(0, 3),
+        verb=verbs,
+        key=keys,
+        way=ways,
+        spared=st.sampled_from([0, 0, 1, 2]),
+        seal=st.sampled_from(["", "before", "after"]),
+    )
+    def finish(self, place: int, verb: str, key: str | None, way: str, spared: int, seal: str) -> None:
+        """Resolve all that is pending but for a few, and seal before that or after it, so that batches complete."""
+        there = [each for each in self.model.batches.values() if each.live and each.pending]
+        batch = there[-1 - place % len(there)]
+        pending = sorted(batch.pending)
+        resolve: Request = {
+            "verb": verb,
+            "items": self.ids(batch.id, set(pending[: len(pending) - spared])),
+            "key": key,
+        }
+        if verb == "fail":
+            resolve["reason"] = "no parser"
+        requests = {"": [resolve], "before": [SEAL, resolve], "after": [resolve, SEAL]}[seal]
+        for request in requests:
+            self.do_in_some_way(request | ({"batch": batch.id, "key": key} if request is SEAL else {}), way)
+
+    @precondition(lambda self: any(each.failed for each in self.model.batches.values()))
+    @rule(key=keys, way=ways, count=st.sampled_from([1, 1, 2, 100]), by_mask=st.booleans())
+    def redrive(self, key: str | None, way: str, count: int, by_mask: bool) -> None:
+        """Ack what has failed, all of it or not."""
+        found = next(each for each in self.model.batches.values() if each.failed)
+        chosen = sorted(found.failed)[:count]
+        request: Request = {"verb": "ack", "key": key}
+        if by_mask:
+            group = chosen[0] // GROUP
+            mask = bits({number % GROUP for number in chosen if number // GROUP == group})
+            request["masks"] = [[found.id, group, mask]]
+        else:
+            request["items"] = self.ids(found.id, set(chosen))
+        self.do_in_some_way(request, way)
+
+    @precondition(lambda self: any(each.acked for each in self.model.batches.values()))
+    @rule(verb=verbs, key=keys, janitor=st.booleans())
+    def repeat(self, verb: str, key: str | None, janitor: bool) -> None:
+        """Only what was acked before, of a batch that was idle for long: it is still idle."""
+        found = next(each for each in self.model.batches.values() if each.acked)
+        if janitor:
+            self.model.time_passes(self.service, found.id)
+        self.do({"verb": verb, "items": self.ids(found.id, set(sorted(found.acked)[:12])), "key": key})
+        if janitor:
+            self.janitor()
+
+    @rule(batches=st.lists(st.tuples(which, verbs, numbers | spans), min_size=2, max_size=5))
+    def resolve_at_once(self, batches: list[tuple[int | str, str, set[int]]]) -> None:
+        """Calls that are submitted before the first is answered; they may be merged, and count in their order."""
+        requests = [{"verb": verb, "items": self.ids(self.batch(place), found)} for place, verb, found in batches]
+        futures = [self.service.ack(call(request)) for request in requests]
+        for request, future in zip(requests, futures, strict=True):
+            answer, expected = future.result(120), self.model.perform(request)
+            rejected = [[each.reason, list(each.item or ()), each.count] for each in answer.rejected]
+            assert (answer.applied, answer.repeated) == (expected["applied"], expected["repeated"])
+            assert sorted(rejected) == expected["rejected"]
+            # A call may be told already what a later one of the same flush completed; the news are that one's.
+            news = {batch for batch, each in answer.completed.items() if each.newly}
+            assert news == {batch for batch, each in expected["completed"].items() if each["newly"]}
+            assert answer.completed.keys() >= expected["completed"].keys()
+            self.touched |= self.batches_of(request)
+
+    @precondition(lambda self: len(self.model.batches) > 2)
+    @rule(place=which, way=ways, verb=st.sampled_from(["cancel", "delete"]))
+    def end(self, place: int | str, way: str, verb: str) -> None:
+        if verb == "cancel":
+            self.do_in_some_way({"verb": "cancel", "batch": self.batch(place)}, way)
+        else:
+            self.do({"verb": "delete", "batch": self.batch(place)})
+
+    @precondition(lambda self: len(self.model.batches) > 1)
+    @rule(places=st.sets(st.integers(1, 4), max_size=2))
+    def time_passes(self, places: set[int]) -> None:
+        """The janitor expires exactly those that nothing has changed since, and deletes those that ended before."""
+        for place in places:
+            self.model.time_passes(self.service, self.batch(place))
+        self.janitor()
+
+    def janitor(self) -> None:
+        answer = self.do({"verb": "janitor"})
+        self.touched |= {*answer["expired"], *answer["deleted"]}
+
+    @rule(state=st.sampled_from([None, State.OPEN, State.SEALED, State.COMPLETE, State.EXPIRED, State.CANCELLED]))
+    def list(self, state: State | None) -> None:
+        for key in (None, "catalog", "catalog "):
+            page = self.service.list(state=state, key=key)
+            expected = [
+                each.id
+                for each in self.model.batches.values()
+                if state in (None, each.state) and key in (None, each.key)
+            ]
+            assert [each.id for each in page.batches] == sorted(expected, reverse=True)
+
+    @staticmethod
+    def ids(batch: int, found: set[int]) -> list[list[int]]:
+        return [[batch, *divmod(number, GROUP)] for number in found]
+
+    @invariant()
+    def all_that_can_be_read_is_the_models(self) -> None:
+        for batch in self.touched:
+            if batch in self.model.batches:
+                assert_equal_batch(self.service, self.model.batches[batch])
+            else:
+                assert perform(self.service, {"verb": "cancel", "batch": batch}) == {"error": "batch_not_found"}
+        self.touched.clear()
+
+
+@pytest.mark.parametrize("combiner", [Inline, Combiner])
+@pytest.mark.timeout(7200)
+def test_any_sequence_of_requests_and_crashes_does_what_the_model_does(
+    database: Database, combiner: Callable[[Commit], Acks]
+) -> None:
+    """Random requests, replays and crashes leave the database and every answer as plain sets of numbers have them."""
+    crashing: list[bool] = []
+
+    @sa.event.listens_for(database.engine, "commit")
+    def die(connection: object) -> None:
+        if crashing:
+            crashing.clear()
+            raise Crash
+
+    opened = Service(database, combiner=combiner)
+
+    class Here(Machine):
+        service = opened
+        crash = crashing
+
+    try:
+        run_state_machine_as_test(Here, settings=SETTINGS)
+    finally:
+        opened.stop()

@@ -1,0 +1,394 @@
+"""Races on real MariaDB sessions, the server at its defaults: no completion is missed, doubled or early.
+
+`tests/guarantees/mutants.py` breaks the code in a known way for each of them, and each must fail then.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from core import batches, errors, janitor, purge, tables
+from core.calls import Answer, Rejected, Verb
+from core.combiner import Inline
+from core.db import Database
+from core.lifecycle import State
+from core.service import Service
+from tests.guarantees.rounds import GROUP, ROUNDS, ack, newly, prepare, race, recount, told
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(7200)]
+
+
+@pytest.fixture
+def referee(mariadb_database: Database) -> Service:
+    """A service that takes no part in the races; it is used between rounds and after them."""
+    return Service(mariadb_database, combiner=Inline)
+
+
+def verify_some(referee: Service, ids: list[int]) -> None:
+    for batch in random.Random(1).sample(ids, 50):
+        found = referee.verify(batch)
+        assert found.ok, found.faults
+
+
+def test_of_two_last_acks_in_different_groups_exactly_one_completes_the_batch(referee: Service) -> None:
+    """Two sessions resolve the last two items of a batch, in two groups; one of them sees newly, and only one."""
+    # Groups with a row and groups without one lock differently.
+    shapes = [(2 * GROUP, {0: GROUP - 1, 1: GROUP - 1}), (GROUP + 1, {0: GROUP - 1})]
+    ids = prepare(referee.database, ROUNDS, lambda number: shapes[number % 2])
+
+    def check(number: int, one: Answer, other: Answer) -> None:
+        batch = ids[number]
+        assert [newly(one, batch), newly(other, batch)].count(True) == 1
+        assert (one.applied, other.applied) == (1, 1)
+
+    race(
+        referee.database,
+        ROUNDS,
+        lambda service, number: ack(service, (ids[number], 0, GROUP - 1)),
+        lambda service, number: ack(
+            service,
+            (ids[number], 1, shapes[number % 2][1].get(1, 0)),
+            verb=Verb.FAIL if number % 3 == 0 else Verb.ACK,
+        ),
+        check=check,
+    )
+    rows = recount(referee.database)
+    assert {rows[batch].state for batch in ids} == {State.COMPLETE}
+    verify_some(referee, ids)
+
+
+def test_the_last_item_delivered_twice_tells_both_workers_and_is_news_to_one(referee: Service) -> None:
+    """Two workers ack the same last item at once; both find the batch complete, one of them completed it."""
+    shapes = [(GROUP, {0: GROUP - 1}), (2 * GROUP, {0: GROUP, 1: GROUP - 1}), (1, {})]
+    ids = prepare(referee.database, ROUNDS, lambda number: shapes[number % 3])
+
+    def last(service: Service, number: int) -> Answer:
+        group, index = divmod(shapes[number % 3][0] - 1, GROUP)
+        return ack(service, (ids[number], group, index))
+
+    def check(number: int, one: Answer, other: Answer) -> None:
+        told_one, told_other = told(one, ids[number]), told(other, ids[number])
+        assert told_one is not None
+        assert told_other is not None
+        assert [told_one.newly, told_other.newly].count(True) == 1
+        assert told_one.succeeded
+        assert told_other.succeeded
+        assert sorted([(one.applied, one.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
+        if number % 20 == 0:
+            again = told(last(referee, number), ids[number])
+            assert again is not None
+            assert not again.newly
+
+    race(referee.database, ROUNDS, last, last, check=check)
+    rows = recount(referee.database)
+    assert {rows[batch].state for batch in ids} == {State.COMPLETE}
+    verify_some(referee, ids)
+
+
+def test_of_the_last_ack_and_the_seal_exactly_one_completes_the_batch(referee: Service) -> None:
+    """The last item is acked while the batch is sealed; the batch is complete, and one of the two calls is told so."""
+    shapes = [(GROUP, {0: GROUP - 1}), (GROUP + 1, {0: GROUP}), (1, {})]
+    ids = prepare(referee.database, ROUNDS, lambda number: shapes[number % 3], state=State.OPEN)
+
+    def last(service: Service, number: int) -> Answer:
+        group, index = divmod(shapes[number % 3][0] - 1, GROUP)
+        return ack(service, (ids[number], group, index))
+
+    def check(number: int, acked: Answer, sealed: batches.Sealed) -> None:
+        assert [newly(acked, ids[number]), sealed.newly].count(True) == 1
+        assert sealed.newly == sealed.batch.complete
+
+    race(referee.database, ROUNDS, last, lambda service, number: service.seal(ids[number]), check=check)
+    rows = recount(referee.database)
+    assert {rows[batch].state for batch in ids} == {State.COMPLETE}
+    verify_some(referee, ids)
+
+
+def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Service) -> None:
+    """An extend races the seal; it is refused, or its items are part of the batch that completes with their acks."""
+    # Every other batch completes by its seal, if no extend came before.
+    ids = prepare(referee.database, ROUNDS, lambda number: (10, {0: 10 - number % 2}), state=State.OPEN)
+    won = {"extend": 0, "seal": 0}
+    followed: set[int] = set()
+
+    def check(number: int, extended: Any, sealed: batches.Sealed) -> None:
+        batch = ids[number]
+        if isinstance(extended, batches.Extended):
+            won["extend"] += 1
+            assert (extended.start, extended.count, extended.replayed) == (10, 3, False)
+            assert sealed.batch.items == 13
+            assert sealed.batch.state is State.SEALED
+            assert not sealed.newly
+            if won["extend"] % 5 == 0:
+                again = referee.extend(batch, 3, "once")
+                assert (again.start, again.count, again.replayed) == (10, 3, True)
+                assert not newly(ack(referee, *((batch, 0, index) for index in range(9, 12))), batch)
+                assert newly(ack(referee, (batch, 0, 12)), batch)
+                followed.add(batch)
+        else:
+            won["seal"] += 1
+            assert isinstance(extended, errors.BatchSealed if number % 2 else errors.BatchComplete)
+            assert sealed.batch.items == 10
+            assert sealed.newly == (number % 2 == 0)
+            if won["seal"] % 5 == 0:
+                with pytest.raises(errors.BatchEnded):
+                    referee.extend(batch, 3, "once")
+                assert newly(ack(referee, (batch, 0, 9)), batch) == (number % 2 == 1)
+                followed.add(batch)
+
+    race(
+        referee.database,
+        ROUNDS,
+        lambda service, number: service.extend(ids[number], 3, "once"),
+        lambda service, number: service.seal(ids[number]),
+        check=check,
+    )
+    rows = recount(referee.database)
+    assert {rows[batch].state for batch in followed} == {State.COMPLETE}
+    assert min(won.values()) > ROUNDS // 50, f"the two hardly met: {won}"
+    verify_some(referee, ids)
+
+
+def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service) -> None:
+    """The janitor finds a batch idle that is being acked just now; it expires and the ack is rejected, or neither."""
+    database = referee.database
+    now = datetime.now(UTC)
+    policy = janitor.Policy(open_idle=timedelta(hours=1), sealed_idle=timedelta(hours=1))
+
+    def columns(number: int) -> dict[str, Any]:
+        # Every fourth batch is idle at once, so that it may expire right after its ack; but not with the ack lost.
+        return {"expires_in": 0} if number % 4 == 0 else {"updated_at": now - timedelta(hours=2)}
+
+    # The batches of other rounds are in a state that the janitor doesn't know, and so of no interest to it.
+    ids = prepare(database, ROUNDS, lambda number: (2, {0: 1 if number % 2 else 0}), state="parked", columns=columns)
+    won = {"ack": 0, "expiry": 0}
+    expected: dict[int, tuple[str, int]] = {}
+    stage = database.engine.execution_options(isolation_level="AUTOCOMMIT").connect()
+
+    def enter(number: int) -> None:
+        """The batch of this round comes on, that of the round before goes."""
+        stage.exec_driver_sql(
+            "UPDATE batches SET state = IF(state = 'parked', 'open', CONCAT('was ', state)) WHERE id IN (%s, %s)",
+            (ids[number] if number < ROUNDS else 0, ids[number - 1] if number else 0),
+        )
+
+    def check(number: int, answer: Answer, report: janitor.Report) -> None:
+        batch = ids[number]
+        expired = batch in report.expired_open
+        expected[batch] = ("was expired" if expired else "was open", number % 2 + answer.applied)
+        if answer.rejected:
+            won["expiry"] += 1
+            assert [each.reason for each in answer.rejected] == ["expired"]
+            assert answer.applied == 0
+            assert expired
+        else:
+            won["ack"] += 1
+            assert answer.applied == 1
+            assert number % 4 == 0 or not expired, "it was acked, and expired all the same"
+        enter(number + 1)
+
+    with stage:
+        enter(0)
+        race(
+            database,
+            ROUNDS,
+            lambda service, number: ack(service, (ids[number], 0, 1)),
+            lambda service, number: janitor.run_once(service.database, policy),
+            check=check,
+        )
+    rows = recount(database)
+    assert {batch: (rows[batch].state, rows[batch].acked) for batch in ids} == expected
+    assert min(won.values()) > ROUNDS // 50, f"the two hardly met: {won}"
+
+
+def test_an_ack_comes_before_the_cancel_or_is_rejected(referee: Service) -> None:
+    """A batch is cancelled while an item is acked; nothing is counted after the cancel, and the last ack stops it."""
+    ids = prepare(referee.database, ROUNDS, lambda number: (2 if number % 2 else 3, {0: 1}))
+    won = {"ack": 0, "cancel": 0}
+    expected: dict[int, tuple[State, int]] = {}
+
+    def check(number: int, answer: Answer, cancelled: Any) -> None:
+        batch = ids[number]
+        won["cancel" if answer.rejected else "ack"] += 1
+        if answer.rejected:
+            assert [each.reason for each in answer.rejected] == ["cancelled"]
+        assert answer.applied == (0 if answer.rejected else 1)
+        if number % 2 and not answer.rejected:  # it was the last one
+            assert newly(answer, batch)
+            assert isinstance(cancelled, errors.BatchComplete)
+            expected[batch] = State.COMPLETE, 2
+        else:
+            assert told(answer, batch) is None
+            assert cancelled.state is State.CANCELLED
+            assert cancelled.acked == 1 + answer.applied, "an ack was counted after the cancel was answered"
+            expected[batch] = State.CANCELLED, cancelled.acked
+
+    race(
+        referee.database,
+        ROUNDS,
+        lambda service, number: ack(service, (ids[number], 0, 1)),
+        lambda service, number: service.cancel(ids[number]),
+        check=check,
+    )
+    rows = recount(referee.database)
+    assert {batch: (rows[batch].state, rows[batch].acked) for batch in ids} == expected
+    assert min(won.values()) > ROUNDS // 50, f"the two hardly met: {won}"
+    verify_some(referee, ids)
+
+
+def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_nothing_twice(
+    referee: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acks hit a batch that is being removed piece by piece; they came before, or don't know the batch any more."""
+    monkeypatch.setattr(purge, "CHUNK", 1)
+    dice = random.Random(7)
+    # Complete ones, of which all acks are redelivered, and open ones, where acks make new rows.
+    shapes = [(2 * GROUP, {0: GROUP, 1: GROUP}), (3 * GROUP, {0: 5})]
+    ids = prepare(
+        referee.database,
+        ROUNDS,
+        lambda number: shapes[number % 2],
+        columns=lambda number: {"state": State.OPEN if number % 2 else State.COMPLETE, "ended_at": datetime.now(UTC)},
+    )
+    chunks = [dice.choice([0, 1, 2, 100]) for _ in ids]
+    condemned: set[int] = set()
+
+    def remove(service: Service, number: int) -> None:
+        batch = ids[number]
+        service.database.write(lambda tx: purge.condemn(tx, batch))
+        condemned.add(batch)
+        for _ in range(chunks[number]):
+            if service.database.write(lambda tx: purge.remove_chunk(tx, batch)):
+                break
+
+    def redeliver(service: Service, number: int) -> list[tuple[bool, Answer]]:
+        batch = ids[number]
+        found = []
+        for item in ((batch, 1, 7), (batch, 0, 1)):
+            too_late = batch in condemned
+            found.append((too_late, ack(service, item)))
+        return found
+
+    def check(number: int, answers: Any, removed: None) -> None:
+        assert removed is None
+        assert not isinstance(answers, Exception), repr(answers)
+        for place, (too_late, answer) in enumerate(answers):
+            assert answer.applied + answer.repeated + len(answer.rejected) == 1
+            assert {each.reason for each in answer.rejected} <= {"unknown_batch"}
+            assert answer.rejected or not too_late, "the batch was removed, and took an ack"
+            if not answer.rejected:
+                new = number % 2 == 1 and place == 0
+                assert answer.applied == new, "an item was counted twice, or not at all"
+            assert not newly(answer, ids[number])
+
+    race(referee.database, ROUNDS, redeliver, remove, check=check)
+    for batch in ids[:100]:
+        with pytest.raises(errors.BatchNotFound):
+            referee.get(batch)
+    janitor.run_once(referee.database, janitor.Policy())
+    with referee.database.engine.connect() as tx:
+        for table in (tables.batches, tables.item_groups, tables.extends, tables.failures):
+            left = tx.scalar(sa.select(sa.func.count()).select_from(table))
+            assert left == 0, f"{left} rows of {table.name} are orphaned"
+
+
+def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) -> None:
+    """A producer and its own retry extend at once under one key; both learn the same numbers, issued once."""
+    ids = prepare(referee.database, ROUNDS, lambda number: (5, {}), state=State.OPEN)
+
+    def extend(service: Service, number: int) -> batches.Extended:
+        return service.extend(ids[number], 60 + number % 10, "chunk-1")
+
+    def check(number: int, one: Any, other: Any) -> None:
+        count = 60 + number % 10
+        for each in (one, other):
+            assert not isinstance(each, Exception), repr(each)
+            assert (each.start, each.count, each.batch.items) == (5, count, 5 + count)
+        assert [one.replayed, other.replayed].count(True) == 1
+
+    race(referee.database, ROUNDS, extend, extend, check=check)
+    rows = recount(referee.database)
+    assert [rows[batch].items for batch in ids] == [65 + number % 10 for number in range(ROUNDS)]
+
+
+def test_two_opens_with_one_key_make_one_batch(referee: Service) -> None:
+    """A producer and its own retry open at once under one key; both get the one batch, and the same news of it."""
+
+    def opening(number: int) -> batches.Opening:
+        # Every other one is complete from its start: an empty batch, sealed.
+        return batches.Opening(key=f"catalog-{number}", items=0 if number % 2 else 7, sealed=True)
+
+    def check(number: int, one: Any, other: Any) -> None:
+        for each in (one, other):
+            assert not isinstance(each, Exception), repr(each)
+            assert (each.start, each.count) == (0, 0 if number % 2 else 7)
+            assert each.newly == (number % 2 == 1)
+        assert one.batch == other.batch
+        assert [one.replayed, other.replayed].count(True) == 1
+
+    def move(service: Service, number: int) -> batches.Opened:
+        return service.open(opening(number), f"open-{number}")
+
+    race(referee.database, ROUNDS, move, move, check=check)
+    rows = recount(referee.database)
+    assert sorted(row.batch_key for row in rows.values()) == sorted(f"catalog-{number}" for number in range(ROUNDS))
+
+
+def test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does(referee: Service) -> None:
+    """The request that completes a batch runs twice at once and again later; it is news each time, and only to it."""
+    ids = prepare(referee.database, ROUNDS, lambda number: (3, {0: 2} if number % 2 else {}))
+
+    def move(service: Service, number: int) -> Answer:
+        batch = ids[number]
+        return ack(service, *((batch, 0, index) for index in range(3)), key="delivery-1")
+
+    def check(number: int, one: Answer, other: Answer) -> None:
+        batch = ids[number]
+        for answer in (one, other, *([move(referee, number)] if number % 10 == 0 else [])):
+            found = told(answer, batch)
+            assert found is not None
+            assert found.newly
+            assert found.newly_succeeded
+        assert one.applied + other.applied == (1 if number % 2 else 3)
+        if number % 10 == 0:
+            strangers = [
+                ack(referee, *((batch, 0, index) for index in range(3))),
+                ack(referee, *((batch, 0, index) for index in range(3)), key="delivery-2"),
+                ack(referee, (batch, 0, 2), key="delivery-1"),
+                ack(referee, *((batch, 0, index) for index in range(3)), verb=Verb.FAIL, key="delivery-1"),
+            ]
+            for answer in strangers:
+                found = told(answer, batch)
+                assert found is not None
+                assert not found.newly
+                assert not found.newly_succeeded
+
+    race(referee.database, ROUNDS, move, move, check=check)
+    rows = recount(referee.database)
+    assert {rows[batch].state for batch in ids} == {State.COMPLETE}
+
+
+def test_an_ack_is_rejected_by_name_while_the_rest_of_its_call_counts(referee: Service) -> None:
+    """Items of a batch that is extended meanwhile are counted once they are issued, and named until then."""
+    ids = prepare(referee.database, ROUNDS // 4, lambda number: (GROUP, {}), state=State.OPEN)
+
+    def check(number: int, answer: Answer, extended: Any) -> None:
+        batch = ids[number]
+        assert extended.start == GROUP
+        early = [(batch, 1, 0)] if answer.rejected else []
+        assert answer.rejected == [Rejected("unknown_item", item=each) for each in early]  # type: ignore[arg-type]
+        assert answer.applied == 2 - len(early)
+
+    race(
+        referee.database,
+        ROUNDS // 4,
+        lambda service, number: ack(service, (ids[number], 0, 3), (ids[number], 1, 0)),
+        lambda service, number: service.extend(ids[number], 1),
+        check=check,
+    )
+    recount(referee.database)
