@@ -2,24 +2,31 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Two steps, so that the first look does not wait for PySpark: the service and the SDK, then what tests need.
+RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # pytest-xdist: two processes, one MariaDB each.
 TEST_PROCESSES ?= 2
 
 .PHONY: demo test test-soak mutants serve lint format bench venv zip openapi clean
 
-$(READY): pyproject.toml requirements/server.txt requirements/dev.txt constraints.txt
+$(RUNS): pyproject.toml requirements/server.txt constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements/dev.txt -e '.[cli]'
+	$(PIP) -r requirements/server.txt -e '.[cli]'
+	@touch $@
+
+$(READY): $(RUNS) requirements/dev.txt
+	$(PIP) -r requirements/dev.txt
 	@touch $@
 
 venv: $(READY) ## .venv: the service, its jobs, all test dependencies, lastbit itself editable
 
-demo: $(READY) ## a real fan-out, with crashes and duplicates, to its exact end
+demo: $(RUNS) ## a real fan-out, with crashes and duplicates, to its exact end
 	@$(BIN)/python -m examples.demo
 
-serve: $(READY) ## the service on SQLite at 127.0.0.1:8000
+serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api
 
 test: $(READY) ## every test, on SQLite and on a MariaDB of its own
