@@ -1,4 +1,4 @@
-"""The ack transaction: the one place where bits are flipped and completion is decided.
+"""The ack transaction: the one place where bits are flipped, and (in `completion`) the last of them is noticed.
 
 What could go wrong, and why it can't:
 
@@ -37,29 +37,14 @@ from bitarray.util import zeros
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from core import bitfield, db, errors, tables
-from core.batches import LIST
-from core.calls import Completed, Outcome, Rejected, Unit, Verb
-from core.lifecycle import TAKES_ACKS, State, completes
+from core import bitfield, completion, faults, tables
+from core.batches import LIST, chunks
+from core.calls import Outcome, Rejected, Unit, Verb
+from core.completion import Touched
+from core.lifecycle import TAKES_ACKS, State
 from lastbit.ids import ItemId
 
-PREFIX_STEP: Final = 64
-"""How many groups the full-prefix hint may advance in one transaction."""
-
 _batch = tables.batches.c
-
-
-@dataclass(slots=True)
-class _Touched:
-    """What a flush did to one batch."""
-
-    acked: int = 0
-    failed: int = 0
-    filled: bool = False
-    """A group became full."""
-    last_resolver: Unit | None = None
-    """The last unit that resolved a pending item; if the batch completes, this one completed it."""
-    last_changer: Unit | None = None
 
 
 @dataclass(slots=True)
@@ -72,7 +57,7 @@ class _Flush:
     missing: set[tuple[int, int]] = field(default_factory=set)
     """Groups without a row yet."""
     changed: set[tuple[int, int]] = field(default_factory=set)
-    touched: dict[int, _Touched] = field(default_factory=dict)
+    touched: dict[int, Touched] = field(default_factory=dict)
     reasons: dict[tuple[int, int], str] = field(default_factory=dict)
     """(batch, number) → why it failed, to be written."""
     redriven: list[tuple[int, int]] = field(default_factory=list)
@@ -82,11 +67,15 @@ class _Flush:
         row = self.seen[batch]
         return int(max(0, min(row.group_size, row.items - group * row.group_size)))
 
+    def untouched(self) -> set[int]:
+        """Batches of which all items were repeats."""
+        return {batch for batch, _ in self.groups} - self.touched.keys()
+
 
 def flush(tx: Connection, units: Sequence[Unit]) -> list[Outcome]:
     """Apply the units in their order and return an outcome for each. The caller commits.
 
-    Raises `db.BeginAgain` when it must be run again, `errors.InconsistentBatch` when counts and bits disagree.
+    Raises `faults.BeginAgain` when it must be run again, `errors.InconsistentBatch` when counts and bits disagree.
     """
     work = _Flush(_look(tx, {unit.batch for unit in units}))
     outcomes = [_admit(work, unit) for unit in units]
@@ -96,11 +85,11 @@ def flush(tx: Connection, units: Sequence[Unit]) -> list[Outcome]:
             _apply(work, unit, outcome)
     _write_groups(tx, work)
     _write_reasons(tx, work)
-    complete = _write_batches(tx, work)
-    complete |= _look_again(tx, work, outcomes, complete)
+    complete = completion.write(tx, work.touched)
+    complete |= completion.look_again(tx, work.untouched())
     for unit, outcome in zip(units, outcomes, strict=True):
         if outcome.wanted and unit.batch in complete:
-            outcome.completed = _told(complete[unit.batch], work.touched.get(unit.batch), unit)
+            outcome.completed = completion.told(complete[unit.batch], work.touched.get(unit.batch), unit)
     return outcomes
 
 
@@ -158,7 +147,7 @@ def _lock_groups(tx: Connection, work: _Flush) -> None:
     wanted = " OR ".join(
         f"(batch_id = {batch} AND group_no IN ({', '.join(map(str, part))}))"
         for batch, groups in by_batch.items()
-        for part in db.chunks(groups, LIST)
+        for part in chunks(groups, LIST)
     )
     statement = (
         "SELECT batch_id, group_no, resolved, failed, resolved_count, failed_count FROM item_groups "  # noqa: S608
@@ -196,7 +185,7 @@ def _apply(work: _Flush, unit: Unit, outcome: Outcome) -> None:
         redriven_now += redriven
     if not resolved_now and not redriven_now:
         return
-    touched = work.touched.setdefault(unit.batch, _Touched())
+    touched = work.touched.setdefault(unit.batch, Touched())
     touched.last_changer = unit
     if resolved_now:
         touched.last_resolver = unit
@@ -273,8 +262,8 @@ def _write_groups(tx: Connection, work: _Flush) -> None:
         try:
             tx.exec_driver_sql(insert, new)
         except IntegrityError as error:
-            if db.is_duplicate(error):
-                raise db.BeginAgain from error
+            if faults.is_duplicate(error):
+                raise faults.BeginAgain from error
             raise
 
 
@@ -284,142 +273,9 @@ def _write_reasons(tx: Connection, work: _Flush) -> None:
     for batch, number in work.redriven:
         by_batch.setdefault(batch, []).append(number)
     for batch, numbers in sorted(by_batch.items()):
-        for part in db.chunks(sorted(numbers), LIST):
+        for part in chunks(sorted(numbers), LIST):
             tx.execute(sa.delete(tables.failures).where(known.batch_id == batch, known.number.in_(part)))
     if work.reasons:
         insert = sa.insert(tables.failures).values(failed_at=tables.utc_now())
         rows = [{"batch_id": b, "number": n, "reason": reason} for (b, n), reason in sorted(work.reasons.items())]
         tx.execute(insert, rows)
-
-
-@dataclass(slots=True)
-class _Complete:
-    """A complete batch, as this transaction leaves it."""
-
-    id: int
-    key: str | None
-    failed: int
-    completed_by: bytes | None
-    succeeded_by: bytes | None
-    completed_now: bool = False
-    succeeded_now: bool = False
-
-
-def _write_batches(tx: Connection, work: _Flush) -> dict[int, _Complete]:
-    """4. Last, lock the batch rows, judge their state again, and decide. Returns those that are complete."""
-    if not work.touched:
-        return {}
-    query = (
-        sa.select(
-            *(_batch.id, _batch.batch_key, _batch.state, _batch["items"], _batch.acked, _batch.failed),
-            *(
-                _batch.full_prefix,
-                _batch.completed_by,
-                _batch.succeeded_by,
-                _batch.group_size,
-                _batch.updated_at,
-                _batch.ended_at,
-            ),
-            tables.utc_now().label("now"),
-        )
-        .where(_batch.id.in_(sorted(work.touched)))
-        .order_by(_batch.id)
-        .with_for_update()
-    )
-    rows = {row.id: row for row in tx.execute(query)}
-    complete: dict[int, _Complete] = {}
-    writes: list[dict[str, Any]] = []
-    for batch, touched in sorted(work.touched.items()):
-        row = rows.get(batch)
-        if row is None or row.state not in TAKES_ACKS:
-            raise db.BeginAgain
-        state, acked, failed = State(row.state), row.acked + touched.acked, row.failed + touched.failed
-        _check(row, state, acked, failed, touched)
-        prefix, ended_at, completed_by, succeeded_by = row.full_prefix, row.ended_at, row.completed_by, row.succeeded_by
-        if touched.filled:
-            prefix = _advance_prefix(tx, batch, prefix, row.group_size)
-        if completed_now := completes(state, row.items, acked, failed):
-            assert touched.last_resolver is not None
-            state, ended_at, completed_by = State.COMPLETE, row.now, touched.last_resolver.call.fingerprint()
-        if succeeded_now := state is State.COMPLETE and failed == 0:
-            assert touched.last_changer is not None
-            succeeded_by = touched.last_changer.call.fingerprint()
-        if state is State.COMPLETE:
-            complete[batch] = _Complete(
-                batch, row.batch_key, failed, completed_by, succeeded_by, completed_now, succeeded_now
-            )
-        writes.append(
-            {
-                "b_id": batch,
-                "new_acked": acked,
-                "new_failed": failed,
-                "new_state": state,
-                "new_full_prefix": prefix,
-                "new_updated_at": max(row.now, row.updated_at),
-                "new_ended_at": ended_at,
-                "new_completed_by": completed_by,
-                "new_succeeded_by": succeeded_by,
-            }
-        )
-    tx.execute(_UPDATE_BATCH, writes)
-    return complete
-
-
-_WRITTEN: Final = ["acked", "failed", "state", "full_prefix", "updated_at", "ended_at", "completed_by", "succeeded_by"]
-_UPDATE_BATCH: Final = (
-    sa.update(tables.batches)
-    .where(_batch.id == sa.bindparam("b_id"))
-    .values({name: sa.bindparam(f"new_{name}") for name in _WRITTEN})
-)
-
-
-def _check(row: Any, state: State, acked: int, failed: int, touched: _Touched) -> None:
-    """Counts are never clamped: what doesn't add up is a bug, and is surfaced before it is written."""
-    if acked < 0 or failed < 0 or acked + failed > row.items:
-        raise errors.InconsistentBatch(row.id, f"{acked} acked and {failed} failed of {row.items} items")
-    if state is State.COMPLETE and touched.last_resolver is not None:
-        raise errors.InconsistentBatch(row.id, "it is complete, and an issued item was pending")
-
-
-def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) -> int:
-    """Move the hint over the full groups that follow it. Bits are never cleared, so it never goes back."""
-    known = tables.item_groups.c
-    rows = tx.execute(
-        sa.select(known.group_no, known.resolved_count)
-        .where(known.batch_id == batch, known.group_no >= prefix)
-        .order_by(known.group_no)
-        .limit(PREFIX_STEP)
-    )
-    for group, resolved in rows:
-        if group != prefix or resolved < group_size:
-            break
-        prefix += 1
-    return prefix
-
-
-def _look_again(
-    tx: Connection, work: _Flush, outcomes: list[Outcome], complete: dict[int, _Complete]
-) -> dict[int, _Complete]:
-    """Batches of which all items were repeats: read them again, after the group locks were taken."""
-    repeats = sorted({batch for batch, _ in work.groups} - set(work.touched) - set(complete))
-    if not repeats:
-        return {}
-    query = sa.select(
-        _batch.id, _batch.batch_key.label("key"), _batch.failed, _batch.completed_by, _batch.succeeded_by
-    ).where(_batch.id.in_(repeats), _batch.state == State.COMPLETE)
-    rows = tx.execute(query)
-    return {row.id: _Complete(row.id, row.key, row.failed, row.completed_by, row.succeeded_by) for row in rows}
-
-
-def _told(batch: _Complete, touched: _Touched | None, unit: Unit) -> Completed:
-    """What one unit is told of a complete batch. `newly` is the unit's that did it, and its retry's."""
-    newly = newly_succeeded = False
-    if touched is not None and batch.completed_now and touched.last_resolver is not None:
-        newly = touched.last_resolver.call is unit.call
-    if touched is not None and batch.succeeded_now and touched.last_changer is not None:
-        newly_succeeded = touched.last_changer.call is unit.call
-    if unit.call.may_be_retry:
-        mine = unit.call.fingerprint()
-        newly = newly or batch.completed_by == mine
-        newly_succeeded = newly_succeeded or batch.succeeded_by == mine
-    return Completed(batch.id, batch.key, newly, batch.failed == 0, newly_succeeded)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final
@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import IntegrityError
 
-from core import db, errors, tables
+from core import errors, faults, tables
 from core.lifecycle import LIVE, State, completes, judge
 from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_ITEMS
 
@@ -135,10 +135,15 @@ def get(tx: Connection, batch: int) -> Batch:
     return from_row(row)
 
 
+def chunks(values: list[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
 def group_sizes(tx: Connection, ids: Collection[int]) -> dict[int, int]:
     """Of those of `ids` that exist."""
     found: dict[int, int] = {}
-    for part in db.chunks(sorted(ids), LIST):
+    for part in chunks(sorted(ids), LIST):
         query = sa.select(_table.id, _table.group_size).where(_table.id.in_(part), _table.state != State.DELETING)
         found |= {row.id: row.group_size for row in tx.execute(query)}
     return found
@@ -147,7 +152,7 @@ def group_sizes(tx: Connection, ids: Collection[int]) -> dict[int, int]:
 def live(tx: Connection, ids: Collection[int]) -> set[int]:
     """Those of `ids` that are open or sealed."""
     found: set[int] = set()
-    for part in db.chunks(sorted(ids), LIST):
+    for part in chunks(sorted(ids), LIST):
         found |= set(tx.execute(sa.select(_table.id).where(_table.id.in_(part), _table.state.in_(LIVE))).scalars())
     return found
 
@@ -206,8 +211,8 @@ def open_batch(tx: Connection, opening: Opening, idempotency_key: str | None, fi
             )
         )
     except IntegrityError as error:
-        if db.is_duplicate(error):
-            raise db.BeginAgain from error  # the same key, opened at the same moment: find it
+        if faults.is_duplicate(error):
+            raise faults.BeginAgain from error  # the same key, opened at the same moment: find it
         raise
     assert result.inserted_primary_key is not None
     batch = get(tx, result.inserted_primary_key[0])

@@ -16,8 +16,6 @@ and the caller's Idempotency-Key sorts it out.
 from __future__ import annotations
 
 import contextlib
-import enum
-import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeVar
@@ -25,85 +23,21 @@ from typing import Any, Final, Literal, TypeVar
 import sqlalchemy as sa
 import tenacity
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError
 
-from core import errors
+from core import errors, faults
 
 T = TypeVar("T")
 
 LOCK_WAIT: Final = 2
 """Seconds that a statement waits for a row."""
 
-# Deadlock, record changed since it was read, rolled back by group replication, commit refused.
-_CONFLICTS: Final = {1213, 1020, 3101, 1180}
-_LOCK_WAITS: Final = {1205, 3572}
-_SQLITE_OUTAGE: Final = {
-    # Busy: there is one lock for the whole file, so whoever holds it keeps everybody out, not just one row's callers.
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_READONLY,
-}
-_OUTAGES: Final = {
-    # connecting, connection lost, server going down, too many connections, read-only, disk full
-    *(2002, 2003, 2005, 2006, 2012, 2013, 2014, 2055),
-    *(1040, 1042, 1043, 1047, 1053, 1077, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1290, 1792, 1836, 1927),
-    *(1021, 1026, 1030, 1041, 1114, 1036, 3, 28),
-}
 
-
-class Fault(enum.Enum):
-    CONFLICT = "conflict"
-    LOCK_WAIT = "lock wait"
-    OUTAGE = "outage"
-
-
-class BeginAgain(Exception):  # it is an order, not an error
-    """Raised by an operation that found the ground changed under it: roll back and run it from its start."""
-
-
-class _Faulted(Exception):
-    def __init__(self, fault: Fault, cause: BaseException, *, committing: bool) -> None:
+class _Faulted(Exception):  # it carries the trouble to the retry, and never leaves this module
+    def __init__(self, fault: faults.Fault, cause: BaseException, *, committing: bool) -> None:
         self.fault = fault
         self.cause = cause
         self.committing = committing
-
-
-def is_duplicate(error: IntegrityError) -> bool:
-    """Whether a row with that key was there already (as against any other constraint)."""
-    original = error.orig
-    if isinstance(original, sqlite3.IntegrityError):
-        return original.sqlite_errorcode in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
-    return _mysql_code(error) == 1062
-
-
-def _mysql_code(error: DBAPIError) -> int | None:
-    args = getattr(error.orig, "args", ())
-    return args[0] if args and isinstance(args[0], int) else None
-
-
-def classify(error: BaseException) -> Fault | None:
-    """What kind of trouble a driver's error is, or None where it is a bug of ours."""
-    if isinstance(error, BeginAgain):
-        return Fault.CONFLICT
-    if isinstance(error, PoolTimeout):
-        return Fault.OUTAGE
-    if not isinstance(error, DBAPIError):
-        return None
-    if isinstance(error.orig, sqlite3.Error):
-        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
-        return Fault.OUTAGE if code in _SQLITE_OUTAGE else None
-    code = _mysql_code(error) or 0
-    if code in _CONFLICTS:
-        return Fault.CONFLICT
-    if code in _LOCK_WAITS:
-        return Fault.LOCK_WAIT
-    if code in _OUTAGES or error.connection_invalidated or isinstance(error, InterfaceError):
-        return Fault.OUTAGE
-    return None
 
 
 class Database:
@@ -151,11 +85,11 @@ class Database:
             try:
                 return self._once(work)
             except _Faulted as trouble:
-                if trouble.fault is Fault.OUTAGE:
+                if trouble.fault is faults.Fault.OUTAGE:
                     outages += 1
                     if outages > 3 or (trouble.committing and not repeatable):
-                        raise errors.Unavailable(_outage(trouble.cause)) from trouble.cause
-                elif trouble.fault is Fault.LOCK_WAIT:
+                        raise errors.Unavailable(faults.outage(trouble.cause)) from trouble.cause
+                elif trouble.fault is faults.Fault.LOCK_WAIT:
                     waited += 1
                     if waited > lock_waits:
                         raise errors.LockTimeout("a row that the call needs is locked by somebody else") from None
@@ -189,7 +123,7 @@ class Database:
                     raise
                 return result
         except Exception as error:
-            fault = classify(error)
+            fault = faults.classify(error)
             if fault is None:
                 raise
             raise _Faulted(fault, error, committing=committing) from error
@@ -210,7 +144,7 @@ class Database:
                         tx = tx.execution_options(isolation_level=isolation)
                     return work(tx)
             except Exception as error:
-                fault = classify(error)
+                fault = faults.classify(error)
                 if fault is None:
                     raise
                 raise _Faulted(fault, error, committing=False) from error
@@ -224,7 +158,7 @@ class Database:
         try:
             return retrying(attempt)
         except _Faulted as trouble:
-            raise errors.Unavailable(_outage(trouble.cause)) from trouble.cause
+            raise errors.Unavailable(faults.outage(trouble.cause)) from trouble.cause
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -233,8 +167,8 @@ class Database:
             with self.engine.connect() as connection:
                 yield connection
         except DBAPIError as error:
-            if classify(error) is Fault.OUTAGE:
-                raise errors.Unavailable(_outage(error)) from error
+            if faults.classify(error) is faults.Fault.OUTAGE:
+                raise errors.Unavailable(faults.outage(error)) from error
             raise
 
     def dispose(self) -> None:
@@ -249,13 +183,6 @@ class Database:
 
     def __repr__(self) -> str:
         return f"<Database {self.url.render_as_string(hide_password=True)}>"
-
-
-def _outage(cause: BaseException) -> str:
-    if isinstance(cause, PoolTimeout):
-        return "all database connections are busy"
-    code = _mysql_code(cause) if isinstance(cause, DBAPIError) else None
-    return "the database can't be reached or takes no writes now" + (f" (its error {code})" if code else "")
 
 
 def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
@@ -312,8 +239,3 @@ def _sqlite_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
 
 def _sqlite_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-
-
-def chunks(values: list[T], size: int) -> Iterator[list[T]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]

@@ -78,14 +78,14 @@ _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))
 
 MUTANTS = [
     # The last two acks.
-    Mutant("completion-decided-on-a-plain-read", "core.acks:_write_batches", ".with_for_update()", "", _TWO_LAST),
+    Mutant("completion-decided-on-a-plain-read", "core.completion:write", ".with_for_update()", "", _TWO_LAST),
     # The last item, twice.
-    Mutant("repeats-are-not-told", "core.acks:_look_again", "if not repeats:", "if True:", _TWICE),
+    Mutant("repeats-are-not-told", "core.completion:look_again", "if not batches:", "if True:", _TWICE),
     Mutant(
         "repeats-are-told-of-what-the-first-look-saw",
-        "core.acks:_look_again",
-        "if not repeats:",
-        "repeats = [each for each in repeats if work.seen[each].state == State.COMPLETE]\n    if not repeats:",
+        "core.acks:flush",
+        "work.untouched()",
+        "{each for each in work.untouched() if work.seen[each].state == 'complete'}",
         _TWICE,
     ),
     Mutant("groups-are-not-locked", "core.acks:_for_update", '" FOR UPDATE"', '""', _TWICE),
@@ -107,10 +107,18 @@ MUTANTS = [
     Mutant("seal-decides-on-a-plain-read", "core.batches:seal", _LOCK, _PLAIN, _SEAL),
     Mutant(
         "ack-judges-the-state-of-its-first-look",
-        "core.acks:_write_batches",
+        "core.completion:write",
         "state, acked, failed = State(row.state),",
-        "state, acked, failed = State(work.seen[batch].state),",
+        "state, acked, failed = State(looked[batch]),",
         _SEAL,
+        also=(
+            (
+                "    query = (\n",
+                "    look = sa.select(_batch.id, _batch.state).where(_batch.id.in_(sorted(touched_batches)))\n"
+                "    looked = {row.id: row.state for row in tx.execute(look)}\n"
+                "    query = (\n",
+            ),
+        ),
     ),
     # Extend and seal.
     Mutant("extend-decides-on-a-plain-read", "core.batches:extend", _LOCK, _PLAIN, _EXTEND),
@@ -138,7 +146,7 @@ MUTANTS = [
     ),
     Mutant(
         "an-ack-does-not-touch-updated-at",
-        "core.acks:_write_batches",
+        "core.completion:write",
         "max(row.now, row.updated_at)",
         "row.updated_at",
         _EXPIRE,
@@ -146,7 +154,7 @@ MUTANTS = [
     # Ack and cancel.
     Mutant(
         "ack-does-not-judge-the-state-again-under-the-lock",
-        "core.acks:_write_batches",
+        "core.completion:write",
         "row is None or row.state not in TAKES_ACKS",
         "row is None",
         _CANCEL,
@@ -190,7 +198,7 @@ MUTANTS = [
     Mutant(
         "open-gives-up-when-it-comes-second",
         "core.batches:open_batch",
-        "if db.is_duplicate(error):",
+        "if faults.is_duplicate(error):",
         "if False:",
         _OPENS,
     ),
@@ -202,15 +210,24 @@ MUTANTS = [
         _OPENS,
     ),
     # The retried completing request.
-    Mutant("newly-is-not-kept-with-the-key", "core.acks:_told", "newly or batch.completed_by == mine", "newly", _RETRY),
+    Mutant(
+        "newly-is-not-kept-with-the-key", "core.completion:told", "newly or batch.completed_by == mine", "newly", _RETRY
+    ),
     Mutant(
         "newly-is-told-to-every-request-with-a-key",
-        "core.acks:_told",
+        "core.completion:told",
         "newly or batch.completed_by == mine",
         "True",
         _RETRY,
     ),
     Mutant("the-key-alone-names-a-request", "core.calls:Call.fingerprint", ", self._content())", ")", _RETRY),
+    Mutant(
+        "a-deleted-batch-is-told-nothing",
+        "core.completion:look_again",
+        "raise faults.BeginAgain",
+        "pass",
+        _RACES + "test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothing",
+    ),
     # Crashes: what one transaction must do is done in two.
     Mutant(
         "an-ack-commits-its-bits-before-its-counts",
@@ -250,7 +267,11 @@ MUTANTS = [
         _MACHINE,
     ),
     Mutant(
-        "the-watermark-hint-runs-ahead", "core.acks:_advance_prefix", "resolved < group_size", "resolved == 0", _MACHINE
+        "the-watermark-hint-runs-ahead",
+        "core.completion:_advance_prefix",
+        "resolved < group_size",
+        "resolved == 0",
+        _MACHINE,
     ),
     Mutant(
         "a-group-without-holes-in-front-is-full",
@@ -269,7 +290,7 @@ MUTANTS = [
     # The combiner.
     Mutant(
         "everybody-in-the-flush-is-told-newly",
-        "core.acks:_told",
+        "core.completion:told",
         "newly = touched.last_resolver.call is unit.call",
         "newly = True",
         _COMBINER + "test_merged_calls_share_one_flush_and_one_of_them_is_told_newly",
@@ -321,7 +342,7 @@ MUTANTS = [
     ),
     Mutant(
         "counts-are-clamped",
-        "core.acks:_write_batches",
+        "core.completion:write",
         "_check(row, state, acked, failed, touched)",
         "acked = min(acked, row.items - failed)",
         _COMBINER + "test_a_batch_whose_counts_are_broken_fails_alone",
@@ -336,14 +357,14 @@ MUTANTS = [
     ),
     Mutant(
         "a-batch-that-is-not-sealed-completes",
-        "core.acks:completes",
+        "core.completion:completes",
         "state is State.SEALED and ",
         "",
         _ANCESTOR + "test_an_open_batch_is_not_complete_though_every_item_so_far_is_acked",
     ),
     Mutant(
         "a-batch-that-is-being-acked-is-reaped",
-        "core.acks:_write_batches",
+        "core.completion:write",
         "max(row.now, row.updated_at)",
         "row.updated_at",
         _ANCESTOR + "test_a_batch_that_is_being_acked_is_not_reaped",

@@ -392,3 +392,23 @@ def test_an_ack_is_rejected_by_name_while_the_rest_of_its_call_counts(referee: S
         check=check,
     )
     recount(referee.database)
+
+
+def test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothing(referee: Service) -> None:
+    """Between the group's lock and the second look at its complete batch a delete comes: the call begins again."""
+    ids = prepare(referee.database, 1, lambda number: (GROUP, {0: GROUP}), state=State.COMPLETE)
+    locked = 0
+
+    def delete_once_the_group_is_locked(*arguments: Any) -> None:
+        nonlocal locked
+        if "item_groups" in arguments[2] and "FOR UPDATE" in arguments[2]:
+            locked += 1
+            if locked == 1:
+                referee.database.write(lambda tx: purge.condemn(tx, ids[0]))
+
+    with Database(referee.database.url.render_as_string(hide_password=False)) as database:
+        sa.event.listen(database.engine, "after_cursor_execute", delete_once_the_group_is_locked)
+        answer = ack(Service(database, combiner=Inline), (ids[0], 0, 0))
+    assert locked == 1
+    assert [each.reason for each in answer.rejected] == ["unknown_batch"]
+    assert (answer.applied, answer.repeated, answer.completed) == (0, 0, {})

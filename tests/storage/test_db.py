@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from alembic.migration import MigrationContext
 from sqlalchemy.engine import Connection
 
-from core import db, errors, schema, tables
+from core import errors, faults, schema, tables
 from core.batches import Opening
 from core.db import Database
 from core.service import Service
@@ -165,9 +165,9 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, 
 
 def test_trouble_is_classified_once() -> None:
     """What a bug of ours raises is none of them."""
-    assert db.classify(db.BeginAgain()) is db.Fault.CONFLICT
-    assert db.classify(ValueError()) is None
-    assert db.classify(sa.exc.TimeoutError()) is db.Fault.OUTAGE
+    assert faults.classify(faults.BeginAgain()) is faults.Fault.CONFLICT
+    assert faults.classify(ValueError()) is None
+    assert faults.classify(sa.exc.TimeoutError()) is faults.Fault.OUTAGE
 
 
 @pytest.mark.parametrize(

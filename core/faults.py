@@ -1,0 +1,81 @@
+"""Trouble with the database, classified once: an expected conflict is retried often and soon, an outage seldom."""
+
+from __future__ import annotations
+
+import enum
+import sqlite3
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+# Deadlock, record changed since it was read, rolled back by group replication, commit refused.
+_CONFLICTS: Final = {1213, 1020, 3101, 1180}
+_LOCK_WAITS: Final = {1205, 3572}
+_SQLITE_OUTAGE: Final = {
+    # Busy: there is one lock for the whole file, so whoever holds it keeps everybody out, not just one row's callers.
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+}
+_OUTAGES: Final = {
+    # connecting, connection lost, server going down, too many connections, read-only, disk full
+    *(2002, 2003, 2005, 2006, 2012, 2013, 2014, 2055),
+    *(1040, 1042, 1043, 1047, 1053, 1077, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1290, 1792, 1836, 1927),
+    *(1021, 1026, 1030, 1041, 1114, 1036, 3, 28),
+}
+
+
+class Fault(enum.Enum):
+    CONFLICT = "conflict"
+    LOCK_WAIT = "lock wait"
+    OUTAGE = "outage"
+
+
+class BeginAgain(Exception):  # it is an order, not an error
+    """Raised by an operation that found the ground changed under it: roll back and run it from its start."""
+
+
+def is_duplicate(error: IntegrityError) -> bool:
+    """Whether a row with that key was there already (as against any other constraint)."""
+    original = error.orig
+    if isinstance(original, sqlite3.IntegrityError):
+        return original.sqlite_errorcode in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
+    return _mysql_code(error) == 1062
+
+
+def _mysql_code(error: DBAPIError) -> int | None:
+    args = getattr(error.orig, "args", ())
+    return args[0] if args and isinstance(args[0], int) else None
+
+
+def classify(error: BaseException) -> Fault | None:
+    """What kind of trouble a driver's error is, or None where it is a bug of ours."""
+    if isinstance(error, BeginAgain):
+        return Fault.CONFLICT
+    if isinstance(error, PoolTimeout):
+        return Fault.OUTAGE
+    if not isinstance(error, DBAPIError):
+        return None
+    if isinstance(error.orig, sqlite3.Error):
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        return Fault.OUTAGE if code in _SQLITE_OUTAGE else None
+    code = _mysql_code(error) or 0
+    if code in _CONFLICTS:
+        return Fault.CONFLICT
+    if code in _LOCK_WAITS:
+        return Fault.LOCK_WAIT
+    if code in _OUTAGES or error.connection_invalidated or isinstance(error, InterfaceError):
+        return Fault.OUTAGE
+    return None
+
+
+def outage(cause: BaseException) -> str:
+    """What a caller is told of an outage: nothing of the driver's own words, which may name hosts and users."""
+    if isinstance(cause, PoolTimeout):
+        return "all database connections are busy"
+    code = _mysql_code(cause) if isinstance(cause, DBAPIError) else None
+    return "the database can't be reached or takes no writes now" + (f" (its error {code})" if code else "")
