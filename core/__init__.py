@@ -1,7 +1,7 @@
 """What Lastbit is, without HTTP: the rules of a batch, its bits, its tables and the transactions over them.
 
-`lifecycle`, `bitfield` and `calls` are pure. `tables`, `schema`, `faults` and `db` know the database. `batches`,
-`acks` (the bits) with `completion` (the end), `ranges`, `verify`, `purge` and `janitor` are operations; each takes the transaction as its
-argument. `combiner` merges concurrent acks into few transactions, `ticker` runs background work. `service` ties them
-together and is what `api` and `jobs` call.
+`lifecycle`, `bitfield` and `calls` are pure. `tables`, `schema`, `faults` and `db` know the database. `batches`, `acks`
+(the bits) with `completion` (the end), `ranges`, `verify`, `purge` and `janitor` are operations; each takes the
+transaction as its argument. `combiner` merges concurrent acks into few transactions, `ticker` runs background work.
+`service` ties them together and is what `api` and `jobs` call.
 """
