@@ -14,7 +14,6 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.staticfiles import StaticFiles
-from swagger_ui_bundle import swagger_ui_path
 
 from api import acks, batches, ops, problems
 from api.acks import AckRoutes
@@ -65,7 +64,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     problems.install(app)
     app.include_router(batches.router)
     app.include_router(ops.router)
-    app.mount("/docs/assets", StaticFiles(directory=swagger_ui_path))
+    app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.openapi = functools.partial(openapi, app)  # type: ignore[method-assign]
     return AckRoutes(app)
 

@@ -79,7 +79,7 @@ def list_batches(
     return {"batches": [models.shown(batch) for batch in page.batches], "next": following}
 
 
-@router.get("/{batch}", response_model=models.Batch, responses=documented(404, 422))
+@router.get("/{id}", response_model=models.Batch, responses=documented(404, 422))
 async def get_batch(
     batch: BatchId,
     request: Request,
@@ -99,7 +99,7 @@ async def get_batch(
 
 
 @router.post(
-    "/{batch}/items",
+    "/{id}/items",
     status_code=201,
     response_model=models.Extension,
     responses={201: REPLAYED, **documented(404, 409, 413, 415, 422)},
@@ -124,7 +124,7 @@ def extend_batch(
     }
 
 
-@router.post("/{batch}/seal", response_model=models.SealedBatch, responses=documented(404, 409, 413, 415, 422))
+@router.post("/{id}/seal", response_model=models.SealedBatch, responses=documented(404, 409, 413, 415, 422))
 def seal_batch(
     batch: BatchId, body: models.EmptyBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def seal_batch(
     return {**models.shown(sealed.batch), "newly": sealed.newly, "newly_succeeded": sealed.newly_succeeded}
 
 
-@router.post("/{batch}/cancel", response_model=models.Batch, responses=documented(404, 409, 413, 415, 422))
+@router.post("/{id}/cancel", response_model=models.Batch, responses=documented(404, 409, 413, 415, 422))
 def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
     """End a batch that is open or sealed; it stays as a tombstone."""
     cancelled = _service(request).cancel(batch)
@@ -143,7 +143,7 @@ def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> di
     return models.shown(cancelled)
 
 
-@router.delete("/{batch}", status_code=204, responses=documented(404, 422))
+@router.delete("/{id}", status_code=204, responses=documented(404, 422))
 def delete_batch(batch: BatchId, request: Request) -> Response:
     """Cancel the batch if it is live, then remove it altogether."""
     _service(request).delete(batch)
@@ -151,13 +151,13 @@ def delete_batch(batch: BatchId, request: Request) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/{batch}/pending", response_model=models.PendingPage, responses=documented(404, 422))
+@router.get("/{id}/pending", response_model=models.PendingPage, responses=documented(404, 422))
 def pending(batch: BatchId, request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
     """The pending items, as ranges of numbers."""
     return _ranges(request, batch, "pending", limit, cursor)
 
 
-@router.get("/{batch}/failed", response_model=models.FailedPage, responses=documented(404, 422))
+@router.get("/{id}/failed", response_model=models.FailedPage, responses=documented(404, 422))
 def failed(batch: BatchId, request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
     """The failed items, as ranges of numbers, with the reasons that were given."""
     return _ranges(request, batch, "failed", limit, cursor)
@@ -180,7 +180,7 @@ def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, curs
     return {"ranges": found, "next": None if page.next is None else cursors.encode(of, page.next)}
 
 
-@router.get("/{batch}/verify", response_model=models.Verification, responses=documented(404, 422))
+@router.get("/{id}/verify", response_model=models.Verification, responses=documented(404, 422))
 def verify(batch: BatchId, request: Request) -> dict[str, Any]:
     """Recount the batch's bits and compare them with its counts."""
     found = _service(request).verify(batch)
@@ -195,7 +195,7 @@ def verify(batch: BatchId, request: Request) -> dict[str, Any]:
     }
 
 
-@router.get("/{batch}/watermark", response_model=models.Watermark, responses=documented(404, 422))
+@router.get("/{id}/watermark", response_model=models.Watermark, responses=documented(404, 422))
 def watermark(batch: BatchId, request: Request) -> dict[str, Any]:
     """The smallest pending number."""
     found, number = _service(request).watermark(batch)

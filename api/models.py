@@ -6,6 +6,7 @@ import re
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
+from fastapi import Path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
 
 from core import batches, errors
@@ -24,7 +25,7 @@ def _decimal(value: Any) -> Any:
 
 
 Decimal = BeforeValidator(_decimal)
-BatchId = Annotated[int, Decimal, Field(ge=0, lt=INTEGER_LIMIT)]
+BatchId = Annotated[int, Decimal, Path(alias="id", ge=0, lt=INTEGER_LIMIT)]
 Key = Annotated[str, StringConstraints(max_length=255)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^:]*$")]
 LabelValue = Annotated[str, StringConstraints(max_length=1024)]

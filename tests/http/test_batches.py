@@ -308,3 +308,6 @@ def test_the_probes_and_pages_answer(http: httpx.Client) -> None:
     assert "//" not in re.sub(r"http://www\.w3\.org", "", "".join(re.findall(r'(?:src|href)="([^"]*)"', page)))
     for asset in re.findall(r'(?:src|href)="(/docs/assets/[^"]*)"', page):
         assert http.get(asset).status_code == 200
+    # A Swagger UI of before version 5 shows an OpenAPI 3.1 document as an error.
+    assert http.get("/openapi.json").json()["openapi"].startswith("3.1")
+    assert "OAS31" in http.get("/docs/assets/swagger-ui-bundle.js").text
