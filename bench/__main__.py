@@ -7,7 +7,7 @@ import importlib
 
 from bench.measure import Scale
 
-QUESTIONS = ("scale", "acks")
+QUESTIONS = ("scale", "acks", "spark")
 
 
 def main() -> None:

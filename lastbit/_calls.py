@@ -6,6 +6,7 @@ Both clients drive these; neither knows a path or a field of its own.
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -110,6 +111,20 @@ def failed(service: Service, batch: int, page_size: int) -> Flow[None]:
     return _pages(service, _path(batch, "failed"), "ranges", models.FailedRange.from_json, [], page_size)
 
 
+def ranges_from(service: Service, batch: int, kind: str, start: int, page_size: int) -> Flow[None]:
+    """Emits (start, end) of the ranges of `kind`, `pending` or `failed`, from the number `start` on.
+
+    A cursor says from which number a page goes on, and here it is made instead of received: several readers share a
+    batch that way. A service that writes its cursors otherwise refuses this one, so nothing is read wrongly.
+    """
+    cursor = b64encode(f"{kind}:{batch}:{start}".encode(), b"-_").decode().rstrip("=")
+    return _pages(service, _path(batch, kind), "ranges", _start_and_end, [], page_size, cursor)
+
+
+def _start_and_end(data: models.Json) -> tuple[int, int]:
+    return data["start"], data["end"]
+
+
 def batches(
     service: Service, state: str | None, key: str | None, labels: Mapping[str, str] | None, page_size: int
 ) -> Flow[None]:
@@ -126,11 +141,11 @@ def _pages(
     decode: Callable[[Any], Any],
     params: list[tuple[str, str]],
     page_size: int,
+    cursor: str | None = None,
 ) -> Flow[None]:
     def page(data: models.Json) -> tuple[list[Any], str | None]:
         return [decode(element) for element in data[field]], data["next"]
 
-    cursor = None
     while True:
         asked = [*params, ("limit", str(page_size))]
         if cursor is not None:
@@ -179,14 +194,27 @@ def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGES
             left = math.inf if timeout is None else max(0.0, timeout - (service.now() - started))
 
 
-def resolve(service: Service, verb: str, bodies: Iterator[_masks.Piece], reason: str | None) -> Flow[models.AckResult]:
+def resolve(
+    service: Service,
+    verb: str,
+    bodies: Iterator[_masks.Piece],
+    reason: str | None,
+    idempotency_key: str | None = None,
+) -> Flow[models.AckResult]:
     """Send pieces of ids to `verb` (`acks` or `failures`), one request each, and merge the answers. An error on the way
-    bears what was answered before it as `partial`."""
+    bears what was answered before it as `partial`. A key of the caller's own is for a single piece."""
     result = models.AckResult()
     given = {} if reason is None else {"reason": reason}
     try:
         for body in bodies:
-            answer = yield from _ask(service, "POST", f"/v1/{verb}", models.AckResult.from_json, body={**body, **given})
+            answer = yield from _ask(
+                service,
+                "POST",
+                f"/v1/{verb}",
+                models.AckResult.from_json,
+                body={**body, **given},
+                idempotency_key=idempotency_key,
+            )
             result = result.merged(answer)
     except errors.LastbitError as error:
         error.partial = result

@@ -9,6 +9,7 @@ a clock.
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 import uuid
@@ -104,6 +105,17 @@ class Service:
     timeout: float = 30.0
     now: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
+
+    @classmethod
+    def named(cls, url: str | None, token: str | None, timeout: float, retry: Retry | None) -> Service:
+        """The service at `url`; what is None is taken from LASTBIT_URL and LASTBIT_TOKEN. Raises `InvalidArgument`."""
+        token = os.environ.get("LASTBIT_TOKEN") if token is None else token
+        return cls(
+            base_url(os.environ.get("LASTBIT_URL") or DEFAULT_URL if url is None else url),
+            visible_ascii("a token", token, 8192) if token else None,
+            retry or Retry(),
+            timeout,
+        )
 
     def call(
         self,

@@ -7,7 +7,6 @@ between the tasks of one event loop. It is not for use across a fork.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from datetime import timedelta
@@ -19,7 +18,6 @@ import httpx
 from lastbit import __version__, _calls, _masks
 from lastbit._calls import Ids
 from lastbit._protocol import (
-    DEFAULT_URL,
     Answer,
     Emit,
     Failure,
@@ -28,8 +26,6 @@ from lastbit._protocol import (
     Pause,
     Request,
     Service,
-    base_url,
-    visible_ascii,
 )
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
@@ -40,16 +36,6 @@ from lastbit.retry import Retry
 T = TypeVar("T")
 
 _AGENT = {"user-agent": f"lastbit/{__version__}"}
-
-
-def _service(url: str | None, token: str | None, timeout: float, retry: Retry | None) -> Service:
-    token = os.environ.get("LASTBIT_TOKEN") if token is None else token
-    return Service(
-        base_url(os.environ.get("LASTBIT_URL") or DEFAULT_URL if url is None else url),
-        visible_ascii("a token", token, 8192) if token else None,
-        retry or Retry(),
-        timeout,
-    )
 
 
 def _answer(response: httpx.Response) -> Answer:
@@ -85,7 +71,7 @@ class Client:
         retry: Retry | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._service = _service(url, token, timeout, retry)
+        self._service = Service.named(url, token, timeout, retry)
         self._http = httpx.Client(transport=transport, headers=_AGENT)
 
     @property
@@ -223,7 +209,7 @@ class AsyncClient:
         retry: Retry | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._service = _service(url, token, timeout, retry)
+        self._service = Service.named(url, token, timeout, retry)
         self._http = httpx.AsyncClient(transport=transport, headers=_AGENT)
 
     @property

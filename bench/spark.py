@@ -1,0 +1,224 @@
+"""What does it cost to ack a pipeline's output through Spark? Against what Spark takes to group the same ids by their
+group and count them, which is the least that one could do with them.
+
+`python -m bench.spark --items 20000000` asks it for one size, `--random` with ids in no order; `--billion` opens a
+batch of a billion items, acks all of them through Spark and sees it complete. Everything is end to end: Parquet, the
+JVM, Python workers, HTTP, MariaDB with its fsyncs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from bench import measure
+from bench.measure import Scale
+from lastbit import Client
+from lastbit.spark import ack, item_id
+
+BILLION = 10**9
+FOLDER = Path(os.environ.get("LASTBIT_BENCH_FOLDER") or tempfile.gettempdir())
+
+
+@contextlib.contextmanager
+def session() -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    folder = tempfile.mkdtemp(prefix="lastbit-bench-", dir=FOLDER)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.local.dir": folder,
+    }
+    builder = SparkSession.builder.master("local[2]").appName("lastbit bench")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Peaks:
+    """The highest resident memory, in MB, of this process and of Spark's Python workers, while it is watched."""
+
+    workers: float = 0.0
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def driver(self) -> float:
+        return _resident(os.getpid())
+
+    def __enter__(self) -> Peaks:
+        self._done.clear()
+        self._watch = threading.Thread(target=self._look)
+        self._watch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._watch.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(0.1):
+            self.workers = max([self.workers, *map(_resident, _python_workers())])
+
+
+def _resident(process: int) -> float:
+    """The peak so far, as the kernel keeps it."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _python_workers() -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if b"pyspark.daemon" in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def _seconds(work: Any) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def _write_ids(spark: SparkSession, batch: int, items: int, at_random: bool, folder: Path) -> None:
+    # A multiplier without a common factor with the number of items visits each number once.
+    number = (sf.col("id") * 7_919_104_729 % items) if at_random else sf.col("id")
+    files = max(2, items // 5_000_000)
+    spark.range(0, items, 1, files).select(item_id(batch, number).alias("item_id")).write.parquet(str(folder))
+
+
+def _group_and_count(spark: SparkSession, folder: Path) -> None:
+    group = sf.substring_index("item_id", ":", 2)
+    spark.read.parquet(str(folder)).groupBy(group.alias("group")).count().write.format("noop").mode("overwrite").save()
+
+
+def ask(spark: SparkSession, client: Client, items: int, *, rounds: int = 3, at_random: bool = False) -> list[str]:
+    """A line of the table: medians of the rounds, each of which acks a fresh batch and sees it complete."""
+    counts, acks = [], []
+    peaks = Peaks()
+    for each in range(rounds + 1):
+        batch = client.open(items=items, sealed=True)
+        folder = Path(tempfile.mkdtemp(prefix="lastbit-ids-", dir=FOLDER))
+        try:
+            _write_ids(spark, batch.id, items, at_random, folder / "ids")
+            begun = time.perf_counter()
+            _group_and_count(spark, folder / "ids")
+            counted = time.perf_counter() - begun
+            with peaks:
+                begun = time.perf_counter()
+                report = ack(spark.read.parquet(str(folder / "ids")), url=client.url)
+                acked = time.perf_counter() - begun
+        finally:
+            shutil.rmtree(folder)
+        found = batch.verify()
+        if not (report.applied == items == found.acked and found.ok and report.completed == (batch.id,)):
+            raise RuntimeError(f"{items} items were to be acked; the report is {report}, and the batch says {found}")
+        if each or not rounds:  # the first round warms the JVM
+            counts.append(counted)
+            acks.append(acked)
+    count, took = statistics.median(counts), statistics.median(acks)
+    order = "at random" if at_random else "in order"
+    return [
+        *(f"{items:,} ids, {order}", f"{count:.1f}", f"{took:.1f}", f"{took / count:.2f}"),
+        *(f"{items / took:,.0f}", f"{peaks.driver:.0f}", f"{peaks.workers:.0f}"),
+    ]
+
+
+TITLE = "spark: acks from Parquet, local[2], over HTTP into MariaDB (medians)"
+COLUMNS = ["", "group + count, s", "ack, s", "ratio", "ids/s", "driver's Python, MB", "a Python worker, MB"]
+
+
+def billion(spark: SparkSession, client: Client, items: int = BILLION) -> None:
+    """Open, extend, ack all through Spark, complete; the time of each step."""
+    steps: dict[str, float] = {}
+    peaks = Peaks()
+    with peaks:
+        begun = time.perf_counter()
+        batch = client.open(key="a billion items")
+        steps["open"] = time.perf_counter() - begun
+        steps["extend"] = _seconds(lambda: batch.extend(items))
+        steps["seal"] = _seconds(batch.seal)
+        ids = spark.range(0, items, 1, 64).select(item_id(batch.id, "id").alias("item_id"))
+        begun = time.perf_counter()
+        report = ack(ids, url=client.url)
+        steps["ack all, and with the last one complete"] = time.perf_counter() - begun
+    if report.completed != (batch.id,):
+        raise RuntimeError(f"the batch did not complete: {report}")
+    begun = time.perf_counter()
+    found = batch.verify()
+    steps["verify: count the bits again"] = time.perf_counter() - begun
+    if not (found.ok and found.acked == items and batch.refresh().succeeded):
+        raise RuntimeError(f"the bits say otherwise: {found}")
+    measure.show(
+        f"{items:,} items through Spark, local[2], over HTTP into MariaDB",
+        ["", "seconds"],
+        [[name, f"{seconds:.3f}"] for name, seconds in steps.items()]
+        + [["peak of the driver's Python, MB", f"{peaks.driver:.0f}"], ["of a worker, MB", f"{peaks.workers:.0f}"]],
+    )
+
+
+@contextlib.contextmanager
+def everything() -> Iterator[tuple[SparkSession, Client]]:
+    with (
+        measure.mariadb() as server,
+        measure.lastbit_on(server) as service,
+        Client(service.url) as client,
+        session() as spark,
+    ):
+        yield spark, client
+
+
+def run(scale: Scale) -> None:
+    sizes = (20_000_000, 100_000_000) if scale.items > 1_000_000 else (200_000,)
+    with everything() as (spark, client):
+        lines = [ask(spark, client, items, rounds=scale.rounds if items < 50_000_000 else 1) for items in sizes]
+    measure.show(TITLE, COLUMNS, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
+    parser.add_argument("--items", type=int, nargs="*", default=[], help="ids in Parquet; a line for each size")
+    parser.add_argument("--random", action="store_true", help="in no order")
+    parser.add_argument("--rounds", type=int, default=3, help="after one that warms up (3)")
+    parser.add_argument("--billion", nargs="?", type=int, const=BILLION, metavar="ITEMS", help="a batch of so many")
+    given = parser.parse_args()
+    with everything() as (spark, client):
+        if given.items:
+            lines = [ask(spark, client, n, rounds=given.rounds, at_random=given.random) for n in given.items]
+            measure.show(TITLE, COLUMNS, lines)
+        if given.billion:
+            billion(spark, client, given.billion)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A Spark pipeline from its fan-out to its last item: `python -m examples.spark_pipeline --url http://127.0.0.1:8000`.
+
+It numbers the standard library's modules, counts the words of each, loses a tenth on the way and fails some, acks what
+it produced, reads back what is missing or failed, runs only that again, and sees the batch succeed. Start a service
+first: `make serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import sysconfig
+import tempfile
+import uuid
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from lastbit import Client
+from lastbit.spark import ack, register, with_item_ids
+
+
+def session() -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "4", "spark.log.level": "ERROR"}
+    settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    builder = SparkSession.builder.master("local[2]").appName("lastbit example")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def modules(spark: SparkSession) -> DataFrame:
+    """The real input: name and text of each module of the standard library."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    return spark.createDataFrame(
+        [(path.stem, path.read_text(errors="replace")) for path in files], "name string, text string"
+    )
+
+
+def count_words(work: DataFrame) -> DataFrame:
+    """The work itself. A module that is very short fails."""
+    words = sf.size(sf.split("text", r"\W+"))
+    return work.select("item_id", "name", words.alias("words"), (sf.length("text") < 1500).alias("failed"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the service")
+    url: str = parser.parse_args().url
+    spark = session()
+    register(spark)
+    with Client(url) as client, tempfile.TemporaryDirectory() as folder:
+        # A key of the run: a driver that is started again under it gets the same batch and the same ids.
+        run = uuid.uuid4().hex
+        batch = client.open(key="words", idempotency_key=run)
+        work = with_item_ids(modules(spark), batch, idempotency_key=run)
+        batch.seal()
+        print(f"fanned out {batch.refresh().items} modules as batch {batch.id}")
+
+        # Some rows get lost: a filter that is wrong, a partition that was skipped.
+        count_words(work).where(sf.pmod(sf.hash("name"), sf.lit(10)) != 0).write.parquet(f"{folder}/out")
+        report = ack(spark.read.parquet(f"{folder}/out"), url=url, failed="failed")
+        print(f"acked what came out: {report}")
+
+        def missing(state: str) -> DataFrame:
+            return spark.read.format("lastbit").options(url=url, batch=str(batch.id), state=state).load()
+
+        # Read once and kept: what is pending changes as it is acked.
+        todo = missing("pending").unionAll(missing("failed")).localCheckpoint()
+        print(f"run again: {todo.count()} items")
+        report = ack(count_words(work.join(todo, "item_id")), url=url)
+        print(f"acked the rest: {report}")
+        print(f"succeeded: {batch.refresh().succeeded}")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

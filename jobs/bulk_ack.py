@@ -1,0 +1,168 @@
+"""`spark-submit jobs/bulk_ack.py`: ack what a pipeline wrote. The report is one line of JSON on standard output.
+
+    make zip
+    spark-submit --py-files dist/lastbit.zip jobs/bulk_ack.py --input s3a://bucket/out --url http://lastbit:8000
+
+It needs `lastbit`, PySpark and the standard library, so the zip in --py-files is all that a bare cluster is missing.
+Running it again, whole or after a failure, is safe: acks are idempotent.
+
+Exit status (in client mode, where spark-submit passes it on): 0 all good; 1 failed, and some of the items may be acked;
+2 wrong use: no such input, column or SQL; 3 something was rejected or malformed, or --strict refused it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark import SparkContext
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from lastbit.errors import InvalidArgument, LastbitError
+from lastbit.spark import MalformedRows, ack, item_masks, malformed_rows
+
+FORMATS: Final = ("parquet", "csv", "json", "orc", "text")
+GOOD, FAILED, WRONG_USE, NOT_ALL = 0, 1, 2, 3
+
+
+class _DriversStandardError(io.TextIOBase):
+    """spark-submit joins a Python program's standard error to its standard output; its own, the JVM's, is reached
+    through the gateway. So standard output has the report and nothing else."""
+
+    def __init__(self) -> None:
+        SparkContext._ensure_initialized()
+        self._print = SparkContext._jvm.java.lang.System.err.print
+
+    def write(self, text: str) -> int:
+        try:
+            self._print(text)
+        except Exception:  # noqa: BLE001  # the JVM is gone: better there than nowhere
+            os.write(2, text.encode())
+        return len(text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        sys.stderr = _DriversStandardError()
+    given = _parser().parse_args(arguments)
+    try:
+        token = given.token_file.read_text().strip() if given.token_file else None
+    except OSError as error:
+        _say(f"the token can't be read: {error}")
+        return WRONG_USE
+    begun = time.monotonic()
+    spark = SparkSession.builder.appName("lastbit bulk_ack").getOrCreate()
+    try:
+        frame = _read(spark, given)
+        report = _dry_run(frame, given) if given.dry_run else _ack(frame, given, token)
+    except (AnalysisException, InvalidArgument) as error:
+        _say(str(error))
+        return WRONG_USE
+    except MalformedRows as error:
+        _say(str(error))
+        _write_rejects(frame, given)
+        return NOT_ALL
+    except LastbitError as error:
+        _say(str(error))
+        return FAILED
+    if report["malformed"]:
+        _write_rejects(frame, given)
+    print(json.dumps(report), flush=True)  # noqa: T201  # the report is what standard output is for
+    _say(f"done in {time.monotonic() - begun:.1f} s")
+    return NOT_ALL if report["malformed"] or report.get("rejected") else GOOD
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bulk_ack.py", description="Ack the item ids that a pipeline wrote.")
+    parser.add_argument("--input", action="append", required=True, metavar="PATH", help="repeatable")
+    parser.add_argument("--format", choices=FORMATS, default="parquet")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_option,
+        metavar="NAME=VALUE",
+        help="of Spark's reader; repeatable",
+    )
+    parser.add_argument("--item-column", metavar="NAME", help="item_id; with --format text the line, value")
+    parser.add_argument("--url", help="of the service; LASTBIT_URL of the driver, else http://127.0.0.1:8000")
+    parser.add_argument("--token-file", type=Path, metavar="PATH", help="on the driver; LASTBIT_TOKEN without")
+    parser.add_argument("--where", metavar="SQL", help="take only these rows")
+    parser.add_argument("--failed-when", metavar="SQL", help="fail the items of these rows instead of acking them")
+    parser.add_argument(
+        "--rejects", metavar="PATH", help="add the rows that hold no item id to this folder, as JSON lines"
+    )
+    parser.add_argument("--strict", action="store_true", help="send nothing where a row holds no item id")
+    parser.add_argument("--dry-run", action="store_true", help="count, and send nothing")
+    parser.add_argument("--parallel", type=int, default=8, metavar="N", help="requests at a time, at most (8)")
+    return parser
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no option of a reader; expected NAME=VALUE")
+    return name, value
+
+
+def _read(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
+    # Names in the first line: a CSV without them has no column to name.
+    options = {"header": "true"} if given.format == "csv" else {}
+    options |= dict(given.option)
+    frame = spark.read.format(given.format).options(**options).load(given.input)
+    _say(f"reading {given.format} from {', '.join(given.input)}")
+    return frame.where(given.where) if given.where else frame
+
+
+def _column(given: argparse.Namespace) -> str:
+    name: str = given.item_column or ("value" if given.format == "text" else "item_id")
+    return name
+
+
+def _ack(frame: DataFrame, given: argparse.Namespace, token: str | None) -> dict[str, Any]:
+    report = ack(
+        frame,
+        _column(given),
+        given.url,
+        token,
+        failed=given.failed_when,
+        strict=given.strict,
+        parallel=given.parallel,
+    )
+    return report.to_dict()
+
+
+def _dry_run(frame: DataFrame, given: argparse.Namespace) -> dict[str, Any]:
+    masks = item_masks(frame, _column(given), failed=given.failed_when)
+    known = sf.col("batch").isNotNull()
+    counted = masks.agg(
+        sf.coalesce(sf.sum("rows"), sf.lit(0)).alias("rows"),
+        sf.coalesce(sf.sum("items"), sf.lit(0)).alias("items"),
+        sf.coalesce(sf.sum(sf.when(~known, sf.col("rows"))), sf.lit(0)).alias("malformed"),
+        sf.count_if(known).alias("groups"),
+        sf.sort_array(sf.collect_set("batch")).alias("batches"),
+    ).first()
+    assert counted is not None
+    return {"dry_run": True, **counted.asDict()}
+
+
+def _write_rejects(frame: DataFrame, given: argparse.Namespace) -> None:
+    if given.rejects:
+        malformed_rows(frame, _column(given)).write.mode("append").json(given.rejects)
+        _say(f"wrote the malformed rows to {given.rejects}")
+
+
+def _say(text: str) -> None:
+    print(f"bulk_ack: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Spark: a pipeline's output acks its batch, and a batch feeds a pipeline.
+
+PySpark (4.0 or later) is brought by the cluster. Executors need this package alone, as a zip in --py-files, and the
+standard library; only what runs through Arrow, the data source and `ack_udf`, needs pyarrow and pandas as well.
+"""
+
+from __future__ import annotations
+
+from lastbit.spark.acks import AckReport, MalformedRows, ack, ack_stream, malformed_rows
+from lastbit.spark.columns import is_item_id, item_batch, item_group, item_id, item_index, item_number
+from lastbit.spark.masks import item_masks
+from lastbit.spark.numbering import with_item_ids
+from lastbit.spark.source import register
+from lastbit.spark.udf import ack_udf
+
+__all__ = [
+    "AckReport",
+    "MalformedRows",
+    "ack",
+    "ack_stream",
+    "ack_udf",
+    "is_item_id",
+    "item_batch",
+    "item_group",
+    "item_id",
+    "item_index",
+    "item_masks",
+    "item_number",
+    "malformed_rows",
+    "register",
+    "with_item_ids",
+]

@@ -1,0 +1,69 @@
+"""Masks from Arrow columns, for the data source: Spark hands a Python writer its rows, not its plan.
+
+Vectorised: what loops in Python loops over groups. The rows of one chunk are folded; the service folds the chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastbit.ids import INTEGER_LIMIT, MAX_GROUP_SIZE
+from lastbit.spark.posting import Mask
+
+_INTEGER = "(?P<{}>0|[1-9][0-9]{{0,15}})"
+_ITEM_ID = r"\A" + ":".join(_INTEGER.format(name) for name in ("batch", "group", "index")) + r"\z"
+
+
+def masks(ids: Any, failed: Any | None) -> Iterator[Mask]:
+    """The rows of `item_masks` for an Arrow array of ids and, maybe, one of booleans that says which failed."""
+    parts = pc.extract_regex(ids, _ITEM_ID)
+    numbers = [pc.struct_field(parts, name).cast(pa.int64()) for name in ("batch", "group", "index")]
+    good = pc.is_valid(parts)
+    for number in numbers:
+        good = pc.and_(good, pc.fill_null(pc.less(number, INTEGER_LIMIT), False))
+    malformed = len(ids) - (pc.sum(good).as_py() or 0)
+    if malformed:
+        yield None, None, None, None, 0, 0, malformed
+    batch, group, index = (number.filter(good).to_numpy(zero_copy_only=False) for number in numbers)
+    if failed is None:
+        flags = np.zeros(len(index), dtype=bool)
+    else:
+        flags = pc.fill_null(failed, False).filter(good).to_numpy(zero_copy_only=False)
+    # By group, then index, good rows first: of the rows of one item the first one says what became of it.
+    order = np.lexsort((flags, index, group, batch))
+    batch, group, index, flags = batch[order], group[order], index[order], flags[order]
+    new_group = _differs(batch) | _differs(group)
+    new_item = new_group | _differs(index)
+    edges = [*np.flatnonzero(new_group), len(index)]
+    for start, end in pairwise(edges):
+        first = new_item[start:end]
+        indexes, fails = index[start:end][first], flags[start:end][first]
+        inside = indexes < MAX_GROUP_SIZE
+        yield (
+            int(batch[start]),
+            int(group[start]),
+            _bits(indexes[inside & ~fails]),
+            _bits(indexes[inside & fails]),
+            len(indexes),
+            int(np.count_nonzero(~inside)),
+            int(end - start),
+        )
+
+
+def _differs(values: Any) -> Any:
+    """Where an element differs from the one before it; the first one always does."""
+    return np.concatenate((np.ones(min(1, len(values)), dtype=bool), values[1:] != values[:-1]))
+
+
+def _bits(indexes: Any) -> bytes | None:
+    if not len(indexes):
+        return None
+    flags = np.zeros(int(indexes[-1]) + 1, dtype=bool)
+    flags[indexes] = True
+    return np.packbits(flags, bitorder="little").tobytes()

@@ -1,0 +1,173 @@
+"""Sending masks to the service, as it is done on executors: with this package and the standard library alone.
+
+One `Poster` is one partition's, or one micro-batch's of a writer. It keeps what waits below one request's limits and
+counts what the service said. It may run twice, at the same time too: Spark repeats tasks, and speculation runs copies.
+The bits are idempotent, so nothing is acked twice; only what the copies are *told* shifts from applied to repeated.
+
+A request's Idempotency-Key is made from the run's and the request's content. A task that is run again with the same
+rows sends the same requests under the same keys, and so sees `newly` again where the first one's answer was lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lastbit import _calls, _masks, errors, models
+from lastbit._urllib import Connection, run
+from lastbit.ids import MAX_GROUP_SIZE, MIN_GROUP_SIZE
+
+Verb = Literal["acks", "failures"]
+Mask = tuple[int | None, int | None, bytes | None, bytes | None, int, int, int]
+"""A row of `item_masks`: batch, group, bits, failed_bits, items, beyond, rows."""
+
+GROUPS_A_CALL = 512
+"""As many as the service locks in one transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """How masks are sent. `run` names the call of `ack`, for the Idempotency-Keys."""
+
+    connection: Connection
+    run: str
+    reason: str | None = None
+    groups: int = GROUPS_A_CALL
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.groups <= _masks.MOST_GROUPS:
+            raise errors.InvalidArgument(f"a call has 1 to {_masks.MOST_GROUPS:,} groups, not {self.groups!r}")
+
+
+@dataclass(slots=True)
+class Posted:
+    """What one partition brought and what it was told; `error` where it did not come to its end."""
+
+    rows: int = 0
+    items: int = 0
+    malformed: int = 0
+    applied: int = 0
+    repeated: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    completed: set[int] = field(default_factory=set)
+    error: errors.LastbitError | None = None
+
+    def add(self, other: Posted) -> None:
+        self.rows += other.rows
+        self.items += other.items
+        self.malformed += other.malformed
+        self.applied += other.applied
+        self.repeated += other.repeated
+        self.rejected += other.rejected
+        self.completed |= other.completed
+        self.error = self.error or other.error
+
+
+def post(masks: Iterable[Mask], posting: Posting) -> Iterator[Posted]:
+    """Send a partition's masks; yields one `Posted`. An error of the service is its value, not raised: Spark would try
+    the task again, on top of the retries, and bury the error in its own."""
+    poster = Poster(posting)
+    try:
+        for mask in masks:
+            poster.add(mask)
+        poster.flush()
+    except errors.LastbitError as error:
+        poster.posted.error = error
+    yield poster.posted
+
+
+class Poster:
+    """Takes masks and posts them; `posted` is what came of it. Call `flush` at the end. Its methods raise
+    `ServiceError`, `ServiceUnreachable`, `UnexpectedAnswer`."""
+
+    def __init__(self, posting: Posting) -> None:
+        self.posted = Posted()
+        self._posting = posting
+        self._service = posting.connection.service()
+        self._waiting: dict[Verb, _Waiting] = {"acks": _Waiting(), "failures": _Waiting()}
+        self._batches: dict[int, models.Batch | None] = {}
+
+    def add(self, mask: Mask) -> None:
+        batch, group, bits, failed_bits, items, beyond, rows = mask
+        self.posted.rows += rows
+        if batch is None or group is None:
+            self.posted.malformed += rows
+            return
+        self.posted.items += items
+        if beyond:
+            self.posted.rejected[self._reason_beyond(batch)] += beyond
+        self._put("acks", batch, group, bits)
+        self._put("failures", batch, group, failed_bits)
+
+    def flush(self) -> None:
+        """Send all that waits: failures last, so that an item that was acked elsewhere meanwhile stays so."""
+        for verb in self._waiting:
+            self._send(verb)
+
+    def _put(self, verb: Verb, batch: int, group: int, bits: bytes | None) -> None:
+        kept = self._cut(batch, bytes(bits or b"").rstrip(b"\0"))
+        if not kept:
+            return
+        waiting = self._waiting[verb]
+        text = b64encode(kept).decode()
+        mask = {"batch": batch, "group": group, "bits": text}
+        size = len(text) + 80  # the longest batch and group number, names and punctuation
+        if len(waiting.groups) == self._posting.groups or waiting.size + size > _masks.MOST_BYTES:
+            self._send(verb)
+            waiting = self._waiting[verb]
+        waiting.groups.append(mask)
+        waiting.size += size
+
+    def _cut(self, batch: int, bits: bytes) -> bytes:
+        """The bits that the batch's groups have room for; those beyond are counted as what they are."""
+        if len(bits) * 8 <= MIN_GROUP_SIZE:
+            return bits
+        seen = self._batch(batch)
+        room = (MAX_GROUP_SIZE if seen is None else seen.group_size) // 8
+        if len(bits) > room:
+            self.posted.rejected[self._reason_beyond(batch)] += int.from_bytes(bits[room:], "little").bit_count()
+        return bits[:room].rstrip(b"\0")
+
+    def _reason_beyond(self, batch: int) -> str:
+        """Why an index beyond its group is rejected: what the service says of such an id."""
+        seen = self._batch(batch)
+        if seen is None:
+            return "unknown_batch"
+        return seen.state if seen.state in {"expired", "cancelled"} else "unknown_item"
+
+    def _batch(self, batch: int) -> models.Batch | None:
+        if batch not in self._batches:
+            try:
+                self._batches[batch] = run(_calls.get(self._service, batch))
+            except errors.BatchNotFound:
+                self._batches[batch] = None
+        return self._batches[batch]
+
+    def _send(self, verb: Verb) -> None:
+        waiting = self._waiting[verb]
+        if not waiting.groups:
+            return
+        self._waiting[verb] = _Waiting()
+        reason = self._posting.reason if verb == "failures" else None
+        key = _key(self._posting.run, verb, waiting.groups)
+        result = run(_calls.resolve(self._service, verb, iter([{"groups": waiting.groups}]), reason, key))
+        self.posted.applied += result.applied
+        self.posted.repeated += result.repeated
+        for rejection in result.rejected:
+            self.posted.rejected[rejection.reason] += rejection.count
+        self.posted.completed |= {done.batch for done in result.completed}
+
+
+@dataclass(slots=True)
+class _Waiting:
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    size: int = 0
+
+
+def _key(run: str, verb: Verb, groups: list[dict[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps([run, verb, groups]).encode()).hexdigest()

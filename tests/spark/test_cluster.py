@@ -1,0 +1,182 @@
+"""A standalone cluster, a master and two workers, on the loopback: tasks that die, fail and run twice at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lastbit import Client
+from lastbit.spark import item_id
+from tests.servers import ROOT, free_port, wait_until_it_says
+from tests.spark.conftest import BULK_ACK, submit
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+SPECULATION = {
+    "spark_speculation": "true",
+    "spark_speculation_interval": "20ms",
+    "spark_speculation_multiplier": "1.0",
+    "spark_speculation_quantile": "0.1",
+    "spark_speculation_minTaskRuntime": "50ms",
+}
+
+
+@dataclass
+class Cluster:
+    url: str
+    workers: list[subprocess.Popen[str]]
+
+    def executors(self) -> list[int]:
+        """The processes that the workers started."""
+        parents = {worker.pid for worker in self.workers}
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    stat = (entry / "stat").read_text()
+                except OSError:
+                    continue
+                if int(stat.rpartition(")")[2].split()[1]) in parents:
+                    found.append(int(entry.name))
+        return found
+
+
+@pytest.fixture(scope="module")
+def cluster(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    import pyspark
+
+    assert pyspark.__file__ is not None
+    spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+    folder = tmp_path_factory.mktemp("cluster")
+    environment = {
+        **os.environ,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    started: list[subprocess.Popen[str]] = []
+
+    def start(name: str, *arguments: str, says: str) -> subprocess.Popen[str]:
+        command = [spark_class, f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0"]
+        process = subprocess.Popen(
+            [*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=folder
+        )
+        started.append(process)
+        wait_until_it_says(process, says)
+        return process
+
+    try:
+        port = free_port()
+        start("master.Master", "--port", str(port), says="New state: ALIVE")
+        url = f"spark://127.0.0.1:{port}"
+        workers = [
+            start(
+                "worker.Worker",
+                *("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"work-{n}"), url),
+                says="Successfully registered with master",
+            )
+            for n in range(2)
+        ]
+        yield Cluster(url, workers)
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+@dataclass
+class Meddler:
+    """Stands in front of the service. The first masks are applied, but all executors are killed before they hear of it;
+    of the next, the first request is held back until a copy of it has come from another task."""
+
+    cluster: Cluster
+    real: httpx.Client
+    killed: list[int] = field(default_factory=list)
+    held: str | None = None
+    copies: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, seen: Any) -> Any:
+        key = seen.headers.get("idempotency-key")
+        masks = bool(seen.body and seen.body.get("groups"))
+        with self.lock:
+            kill = masks and not self.killed
+            wait = masks and not kill and self.held is None
+            if kill:
+                self.killed = self.cluster.executors()
+            if wait:
+                self.held = key
+            elif masks and key == self.held:
+                self.copies.set()
+        headers = {name: value for name, value in seen.headers.items() if name in {"idempotency-key", "content-type"}}
+        if wait:
+            self.copies.wait(60)
+        answer = self.real.request(seen.method, seen.path, headers=headers, json=seen.body)
+        if kill:
+            for process in self.killed:
+                os.kill(process, signal.SIGKILL)
+            return None
+        return answer.status_code, {}, answer.json()
+
+
+def test_the_job_ends_exact_though_executors_die_and_tasks_run_twice(
+    spark: Any, cluster: Cluster, client: Client, service_url: str, scripted: Any, sdk_zip: Path, tmp_path: Path
+) -> None:
+    """An executor that is killed after its acks were committed, a copy of a task by speculation: the final bits are
+    those of the model."""
+    count = 100_000
+    batch = client.open(items=count, sealed=True)
+    rows = spark.range(count).selectExpr("id", "pmod(hash(id), 10) AS fate")
+    output = rows.where("fate < 8").select(item_id(batch.id, "id").alias("item_id"), "id", "fate")
+    output.repartition(4).write.parquet(str(tmp_path / "out"))
+    with httpx.Client(base_url=service_url, timeout=60) as real:
+        scripted.reply = meddler = Meddler(cluster, real)
+        done = submit(
+            *(sdk_zip, BULK_ACK, "--input", str(tmp_path / "out"), "--url", scripted.url),
+            *("--failed-when", "fate = 7", "--parallel", "2"),
+            spark_master=cluster.url,
+            spark_executor_memory="512m",
+            spark_default_parallelism="2",
+            **SPECULATION,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(meddler.killed) == 2
+    assert meddler.copies.is_set(), "speculation ran no copy"
+    report = json.loads(done.stdout)
+    assert report["items"] == report["applied"] + report["repeated"] == output.count()
+
+    model: dict[str, set[int]] = {"failed": set(), "pending": set()}
+    for number, fate in rows.where("fate >= 7").collect():
+        model["failed" if fate == 7 else "pending"].add(number)
+    assert {n for found in batch.failed() for n in range(found.start, found.end)} == model["failed"]
+    assert {n for found in batch.pending() for n in range(found.start, found.end)} == model["pending"]
+    assert batch.verify().ok
+
+
+def test_a_writer_that_fails_on_its_first_attempt_acks_everything_once(
+    cluster: Cluster, client: Client, sdk_zip: Path
+) -> None:
+    """What its first attempt sent stays, the second sends it again, and the batch is complete exactly once."""
+    count = 60_000
+    batch = client.open(items=count, sealed=True)
+    script = ROOT / "tests" / "spark" / "failing_writer.py"
+    done = submit(
+        *(sdk_zip, script, client.url, str(batch.id), str(count)),
+        spark_master=cluster.url,
+        spark_executor_memory="512m",
+        **SPECULATION,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (batch.refresh().acked, batch.state, batch.succeeded) == (count, "complete", True)
+    assert batch.verify().ok

@@ -1,0 +1,143 @@
+"""`format("lastbit")`: written frames ack, a batch that is read gives what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from lastbit import Client, MissingExtra
+from lastbit.spark import item_id, item_number, register
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture
+def session(spark: Any) -> Any:
+    register(spark)
+    return spark
+
+
+def test_a_written_frame_acks_and_the_rest_is_read_back(session: Any, client: Client) -> None:
+    """Pending items come back as ids, split by groups, and a join runs exactly what is missing."""
+    batch = client.open(items=30_000)
+    work = session.range(30_000).select(item_id(batch.id, "id").alias("item_id"), "id")
+    work.where("id % 3 = 0").write.mode("append").format("lastbit").option("url", client.url).save()
+    assert batch.refresh().acked == 10_000
+    pending = session.read.format("lastbit").option("url", client.url).option("batch", batch.id).load()
+    assert pending.columns == ["item_id"]
+    assert pending.rdd.getNumPartitions() == 4
+    assert pending.count() == pending.distinct().count() == 20_000
+    again = work.join(pending, "item_id")
+    assert again.where("id % 3 = 0").count() == 0
+    again.write.mode("append").format("lastbit").option("url", client.url).save()
+    batch.seal()
+    assert batch.refresh().succeeded
+    assert pending.count() == 0
+
+
+def test_failed_rows_fail_and_are_read_back(session: Any, client: Client) -> None:
+    """With a boolean column beside the ids; null is not failed."""
+    batch = client.open(items=20_000, group_size=64)
+    work = session.range(20_000).select(item_id(batch.id, "id", 64).alias("work"), "id")
+    states = work.selectExpr("work", "CASE WHEN id % 2 = 1 THEN true WHEN id % 4 = 0 THEN false END AS bad")
+    options = {"url": client.url, "column": "work", "failed_column": "bad", "reason": "odd"}
+    states.write.mode("append").format("lastbit").options(**options).save()
+    assert (batch.refresh().acked, batch.refresh().failed) == (10_000, 10_000)
+    reader = session.read.format("lastbit").options(url=client.url, batch=batch.id, state="failed", partitions=3)
+    failed = reader.load()
+    assert failed.rdd.getNumPartitions() == 3
+    numbers = failed.select(item_number("item_id", 64).alias("n")).agg({"n": "count"}).first()[0]
+    assert numbers == failed.distinct().count() == 10_000
+
+
+def test_an_untouched_batch_is_read_whole(session: Any, client: Client) -> None:
+    """Its one range is cut where the partitions are; an empty batch has nothing."""
+    batch = client.open(items=100_001)
+    reader = session.read.format("lastbit").option("url", client.url)
+    pending = reader.option("batch", batch.id).load()
+    assert pending.select(item_number("item_id").alias("n")).agg({"n": "sum"}).first()[0] == 100_001 * 50_000
+    assert pending.distinct().count() == 100_001
+    assert reader.option("batch", client.open().id).load().count() == 0
+
+
+def test_a_strict_write_says_what_was_not_good(session: Any, client: Client) -> None:
+    """The good ones are acked; without strict the job succeeds."""
+    batch = client.open(items=1)
+    frame = session.createDataFrame([(f"{batch.id}:0:0",), (f"{batch.id}:0:1",), (None,)], "item_id string")
+    writer = frame.write.mode("append").format("lastbit").option("url", client.url)
+    writer.save()
+    with pytest.raises(Exception, match=r"unknown_item.*malformed") as caught:
+        writer.option("strict", "true").save()
+    assert '"malformed": 1' in str(caught.value)
+    assert batch.refresh().acked == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"column": "nothing"}, "there is no column 'nothing'"),
+        ({"failed_column": "item_id"}, "of type string, not boolean"),
+        ({"url": "nowhere"}, "no address of a service"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_row_is_read(session: Any, options: dict[str, str], said: str) -> None:
+    """With the name of what is wrong."""
+    frame = session.createDataFrame([("7:0:0",)], "item_id string")
+    with pytest.raises(Exception, match=said):
+        frame.write.mode("append").format("lastbit").options(**{"url": "http://127.0.0.1:9", **options}).save()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "the option batch is a whole number"),
+        ({"batch": "seven"}, "the option batch is a whole number"),
+        ({"batch": "7", "state": "acked"}, "pending or failed"),
+        ({"batch": "999999999"}, "no such batch|batch_not_found"),
+    ],
+)
+def test_a_batch_that_can_not_be_read_is_an_error(
+    session: Any, client: Client, options: dict[str, str], said: str
+) -> None:
+    """Not an empty frame."""
+    with pytest.raises(Exception, match=said):
+        session.read.format("lastbit").option("url", client.url).options(**options).load().count()
+
+
+def test_a_stream_is_written(session: Any, client: Client, tmp_path: Any) -> None:
+    """`writeStream` acks as well, and a replayed micro-batch changes nothing."""
+    batch = client.open(items=300, sealed=True)
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    source.mkdir()
+
+    def run() -> None:
+        stream = session.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
+        query = stream.writeStream.format("lastbit").option("url", client.url).option("column", "value")
+        query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+
+    for part in range(2):
+        lines = "\n".join(f"{batch.id}:0:{n}" for n in range(part * 150, part * 150 + 150))
+        (source / f"{part}.txt").write_text(lines)
+    run()
+    assert batch.refresh().succeeded
+    (checkpoint / "commits" / "1").unlink()
+    (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+    run()
+    assert (batch.refresh().acked, batch.verify().ok) == (300, True)
+
+
+def test_what_is_missing_is_named(spark: Any) -> None:
+    """Where pyarrow or pandas is not installed the first error says which, and what to install."""
+    code = (
+        "import sys; sys.modules['pandas'] = None\n"
+        "from lastbit.spark import register, ack_udf\n"
+        "for wanted in (lambda: register(None), ack_udf):\n"
+        "    try: wanted()\n"
+        "    except ImportError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said.count("missing here: pandas") == said.count("pip install 'lastbit[spark]'") == 2
+    assert issubclass(MissingExtra, ImportError)
