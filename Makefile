@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # pytest-xdist: two processes, one MariaDB each.
 TEST_PROCESSES ?= 2
 
-.PHONY: demo test test-soak mutants serve lint format bench venv zip openapi clean
+.PHONY: demo test test-spark test-soak mutants serve lint format bench venv zip openapi clean
 
 $(RUNS): pyproject.toml requirements/server.txt constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -29,9 +29,12 @@ demo: $(RUNS) ## a real fan-out, with crashes and duplicates, to its exact end
 serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api
 
-test: $(READY) ## every test, on SQLite and on a MariaDB of its own
+test: $(READY) ## every test but Spark's, on SQLite and on a MariaDB of its own
 	@scripts/need.sh mariadb-server
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal --ignore tests/spark
+
+test-spark: $(READY) ## lastbit.spark and its job, on a local session and a cluster of their own; wants a JDK 17
+	$(BIN)/pytest tests/spark
 
 test-soak: $(READY) ## the races and the state machine for much longer
 	@scripts/need.sh mariadb-server
