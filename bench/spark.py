@@ -1,5 +1,6 @@
 """What does it cost to ack a pipeline's output through Spark? Against what Spark takes to group the same ids by their
-group and count them, which is the least that one could do with them.
+group and count them: by the group's numbers, which have to be parsed, and by the text before the last colon, which is
+the least that one could do with an id.
 
 `python -m bench.spark --items 20000000` asks it for one size, `--random` with ids in no order; `--billion` opens a
 batch of a billion items, acks all of them through Spark and sees it complete. Everything is end to end: Parquet, the
@@ -117,23 +118,30 @@ def _write_ids(spark: SparkSession, batch: int, items: int, at_random: bool, fol
     spark.range(0, items, 1, files).select(item_id(batch, number).alias("item_id")).write.parquet(str(folder))
 
 
-def _group_and_count(spark: SparkSession, folder: Path) -> None:
-    group = sf.substring_index("item_id", ":", 2)
-    spark.read.parquet(str(folder)).groupBy(group.alias("group")).count().write.format("noop").mode("overwrite").save()
+def _group_and_count(spark: SparkSession, folder: Path, by_text: bool) -> None:
+    ids = spark.read.parquet(str(folder))
+    if by_text:
+        grouped = ids.groupBy(sf.substring_index("item_id", ":", 2).alias("group"))
+    else:
+        parts = sf.split("item_id", ":")
+        grouped = ids.groupBy(parts[0].cast("bigint").alias("batch"), parts[1].cast("bigint").alias("group"))
+    grouped.count().write.format("noop").mode("overwrite").save()
 
 
 def ask(spark: SparkSession, client: Client, items: int, *, rounds: int = 3, at_random: bool = False) -> list[str]:
     """A line of the table: medians of the rounds, each of which acks a fresh batch and sees it complete."""
-    counts, acks = [], []
+    numbers, texts, acks = [], [], []
     peaks = Peaks()
     for each in range(rounds + 1):
         batch = client.open(items=items, sealed=True)
         folder = Path(tempfile.mkdtemp(prefix="lastbit-ids-", dir=FOLDER))
         try:
             _write_ids(spark, batch.id, items, at_random, folder / "ids")
-            begun = time.perf_counter()
-            _group_and_count(spark, folder / "ids")
-            counted = time.perf_counter() - begun
+            counted = []
+            for by_text in (False, True):
+                begun = time.perf_counter()
+                _group_and_count(spark, folder / "ids", by_text)
+                counted.append(time.perf_counter() - begun)
             with peaks:
                 begun = time.perf_counter()
                 report = ack(spark.read.parquet(str(folder / "ids")), url=client.url)
@@ -144,18 +152,19 @@ def ask(spark: SparkSession, client: Client, items: int, *, rounds: int = 3, at_
         if not (report.applied == items == found.acked and found.ok and report.completed == (batch.id,)):
             raise RuntimeError(f"{items} items were to be acked; the report is {report}, and the batch says {found}")
         if each or not rounds:  # the first round warms the JVM
-            counts.append(counted)
+            numbers.append(counted[0])
+            texts.append(counted[1])
             acks.append(acked)
-    count, took = statistics.median(counts), statistics.median(acks)
+    number, text, took = (statistics.median(times) for times in (numbers, texts, acks))
     order = "at random" if at_random else "in order"
     return [
-        *(f"{items:,} ids, {order}", f"{count:.1f}", f"{took:.1f}", f"{took / count:.2f}"),
-        *(f"{items / took:,.0f}", f"{peaks.driver:.0f}", f"{peaks.workers:.0f}"),
+        *(f"{items:,} ids, {order}", f"{took:.1f}", f"{number:.1f}", f"{took / number:.2f}"),
+        *(f"{text:.1f}", f"{took / text:.2f}", f"{peaks.driver:.0f}", f"{peaks.workers:.0f}"),
     ]
 
 
 TITLE = "spark: acks from Parquet, local[2], over HTTP into MariaDB (medians)"
-COLUMNS = ["", "group + count, s", "ack, s", "ratio", "ids/s", "driver's Python, MB", "a Python worker, MB"]
+COLUMNS = ["", "ack, s", "count by numbers, s", "ratio", "by text, s", "ratio", "driver's Python, MB", "a worker, MB"]
 
 
 def billion(spark: SparkSession, client: Client, items: int = BILLION) -> None:

@@ -38,16 +38,17 @@ class Cluster:
     workers: list[subprocess.Popen[str]]
 
     def executors(self) -> list[int]:
-        """The processes that the workers started."""
+        """The executors that run for the workers. A worker has other children too, launchers that ended among them."""
         parents = {worker.pid for worker in self.workers}
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     stat = (entry / "stat").read_text()
+                    command = (entry / "cmdline").read_bytes()
                 except OSError:
                     continue
-                if int(stat.rpartition(")")[2].split()[1]) in parents:
+                if b"CoarseGrainedExecutorBackend" in command and int(stat.rpartition(")")[2].split()[1]) in parents:
                     found.append(int(entry.name))
         return found
 
