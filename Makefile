@@ -29,11 +29,12 @@ demo: $(RUNS) ## a real fan-out, with crashes and duplicates, to its exact end
 serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api
 
-test: $(READY) ## every test but Spark's, on SQLite and on a MariaDB of its own
-	@scripts/need.sh mariadb-server
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal --ignore tests/spark
+test: $(READY) ## every test, on SQLite, on a MariaDB and on a Spark cluster of its own
+	@scripts/need.sh mariadb-server default-jre-headless
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
 
-test-spark: $(READY) ## lastbit.spark and its job, on a local session and a cluster of their own; wants a JDK 17
+test-spark: $(READY) ## of these, lastbit.spark and its job alone
+	@scripts/need.sh default-jre-headless
 	$(BIN)/pytest tests/spark
 
 test-soak: $(READY) ## the races and the state machine for much longer

@@ -6,6 +6,7 @@ for package in "$@"; do
     case "$package" in
         mariadb-server) command -v mariadbd >/dev/null 2>&1 || [ -x /usr/sbin/mariadbd ] || missing="$missing $package" ;;
         redis-server) command -v redis-server >/dev/null 2>&1 || missing="$missing $package" ;;
+        default-jre-headless) command -v java >/dev/null 2>&1 || [ -n "${JAVA_HOME:-}" ] || missing="$missing $package" ;;
         chromium) command -v chromium >/dev/null 2>&1 || missing="$missing $package" ;;
         *) dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package" ;;
     esac
