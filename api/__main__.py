@@ -62,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         log_level="info" if settings.log_level == "debug" else "warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks who the client is
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
     )

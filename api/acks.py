@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import contextlib
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -20,6 +22,7 @@ from api.ops import ACKS
 from api.problems import Place, Problem
 from core import errors
 from core.calls import Answer, Call, Rejected, Verb
+from core.combiner import Pending
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT, InvalidItemId, ItemId
 
@@ -96,6 +99,8 @@ _DECODERS: Final[dict[Verb, msgspec.json.Decoder[Any]]] = {
     Verb.FAIL: msgspec.json.Decoder(Failures),
 }
 _encoder = msgspec.json.Encoder()
+_PLAIN: Final = b'{"applied":%d,"repeated":%d,"completed":[],"rejected":[]}'
+"""What the encoder would make of nearly every answer."""
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
@@ -135,11 +140,20 @@ class AckRoutes:
             raise Problem("method_not_allowed", "this path takes POST", headers={"Allow": "POST"})
         service: Service = self.state.service
         call = await parse(verb, _idempotency_key(scope), await body.read(scope, receive), service)
-        answer = await asyncio.wrap_future(service.ack(call))
+        loop: asyncio.AbstractEventLoop = self.state.loop
+        future: asyncio.Future[Answer] = loop.create_future()
+        service.submit(call, self._deliver, future)
+        answer = await future
+        if not answer.completed and not answer.rejected:
+            return _PLAIN % (answer.applied, answer.repeated)
         for batch in answer.completed:
             self.state.waiting.ended(batch)
-        _count(verb, answer)
         return _encoder.encode(_shown(answer))
+
+    def _deliver(self, over: Sequence[Pending]) -> None:
+        """From the combiner's thread: one call into the loop for all that a commit ended, as each of them wakes it."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left who could be answered
+            self.state.loop.call_soon_threadsafe(_wake, over)
 
 
 async def parse(verb: Verb, idempotency_key: str | None, content: bytes, service: Service) -> Call:
@@ -219,14 +233,23 @@ def _rejected(each: Rejected) -> RejectedItem:
     return RejectedItem(each.reason, group=f"{each.group[0]}:{each.group[1]}", count=each.count)
 
 
-def _count(verb: Verb, answer: Answer) -> None:
-    for result, count in (
-        ("applied", answer.applied),
-        ("repeated", answer.repeated),
-        ("rejected", sum(each.count for each in answer.rejected)),
-    ):
-        if count:
-            ACKS.labels(verb.value, result).inc(count)
+def _wake(over: Sequence[Pending]) -> None:
+    counts: dict[tuple[Verb, str], int] = {}
+    for pending in over:
+        future: asyncio.Future[Answer] = pending.to
+        if pending.error is not None:
+            if not future.done():
+                future.set_exception(pending.error)
+            continue
+        answer = pending.answer
+        if not future.done():  # cancelled with its request
+            future.set_result(answer)
+        rejected = sum(each.count for each in answer.rejected) if answer.rejected else 0
+        for result, count in (("applied", answer.applied), ("repeated", answer.repeated), ("rejected", rejected)):
+            if count:
+                counts[pending.verb, result] = counts.get((pending.verb, result), 0) + count
+    for (verb, result), count in counts.items():
+        ACKS.labels(verb.value, result).inc(count)
 
 
 def document(openapi: dict[str, Any]) -> None:

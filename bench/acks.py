@@ -1,5 +1,5 @@
-"""What does one durable ack cost over HTTP, against an empty FastAPI endpoint? Single ids, in order and at random, all
-fresh."""
+"""What does one durable ack cost over HTTP, against an empty FastAPI endpoint? Single ids over 64 connections, in order
+and at random, all fresh; one worker, and two on one batch."""
 
 from __future__ import annotations
 
@@ -7,47 +7,81 @@ import asyncio
 import random
 import statistics
 
-from bench import measure
-from bench.measure import Load, Scale
+from bench import load, measure
+from bench.load import Load
+from bench.measure import Scale
 
 
-async def _round(port: int, scale: Scale, order: str) -> Load:
+async def _call(port: int, method: str, path: str, body: object = None) -> dict[str, object]:
     async with measure.connected(port) as connection:
-        opened = await connection.call("POST", "/v1/batches", {"items": scale.items})
-        batch, size = opened["id"], opened["group_size"]
-        numbers = range(scale.requests) if order == "in order" else random.sample(range(scale.items), scale.requests)
-        bodies = ({"items": [f"{batch}:{n // size}:{n % size}"]} for n in numbers)
-        measured, answers = await measure.load(port, "/v1/acks", bodies, scale.connections)
-        found = await connection.call("GET", f"/v1/batches/{batch}/verify")
-        applied = sum(answer["applied"] for answer in answers)
-        if not (found["ok"] and found["acked"] == applied == scale.requests):
-            raise RuntimeError(f"{scale.requests} acks were sent, {applied} applied, and the batch says {found}")
+        answered: dict[str, object] = await connection.call(method, path, body)
+        return answered
+
+
+def fresh(port: int, items: int, numbers: list[int]) -> tuple[int, list[bytes]]:
+    """A new batch, and a request for each number."""
+    opened = asyncio.run(_call(port, "POST", "/v1/batches", {"items": items}))
+    batch, size = opened["id"], opened["group_size"]
+    assert isinstance(batch, int)
+    assert isinstance(size, int)
+    return batch, [load.encoded("/v1/acks", {"items": [f"{batch}:{n // size}:{n % size}"]}) for n in numbers]
+
+
+def check(port: int, batch: int, answers: list[bytes], sent: int) -> None:
+    """The bits say what the answers said."""
+    found = asyncio.run(_call(port, "GET", f"/v1/batches/{batch}/verify"))
+    applied = load.total(answers, "applied")
+    if not (found["ok"] and found["acked"] == applied == sent):
+        raise RuntimeError(f"{sent} items were acked, {applied} applied, and the batch says {found}")
+
+
+def numbers_of(order: str, scale: Scale) -> list[int]:
+    if order == "in order":
+        return list(range(scale.requests))
+    return random.sample(range(scale.items), scale.requests)
+
+
+def _round(port: int, scale: Scale, order: str) -> Load:
+    batch, requests = fresh(port, scale.items, numbers_of(order, scale))
+    measured, answers = load.drive(port, requests, scale.connections)
+    check(port, batch, answers, len(requests))
     return measured
 
 
-async def _empty_round(port: int, scale: Scale) -> Load:
-    bodies = ({"items": [f"1:{n // 8192}:{n % 8192}"]} for n in range(scale.requests))
-    return (await measure.load(port, "/v1/acks", bodies, scale.connections))[0]
+def _empty_round(port: int, scale: Scale) -> Load:
+    requests = [load.encoded("/v1/acks", {"items": [f"1:{n // 8192}:{n % 8192}"]}) for n in range(scale.requests)]
+    return load.drive(port, requests, scale.connections)[0]
 
 
 def run(scale: Scale) -> None:
     found: dict[str, list[Load]] = {}
-    with measure.mariadb() as server, measure.lastbit_on(server) as service, measure.empty_endpoint() as empty:
+    with (
+        measure.mariadb() as server,
+        measure.lastbit_on(server) as one,
+        measure.lastbit_on(server, workers=2) as two,
+        measure.empty_endpoint() as empty,
+    ):
         for _ in range(scale.rounds):
-            found.setdefault("empty endpoint", []).append(asyncio.run(_empty_round(empty, scale)))
+            found.setdefault("empty endpoint", []).append(_empty_round(empty, scale))
             for order in ("in order", "at random"):
-                found.setdefault(f"lastbit, {order}", []).append(asyncio.run(_round(service.port, scale, order)))
-    peer = statistics.median(each.rate for each in found["empty endpoint"])
-    rows = []
+                found.setdefault(f"lastbit, {order}", []).append(_round(one.port, scale, order))
+                found.setdefault(f"two workers, {order}", []).append(_round(two.port, scale, order))
+    measure.show(
+        f"acks: one id a call, {scale.connections} connections, MariaDB (medians of {scale.rounds} rounds)",
+        ["", "calls/s", "p50 ms", "p99 ms", "of the empty endpoint"],
+        rows(found, "empty endpoint"),
+    )
+
+
+def rows(found: dict[str, list[Load]], peer: str) -> list[list[str]]:
+    """A line each; the ratio is the median of the rounds' own ratios, as the machine's speed drifts."""
+    lines = []
     for name, loads in found.items():
         rate = statistics.median(each.rate for each in loads)
         p50, p99 = (statistics.median(getattr(each, q) for each in loads) * 1e3 for q in ("p50", "p99"))
-        rows.append([name, f"{rate:,.0f}", f"{p50:.1f}", f"{p99:.1f}", f"{rate / peer:.2f}"])
-    measure.show(
-        f"acks: one id a call, {scale.connections} connections, one worker, MariaDB (medians of {scale.rounds} rounds)",
-        ["", "calls/s", "p50 ms", "p99 ms", "of the empty endpoint"],
-        rows,
-    )
+        ratio = statistics.median(each.rate / other.rate for each, other in zip(loads, found[peer], strict=True))
+        lines.append([name, f"{rate:,.0f}", f"{p50:.1f}", f"{p99:.1f}", f"{ratio:.2f}"])
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""What the questions share: how large they are asked, a load over plain sockets, servers, medians, tables.
-
-The load generator speaks HTTP/1.1 over asyncio streams: a client library would cost more than what is measured.
-"""
+"""What the questions share: how large they are asked, servers, single calls, medians, tables. The load is in `load`."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -12,8 +10,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -43,9 +42,9 @@ class Scale:
 
 
 @contextlib.contextmanager
-def mariadb() -> Iterator[MariaDB]:
-    """A server of our own, durable: innodb_flush_log_at_trx_commit is 1 by default."""
-    server = MariaDB(in_memory=False)
+def mariadb(options: Sequence[str] = ()) -> Iterator[MariaDB]:
+    """A server of our own, durable: innodb_flush_log_at_trx_commit is 1 by default. `options`: of its command line."""
+    server = MariaDB(in_memory=False, options=options)
     try:
         server.install()
         server.start()
@@ -122,33 +121,20 @@ async def connected(port: int) -> AsyncIterator[Connection]:
         writer.close()
 
 
-@dataclass(frozen=True)
-class Load:
-    """What a load came to: requests a second, and latencies in seconds."""
+def call(port: int, method: str, path: str, body: Any = None) -> Any:
+    """A single call, over a connection of its own, outside of what is measured."""
 
-    rate: float
-    p50: float
-    p99: float
-
-
-async def load(port: int, path: str, bodies: Iterable[Any], connections: int) -> tuple[Load, list[Any]]:
-    """POST each body once, over so many connections at a time."""
-    waiting = iter(bodies)
-    took: list[float] = []
-    answers: list[Any] = []
-
-    async def work() -> None:
+    async def one() -> Any:
         async with connected(port) as connection:
-            for body in waiting:
-                begun = time.perf_counter()
-                answers.append(await connection.call("POST", path, body))
-                took.append(time.perf_counter() - begun)
+            return await connection.call(method, path, body)
 
-    begun = time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(connections)))
-    seconds = time.perf_counter() - begun
-    took.sort()
-    return Load(len(took) / seconds, took[len(took) // 2], took[len(took) * 99 // 100]), answers
+    return asyncio.run(one())
+
+
+def memory(process: int, line: str = "VmRSS") -> float:
+    """MB of a process that are resident, or (`VmHWM`) that were at the most, as the kernel counts them."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition(f"{line}:")[2].split()[0]) / 1024
 
 
 async def seconds_of(repeat: int, work: Callable[[], Awaitable[Any]]) -> float:
@@ -161,6 +147,17 @@ async def seconds_of(repeat: int, work: Callable[[], Awaitable[Any]]) -> float:
     return statistics.median(took)
 
 
+def beside(base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]) -> list[list[str]]:
+    """A line for each name: both medians, in ms, and the median of the rounds' own ratios, as the machine's speed
+    drifts. Each element is a round: seconds by name."""
+    lines = []
+    for name in base[0]:
+        ratio = statistics.median(two[name] / one[name] for one, two in zip(base, other, strict=True))
+        first, second = (statistics.median(each[name] for each in rounds) for rounds in (base, other))
+        lines.append([name, f"{first * 1e3:.2f}", f"{second * 1e3:.2f}", f"{ratio:.2f}"])
+    return lines
+
+
 def show(title: str, columns: list[str], rows: Iterable[Iterable[str]]) -> None:
     table = Table(title=title, title_justify="left")
     for position, column in enumerate(columns):
@@ -168,3 +165,10 @@ def show(title: str, columns: list[str], rows: Iterable[Iterable[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def alone(run: Callable[[Scale], None]) -> None:
+    """`python -m bench.NAME [--quick]`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="small, to see that nothing has rotted")
+    run(Scale.quick() if parser.parse_args().quick else Scale.full())

@@ -15,7 +15,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -24,6 +24,8 @@ from sqlalchemy.exc import IntegrityError
 from core import errors, faults, tables
 from core.lifecycle import LIVE, State, completes, judge
 from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_ITEMS
+
+T = TypeVar("T")
 
 LIST: Final = 500
 """Values in one IN list: MariaDB turns a longer one into a subquery."""
@@ -135,7 +137,7 @@ def get(tx: Connection, batch: int) -> Batch:
     return from_row(row)
 
 
-def chunks(values: list[int], size: int) -> Iterator[list[int]]:
+def chunks(values: list[T], size: int) -> Iterator[list[T]]:
     for start in range(0, len(values), size):
         yield values[start : start + size]
 

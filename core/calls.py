@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -109,8 +109,8 @@ class Unit:
     def reason(self) -> str | None:
         return self.call.reason
 
-    def groups(self) -> set[int]:
-        return self.indexes.keys() | self.masks.keys()
+    def groups(self) -> Set[int]:
+        return self.indexes.keys() | self.masks.keys() if self.masks else self.indexes.keys()
 
     def ids(self) -> Iterator[tuple[int, int]]:
         """(group, index) of what was named by id."""
@@ -120,6 +120,9 @@ class Unit:
 
     def chunks(self) -> Iterator[Unit]:
         """The same in ascending chunks of at most `UNIT_GROUPS` groups, fewer where many reasons are to be written."""
+        if len(self.indexes) + len(self.masks) <= UNIT_GROUPS and self.reason is None:
+            yield self
+            return
         chunk, weight = Unit(self.call, self.batch), 0
         for count, group in enumerate(sorted(self.groups())):
             if count and (len(chunk.groups()) == UNIT_GROUPS or weight >= REASON_ITEMS):

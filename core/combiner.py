@@ -27,13 +27,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
 
 from core import errors
-from core.calls import UNIT_GROUPS, Answer, Call, Outcome, Unit
+from core.calls import UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
 
 FLUSH_UNITS: Final = 4096
 """The most units of one flush; single acks of one group would otherwise be taken without end."""
@@ -52,38 +51,54 @@ class Commit(Protocol):
 class Acks(Protocol):
     """What the combiner and its inline twin have in common."""
 
-    def submit(self, call: Call) -> Future[Answer]: ...
+    def submit(self, call: Call, deliver: Deliver, to: Any = None) -> None:
+        """Take the call; `deliver` is called with its `Pending`, and those of others, once it is over."""
+
     def stop(self) -> None: ...
 
 
-class _Pending:
-    """One call under way: its future is done when the last of its units is, or when the first one fails. Units of one
-    call may be in both lanes, so its count has a lock."""
+class Pending:
+    """One call under way. It is over when the last of its units is, or when the first one fails: then `answer` is
+    whole, or `error` says why not. Units of one call may be in both lanes, so it is settled under the combiner's lock."""
 
-    __slots__ = ("_lock", "answer", "future", "left")
+    __slots__ = ("answer", "deliver", "error", "left", "to", "verb")
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, verb: Verb, units: int, deliver: Deliver, to: Any) -> None:
+        self.verb = verb
         self.answer = Answer()
-        self.future: Future[Answer] = Future()
-        self.future.set_running_or_notify_cancel()
+        self.error: BaseException | None = None
         self.left = units
-        self._lock = threading.Lock()
-        if not units:
-            self.future.set_result(self.answer)
+        self.deliver = deliver
+        self.to = to
+        """Whom the answer is for, as its caller knows them."""
 
-    def settle(self, outcome: Outcome) -> None:
-        with self._lock:
-            self.answer.add(outcome)
-            self.left -= 1
-            last = self.left == 0
-        if last:
-            self.future.set_result(self.answer)
+    def settle(self, outcome: Outcome) -> bool:
+        """Whether the call is over with this."""
+        if self.error is not None:
+            return False
+        self.answer.add(outcome)
+        self.left -= 1
+        return not self.left
 
-    def fail(self, error: BaseException) -> None:
-        with self._lock:
-            first, self.left = self.left > 0, -1
-        if first:
-            self.future.set_exception(error)
+    def fail(self, error: BaseException) -> bool:
+        """Whether the call is over with this, and was not before."""
+        if self.error is not None:
+            return False
+        self.error = error
+        return True
+
+
+Deliver = Callable[[Sequence[Pending]], None]
+"""Takes calls that are over, many at a time: a flush ends a thousand calls, and waking another thread for each would
+cost more than the flush. Called from the combiner's threads; it must not block or raise."""
+
+
+def _deliver(over: Sequence[Pending]) -> None:
+    by_receiver: dict[Deliver, list[Pending]] = {}
+    for pending in over:
+        by_receiver.setdefault(pending.deliver, []).append(pending)
+    for deliver, part in by_receiver.items():
+        deliver(part)
 
 
 class Inline:
@@ -92,49 +107,58 @@ class Inline:
     def __init__(self, commit: Commit) -> None:
         self._commit = commit
 
-    def submit(self, call: Call) -> Future[Answer]:
+    def submit(self, call: Call, deliver: Deliver, to: Any = None) -> None:
         units = [chunk for unit in call.units.values() for chunk in unit.chunks()]
-        pending = _Pending(len(units))
+        pending = Pending(call.verb, len(units), deliver, to)
         for unit in units:
             try:
                 pending.settle(self._commit([unit], lock_waits=4)[0])
-            except Exception as error:  # noqa: BLE001  # it is the future's
+            except Exception as error:  # noqa: BLE001  # it is the caller's
                 pending.fail(error)
-        return pending.future
+        deliver([pending])
 
     def stop(self) -> None:
         pass
 
 
+_Waiting: TypeAlias = tuple[Unit, Pending]
+
+
 class _Lane:
     """A queue per batch, and one thread that flushes from them in turns. All state is under `lock`."""
 
-    def __init__(self, name: str, lock: threading.Lock, flush: Callable[[list[tuple[Unit, _Pending]]], None]) -> None:
-        self.queues: OrderedDict[int, deque[tuple[Unit, _Pending]]] = OrderedDict()
+    def __init__(self, name: str, lock: threading.Lock, flush: Callable[[list[_Waiting]], None]) -> None:
+        self.queues: OrderedDict[int, deque[_Waiting]] = OrderedDict()
         self.wake = threading.Condition(lock)
         self.stopping = False
         self._flush = flush
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def put(self, unit: Unit, pending: _Pending) -> None:
+    def put(self, unit: Unit, pending: Pending) -> None:
         self.queues.setdefault(unit.batch, deque()).append((unit, pending))
         self.wake.notify()
 
-    def take(self) -> list[tuple[Unit, _Pending]]:
+    def take(self) -> list[_Waiting]:
         """The next flush: one unit of each waiting batch in turn, until the groups or units of a flush are full."""
-        taken: list[tuple[Unit, _Pending]] = []
-        groups: set[tuple[int, int]] = set()
+        taken: list[_Waiting] = []
+        groups: dict[int, set[int]] = {}
+        count = 0
         while self.queues and len(taken) < FLUSH_UNITS:
             batch, queue = self.queues.popitem(last=False)
-            unit, pending = queue[0]
-            wanted = {(batch, group) for group in unit.groups()}
-            if taken and len(groups | wanted) > UNIT_GROUPS:
-                self.queues[batch] = queue
-                self.queues.move_to_end(batch, last=False)
-                break
-            queue.popleft()
-            groups |= wanted
-            taken.append((unit, pending))
+            known = groups.setdefault(batch, set())
+            # With one batch left there is nobody to take turns with.
+            turn = len(queue) if not self.queues else 1
+            while turn and len(taken) < FLUSH_UNITS:
+                more = len(queue[0][0].groups() - known)
+                if taken and count + more > UNIT_GROUPS:
+                    self.queues[batch] = queue
+                    self.queues.move_to_end(batch, last=False)
+                    return taken
+                unit, pending = queue.popleft()
+                known |= unit.groups()
+                count += more
+                taken.append((unit, pending))
+                turn -= 1
             if queue:
                 self.queues[batch] = queue
         return taken
@@ -165,10 +189,13 @@ class Combiner:
         self._stopping = False
         self._started = False
 
-    def submit(self, call: Call) -> Future[Answer]:
-        """Queue the call; the future is done after the commit. Raises `errors.Overloaded` without queueing anything."""
+    def submit(self, call: Call, deliver: Deliver, to: Any = None) -> None:
+        """Queue the call; it is over after the commit. Raises `errors.Overloaded` without queueing anything."""
         units = [chunk for unit in call.units.values() for chunk in unit.chunks()]
-        pending = _Pending(len(units))
+        pending = Pending(call.verb, len(units), deliver, to)
+        if not units:
+            deliver([pending])
+            return
         with self._lock:
             if self._stopping:
                 raise errors.Unavailable("the service is stopping")
@@ -185,7 +212,6 @@ class Combiner:
                     self._patient.put(unit, pending)
                 else:
                     self._main.put(unit, pending)
-        return pending.future
 
     def stop(self) -> None:
         """Take no more calls, flush and answer those that wait, end the threads. The main lane ends first: it may still
@@ -199,10 +225,10 @@ class Combiner:
             if self._started:
                 lane.thread.join()
 
-    def _flush(self, taken: list[tuple[Unit, _Pending]]) -> None:
+    def _flush(self, taken: list[_Waiting]) -> None:
         if self._attempt(taken, lock_waits=0):
             return
-        by_batch: dict[int, list[tuple[Unit, _Pending]]] = {}
+        by_batch: dict[int, list[_Waiting]] = {}
         for unit, pending in taken:
             by_batch.setdefault(unit.batch, []).append((unit, pending))
         for batch, part in by_batch.items():
@@ -215,8 +241,8 @@ class Combiner:
                     for unit, pending in (*part, *behind):
                         self._patient.put(unit, pending)
 
-    def _flush_patiently(self, taken: list[tuple[Unit, _Pending]]) -> None:
-        by_batch: dict[int, list[tuple[Unit, _Pending]]] = {}
+    def _flush_patiently(self, taken: list[_Waiting]) -> None:
+        by_batch: dict[int, list[_Waiting]] = {}
         for unit, pending in taken:
             by_batch.setdefault(unit.batch, []).append((unit, pending))
         for batch, part in by_batch.items():
@@ -226,9 +252,9 @@ class Combiner:
                 if not self._stuck[batch]:
                     del self._stuck[batch]
 
-    def _attempt(self, taken: list[tuple[Unit, _Pending]], *, lock_waits: int, last: bool = False) -> bool:
+    def _attempt(self, taken: list[_Waiting], *, lock_waits: int, last: bool = False) -> bool:
         """Commit and answer; False where it should be tried again in smaller parts."""
-        live = [(unit, pending) for unit, pending in taken if not pending.future.done()]
+        live = [(unit, pending) for unit, pending in taken if pending.error is None]
         one_batch = len({unit.batch for unit, _ in live}) <= 1
         try:
             outcomes = self._commit([unit for unit, _ in live], lock_waits=lock_waits) if live else []
@@ -242,11 +268,13 @@ class Combiner:
                 log.exception("flush_failed", units=len(live))
             with self._lock:
                 self._waiting -= len(taken)
-            for _, pending in taken:
-                pending.fail(error)
+                over = [pending for _, pending in taken if pending.fail(error)]
+            _deliver(over)
             return True
         with self._lock:
             self._waiting -= len(taken)
-        for (_, pending), outcome in zip(live, outcomes, strict=True):
-            pending.settle(outcome)
+            over = [
+                pending for (_, pending), outcome in zip(live, outcomes, strict=True) if pending.settle(outcome)
+            ]
+        _deliver(over)
         return True

@@ -6,7 +6,7 @@ lock shows, and absolute values are written (MariaDB assigns from left to right 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,13 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, faults, tables
+from core.batches import chunks
 from core.calls import Completed, Unit
 from core.lifecycle import TAKES_ACKS, State, completes
 
 PREFIX_STEP: Final = 64
 """How many groups the full-prefix hint may advance in one transaction."""
-
-_batch = tables.batches.c
 
 
 @dataclass(slots=True)
@@ -56,62 +55,90 @@ def write(tx: Connection, touched_batches: Mapping[int, Touched]) -> dict[int, C
     """
     if not touched_batches:
         return {}
-    query = (
-        sa.select(
-            *(_batch.id, _batch.batch_key, _batch.state, _batch["items"], _batch.acked, _batch.failed),
-            *(_batch.full_prefix, _batch.completed_by, _batch.succeeded_by, _batch.group_size),
-            *(_batch.updated_at, _batch.ended_at),
-            tables.utc_now().label("now"),
-        )
-        .where(_batch.id.in_(sorted(touched_batches)))
-        .order_by(_batch.id)
-        .with_for_update()
-    )
-    rows = {row.id: row for row in tx.execute(query)}
+    locking = "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
+    wanted = ", ".join(map(str, sorted(touched_batches)))  # integers of our own
+    statement = f"SELECT {_READ} FROM batches WHERE id IN ({wanted}) ORDER BY id{locking}"  # noqa: S608
+    rows = {row.id: row for row in tx.exec_driver_sql(statement)}
     complete: dict[int, Complete] = {}
-    writes: list[dict[str, Any]] = []
+    writes: list[_Written] = []
     for batch, touched in sorted(touched_batches.items()):
         row = rows.get(batch)
         if row is None or row.state not in TAKES_ACKS:
             raise faults.BeginAgain
         state, acked, failed = State(row.state), row.acked + touched.acked, row.failed + touched.failed
         _check(row, state, acked, failed, touched)
-        prefix, ended_at, completed_by, succeeded_by = row.full_prefix, row.ended_at, row.completed_by, row.succeeded_by
+        written = _Written(batch, acked, failed)
         if touched.filled:
-            prefix = _advance_prefix(tx, batch, prefix, row.group_size)
+            prefix = _advance_prefix(tx, batch, row.full_prefix, row.group_size)
+            written.full_prefix = prefix if prefix != row.full_prefix else None
+        completed_by, succeeded_by = row.completed_by, row.succeeded_by
         if completed_now := completes(state, row.items, acked, failed):
             assert touched.last_resolver is not None
-            state, ended_at, completed_by = State.COMPLETE, row.now, touched.last_resolver.call.fingerprint()
+            state = State.COMPLETE
+            written.completed_by = completed_by = touched.last_resolver.call.fingerprint()
         if succeeded_now := state is State.COMPLETE and failed == 0:
             assert touched.last_changer is not None
-            succeeded_by = touched.last_changer.call.fingerprint()
+            written.succeeded_by = succeeded_by = touched.last_changer.call.fingerprint()
         if state is State.COMPLETE:
             complete[batch] = Complete(
-                batch, row.batch_key, failed, completed_by, succeeded_by, completed_now, succeeded_now
+                batch, _text(row.batch_key), failed, completed_by, succeeded_by, completed_now, succeeded_now
             )
-        writes.append(
-            {
-                "b_id": batch,
-                "new_acked": acked,
-                "new_failed": failed,
-                "new_state": state,
-                "new_full_prefix": prefix,
-                "new_updated_at": max(row.now, row.updated_at),
-                "new_ended_at": ended_at,
-                "new_completed_by": completed_by,
-                "new_succeeded_by": succeeded_by,
-            }
-        )
-    tx.execute(_UPDATE_BATCH, writes)
+        writes.append(written)
+    for part in chunks(writes, _ROWS):
+        tx.exec_driver_sql(_update(tx.dialect.name, part))
     return complete
 
 
-_WRITTEN: Final = ["acked", "failed", "state", "full_prefix", "updated_at", "ended_at", "completed_by", "succeeded_by"]
-_UPDATE_BATCH: Final = (
-    sa.update(tables.batches)
-    .where(_batch.id == sa.bindparam("b_id"))
-    .values({name: sa.bindparam(f"new_{name}") for name in _WRITTEN})
+_READ: Final = (
+    "id, batch_key, state, items, acked, failed, full_prefix, completed_by, succeeded_by, group_size"
 )
+_ROWS: Final = 64
+"""Of one UPDATE. The server looks for a row's value among those of all rows, so the work grows with the square."""
+
+
+@dataclass(slots=True)
+class _Written:
+    """What becomes of one batch row; None: as it is. `completed_by`: it completes now."""
+
+    id: int
+    acked: int
+    failed: int
+    full_prefix: int | None = None
+    completed_by: bytes | None = None
+    succeeded_by: bytes | None = None
+
+
+def _update(dialect: str, rows: Sequence[_Written]) -> str:
+    """One statement for all: each costs a round trip. The values are integers and bytes of our own, so they stand in the
+    text."""
+    now, latest = ("lastbit_now()", "max") if dialect == "sqlite" else ("UTC_TIMESTAMP(6)", "GREATEST")
+    values: dict[str, dict[int, str]] = {}
+    for row in rows:
+        changes = {"acked": str(row.acked), "failed": str(row.failed)}
+        if row.full_prefix is not None:
+            changes["full_prefix"] = str(row.full_prefix)
+        if row.completed_by is not None:
+            changes["state"] = f"'{State.COMPLETE}'"
+            changes["ended_at"] = now
+            changes["completed_by"] = f"x'{row.completed_by.hex()}'"
+        if row.succeeded_by is not None:
+            changes["succeeded_by"] = f"x'{row.succeeded_by.hex()}'"
+        for column, value in changes.items():
+            values.setdefault(column, {})[row.id] = value
+    assignments = [f"updated_at = {latest}(updated_at, {now})"]
+    for column, by_id in values.items():
+        if len(rows) == 1:
+            assignments.append(f"{column} = {by_id[rows[0].id]}")
+        else:
+            cases = " ".join(f"WHEN {batch} THEN {value}" for batch, value in by_id.items())
+            assignments.append(f"{column} = CASE id {cases} ELSE {column} END")
+    wanted = ", ".join(str(row.id) for row in rows)
+    return f"UPDATE batches SET {', '.join(assignments)} WHERE id IN ({wanted})"  # noqa: S608
+
+
+def _text(value: str | bytes | None) -> str | None:
+    """A key as the driver gives it."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _check(row: Any, state: State, acked: int, failed: int, touched: Touched) -> None:
@@ -145,12 +172,12 @@ def look_again(tx: Connection, batches: Collection[int]) -> dict[int, Complete]:
     """
     if not batches:
         return {}
-    columns = (_batch.id, _batch.state, _batch.batch_key, _batch.failed, _batch.completed_by, _batch.succeeded_by)
-    rows = {row.id: row for row in tx.execute(sa.select(*columns).where(_batch.id.in_(sorted(batches))))}
+    wanted = ", ".join(map(str, sorted(batches)))
+    rows = {row.id: row for row in tx.exec_driver_sql(f"SELECT {_READ} FROM batches WHERE id IN ({wanted})")}  # noqa: S608
     if any(batch not in rows or rows[batch].state not in TAKES_ACKS for batch in batches):
         raise faults.BeginAgain
     return {
-        row.id: Complete(row.id, row.batch_key, row.failed, row.completed_by, row.succeeded_by)
+        row.id: Complete(row.id, _text(row.batch_key), row.failed, row.completed_by, row.succeeded_by)
         for row in rows.values()
         if row.state == State.COMPLETE
     }

@@ -197,6 +197,8 @@ def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
         max_overflow=max_overflow,
         pool_timeout=10,
         pool_recycle=1800,
+        # What ends here has been committed or rolled back already; another ROLLBACK would be a round trip for nothing.
+        pool_reset_on_return=None,
         connect_args={
             "charset": "utf8mb4",
             "init_command": session,

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from core import acks, batches, purge, ranges, schema, verify
 from core.batches import Batch
 from core.calls import Answer, Call, Outcome, Unit, check_width, request_fingerprint
-from core.combiner import Acks, Combiner, Commit
+from core.combiner import Acks, Combiner, Commit, Deliver, Pending
 from core.db import Database
 from core.lifecycle import State
 
 MaskPlaces = Sequence[tuple[str, int, bytes]]
 """(place in the request, batch, bits) of each mask, to be checked against its batch's group_size."""
+
+
+def _tell(over: Sequence[Pending]) -> None:
+    for each in over:
+        if each.error is not None:
+            each.to.set_exception(each.error)
+        else:
+            each.to.set_result(each.answer)
 
 
 class Service:
@@ -56,9 +65,17 @@ class Service:
         self.database.write(lambda tx: purge.condemn(tx, batch))
         purge.purge(self.database, batch)
 
+    def submit(self, call: Call, deliver: Deliver, to: Any) -> None:
+        """Acks or failures, as the call says; `deliver` is told when it is over, in another thread, together with other
+        calls that ended in the same commit. Raises `errors.Overloaded`."""
+        self._acks.submit(call, deliver, to)
+
     def ack(self, call: Call) -> Future[Answer]:
-        """Acks or failures, as the call says. Raises `errors.Overloaded`; the future raises `errors.Unavailable`."""
-        return self._acks.submit(call)
+        """`submit` with a future. Raises `errors.Overloaded`; the future raises `errors.Unavailable`."""
+        future: Future[Answer] = Future()
+        future.set_running_or_notify_cancel()
+        self._acks.submit(call, _tell, future)
+        return future
 
     def _commit(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]:
         return self.database.write(lambda tx: acks.flush(tx, units), repeatable=True, lock_waits=lock_waits)
