@@ -10,6 +10,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from api import logs
+from api.protocol import AckProtocol
 from core import errors, schema
 from core.db import Database
 from core.settings import Settings
@@ -61,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         workers=settings.workers,
         log_level="info" if settings.log_level == "debug" else "warning",
         access_log=False,
+        http=AckProtocol,
         server_header=False,
         proxy_headers=False,  # nothing here asks who the client is
         timeout_keep_alive=KEEP_ALIVE,

@@ -8,7 +8,7 @@ import asyncio
 import binascii
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -23,7 +23,7 @@ from api.problems import Place, Problem
 from core import errors
 from core.calls import Answer, Call, Rejected, Verb
 from core.combiner import Pending
-from core.service import Service
+from core.service import MaskPlaces, Service
 from lastbit.ids import INTEGER_LIMIT, InvalidItemId, ItemId
 
 MAX_IDS: Final = 10_000
@@ -120,7 +120,7 @@ class AckRoutes:
         try:
             status, content, headers = 200, await self._answer(verb, scope, receive), {}
         except Exception as error:  # noqa: BLE001  # the outermost place there is: all becomes a problem
-            problem = _problem(error)
+            problem = problem_of(error)
             status, content, headers = problem.status, problem.body(), problem.headers
         media_type = b"application/json" if status == 200 else problems.MEDIA_TYPE.encode()
         start = {
@@ -138,12 +138,38 @@ class AckRoutes:
     async def _answer(self, verb: Verb, scope: Scope, receive: Receive) -> bytes:
         if scope["method"] != "POST":
             raise Problem("method_not_allowed", "this path takes POST", headers={"Allow": "POST"})
-        service: Service = self.state.service
-        call = await parse(verb, _idempotency_key(scope), await body.read(scope, receive), service)
+        key = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
+        call, unchecked = self.parse(verb, key, await body.read(scope, receive))
+        if unchecked:
+            await self.check(unchecked)
         loop: asyncio.AbstractEventLoop = self.state.loop
-        future: asyncio.Future[Answer] = loop.create_future()
-        service.submit(call, self._deliver, future)
-        answer = await future
+        future: asyncio.Future[Pending] = loop.create_future()
+
+        def tell(over: Pending) -> None:
+            if not future.done():  # it is, when the client has left
+                future.set_result(over)
+
+        self.submit(call, tell)
+        over = await future
+        if over.error is not None:
+            raise over.error
+        return self.encoded(over.answer)
+
+    def parse(self, verb: Verb, idempotency_key: bytes | None, content: bytes) -> tuple[Call, MaskPlaces]:
+        """The call that a body is, and the masks whose width only the database knows: those go through `check` before
+        the call is submitted. Raises `Problem` and `errors.InvalidRequest`."""
+        return parse(verb, idempotency_key, content, self.state.service)
+
+    async def check(self, masks: MaskPlaces) -> None:
+        """Raises `errors.InvalidRequest`, `errors.Unavailable`."""
+        await run_in_threadpool(self.state.service.check_widths, masks)
+
+    def submit(self, call: Call, to: Callable[[Pending], object]) -> None:
+        """Queue the call; `to` is told in the event loop when it is over. Raises `errors.Overloaded`."""
+        self.state.service.submit(call, self._deliver, to)
+
+    def encoded(self, answer: Answer) -> bytes:
+        """The answer as it travels; who waits for a batch that it names is woken."""
         if not answer.completed and not answer.rejected:
             return _PLAIN % (answer.applied, answer.repeated)
         for batch in answer.completed:
@@ -153,11 +179,14 @@ class AckRoutes:
     def _deliver(self, over: Sequence[Pending]) -> None:
         """From the combiner's thread: one call into the loop for all that a commit ended, as each of them wakes it."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left who could be answered
-            self.state.loop.call_soon_threadsafe(_wake, over)
+            self.state.loop.call_soon_threadsafe(_tell, over)
 
 
-async def parse(verb: Verb, idempotency_key: str | None, content: bytes, service: Service) -> Call:
-    """The call that a body is. Raises `Problem` and `errors.InvalidRequest`, before anything is queued."""
+def parse(verb: Verb, idempotency_key: bytes | None, content: bytes, service: Service) -> tuple[Call, MaskPlaces]:
+    """See `AckRoutes.parse`."""
+    if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
+        raise problems.invalid([Place("header Idempotency-Key", "expected 1 to 255 visible ASCII characters")])
+    key = None if idempotency_key is None else str(idempotency_key, "ascii")
     try:
         wanted = _DECODERS[verb].decode(content)
     except msgspec.ValidationError as error:
@@ -175,13 +204,11 @@ async def parse(verb: Verb, idempotency_key: str | None, content: bytes, service
         raise Problem("too_large", f"body.groups: expected at most {MAX_GROUPS:,} groups, got {len(groups):,}")
     ids = [_item(position, text) for position, text in enumerate(texts)]
     masks = [(each.batch, each.group, _bits(position, each.bits)) for position, each in enumerate(groups)]
-    if masks:
-        places = [(f"body.groups[{i}].bits", batch, bits) for i, (batch, _, bits) in enumerate(masks)]
-        if service.widths_known(places):
-            service.check_widths(places)
-        else:
-            await run_in_threadpool(service.check_widths, places)
-    return Call.of(verb, ids, masks, reason=getattr(wanted, "reason", None), idempotency_key=idempotency_key)
+    places: MaskPlaces = [(f"body.groups[{i}].bits", batch, bits) for i, (batch, _, bits) in enumerate(masks)]
+    if places and service.widths_known(places):
+        service.check_widths(places)
+        places = ()
+    return Call.of(verb, ids, masks, reason=getattr(wanted, "reason", None), idempotency_key=key), places
 
 
 def _item(position: int, text: str) -> ItemId:
@@ -198,16 +225,7 @@ def _bits(position: int, text: str) -> bytes:
         raise problems.invalid([Place(f"body.groups[{position}].bits", f"expected base64: {error}")]) from None
 
 
-def _idempotency_key(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"idempotency-key":
-            if not _KEY.fullmatch(value):
-                raise problems.invalid([Place("header Idempotency-Key", "expected 1 to 255 visible ASCII characters")])
-            return str(value, "ascii")
-    return None
-
-
-def _problem(error: Exception) -> Problem:
+def problem_of(error: Exception) -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, errors.CoreError):
@@ -233,21 +251,15 @@ def _rejected(each: Rejected) -> RejectedItem:
     return RejectedItem(each.reason, group=f"{each.group[0]}:{each.group[1]}", count=each.count)
 
 
-def _wake(over: Sequence[Pending]) -> None:
+def _tell(over: Sequence[Pending]) -> None:
     counts: dict[tuple[Verb, str], int] = {}
     for pending in over:
-        future: asyncio.Future[Answer] = pending.to
-        if pending.error is not None:
-            if not future.done():
-                future.set_exception(pending.error)
-            continue
         answer = pending.answer
-        if not future.done():  # cancelled with its request
-            future.set_result(answer)
         rejected = sum(each.count for each in answer.rejected) if answer.rejected else 0
         for result, count in (("applied", answer.applied), ("repeated", answer.repeated), ("rejected", rejected)):
-            if count:
+            if count and pending.error is None:
                 counts[pending.verb, result] = counts.get((pending.verb, result), 0) + count
+        pending.to(pending)
     for (verb, result), count in counts.items():
         ACKS.labels(verb.value, result).inc(count)
 

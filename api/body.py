@@ -40,10 +40,17 @@ async def read(scope: Scope, receive: Receive) -> bytes:
         raise _too_large()
     if not body:
         return b"{}"
-    if content_type.split(b";", 1)[0].strip().lower() != b"application/json":
+    if not is_json(content_type):
         got = content_type.decode("latin-1") or "none"
         raise Problem("unsupported_media_type", f"header Content-Type: expected application/json, got {got}")
     return body
+
+
+def is_json(content_type: bytes) -> bool:
+    """Whether a Content-Type header says so."""
+    return content_type == b"application/json" or (
+        content_type.split(b";", 1)[0].strip().lower() == b"application/json"
+    )
 
 
 def _too_large() -> Problem:

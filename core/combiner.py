@@ -66,7 +66,7 @@ class Pending:
     def __init__(self, verb: Verb, units: int, deliver: Deliver, to: Any) -> None:
         self.verb = verb
         self.answer = Answer()
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.left = units
         self.deliver = deliver
         self.to = to
@@ -80,7 +80,7 @@ class Pending:
         self.left -= 1
         return not self.left
 
-    def fail(self, error: BaseException) -> bool:
+    def fail(self, error: Exception) -> bool:
         """Whether the call is over with this, and was not before."""
         if self.error is not None:
             return False

@@ -1,0 +1,184 @@
+"""The ack routes' short way through the server.
+
+An ack costs the service less than what an HTTP framework does around it: a task, an ASGI cycle of four messages and two
+writes for each request. So uvicorn's protocol is given a second way. A request for an ack route that is as plain as can
+be (POST, HTTP/1.1, kept alive, a JSON body of known length, nothing else under way on its connection) is parsed,
+queued and answered right here, with one write. All others, and whatever is unusual about one of these, go the ordinary
+way, where `AckRoutes` gives the same answers; so nothing of HTTP is decided twice.
+
+It leans on what uvicorn's `HttpToolsProtocol` and its cycle call their parts. An `_Exchange` stands where the server
+looks for the cycle of the request under way, so that pipelined requests wait for it, a lost connection is seen, and a
+stop waits for its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from api import body, problems
+from api.acks import PATHS, AckRoutes, problem_of
+from core.calls import Call, Verb
+from core.combiner import Pending
+from core.service import MaskPlaces
+
+_VERBS: Final = {path.encode(): verb for path, verb in PATHS.items()}
+
+
+class _Exchange:
+    """One request on the short way, and its answer. The public attributes are those of uvicorn's cycle."""
+
+    __slots__ = (
+        "_protocol",
+        "disconnected",
+        "keep_alive",
+        "key",
+        "message_event",
+        "parts",
+        "response_complete",
+        "verb",
+    )
+
+    def __init__(self, protocol: AckProtocol, verb: Verb, key: bytes | None) -> None:
+        self._protocol = protocol
+        self.verb = verb
+        self.key = key
+        self.parts: list[bytes] = []
+        self.keep_alive = True
+        self.disconnected = False
+        self.response_complete = False
+        self.message_event = _NOBODY_WAITS
+
+    def __call__(self, over: Pending) -> None:
+        """The call is over: answer."""
+        if over.error is not None:
+            self.refuse(over.error)
+        else:
+            self._answer(STATUS_LINE[200], b"application/json", self._protocol.acks.encoded(over.answer))
+
+    def refuse(self, error: Exception) -> None:
+        problem = problem_of(error)
+        if "Connection" in problem.headers:
+            self.keep_alive = False
+        more = b"".join(
+            b"%b: %b\r\n" % (name.lower().encode(), value.encode())
+            for name, value in problem.headers.items()
+            if name != "Connection"
+        )
+        self._answer(STATUS_LINE[problem.status], problems.MEDIA_TYPE.encode(), problem.body(), more)
+
+    def _answer(self, status: bytes, media_type: bytes, content: bytes, more: bytes = b"") -> None:
+        protocol = self._protocol
+        self.response_complete = True
+        if protocol.transport.is_closing():
+            return
+        if not self.keep_alive:
+            more += b"connection: close\r\n"
+        protocol.transport.write(
+            b"%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
+            % (status, protocol.default_headers(), media_type, len(content), more, content)
+        )
+        if not self.keep_alive:
+            protocol.transport.close()
+        protocol.on_response_complete()
+
+
+class _Event:
+    """In the place of the cycle's event, on which nobody waits here."""
+
+    def set(self) -> None:
+        pass
+
+
+_NOBODY_WAITS: Final = _Event()
+
+
+class AckProtocol(HttpToolsProtocol):
+    """See the module. Without `AckRoutes` as the application it is uvicorn's own."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.acks: Any = self.app
+        self._short = isinstance(self.app, AckRoutes)
+        self._headers_of: object = None
+        self._headers = b""
+
+    def default_headers(self) -> bytes:
+        """The server's own, as they travel; it makes a new list each second."""
+        current = self.server_state.default_headers
+        if current is not self._headers_of:
+            self._headers_of = current
+            self._headers = b"".join(b"%b: %b\r\n" % header for header in current)
+        return self._headers
+
+    def on_headers_complete(self) -> None:
+        verb = _VERBS.get(self.url)
+        if verb is None or not self._short or not self._take(verb):
+            super().on_headers_complete()
+
+    def _take(self, verb: Verb) -> bool:
+        parser = self.parser
+        if (
+            (self.cycle is not None and not self.cycle.response_complete)
+            or self.expect_100_continue
+            or self.limit_concurrency is not None
+            or parser.get_method() != b"POST"
+            or parser.get_http_version() != "1.1"
+            or not parser.should_keep_alive()
+            or parser.should_upgrade()
+        ):
+            return False
+        content_type = length = b""
+        key = None
+        for name, value in self.headers:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"content-length":
+                length = value
+            elif name == b"transfer-encoding":
+                return False
+            elif name == b"idempotency-key" and key is None:
+                key = value
+        if not length.isdigit() or not 0 < int(length) <= body.LIMIT or not body.is_json(content_type):
+            return False
+        self.cycle = _Exchange(self, verb, key)  # type: ignore[assignment]  # it has what the server asks a cycle for
+        return True
+
+    def on_body(self, body: bytes) -> None:
+        cycle: Any = self.cycle
+        if type(cycle) is _Exchange:
+            cycle.parts.append(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        exchange: Any = self.cycle
+        if type(exchange) is not _Exchange:
+            super().on_message_complete()
+            return
+        parts = exchange.parts
+        content = parts[0] if len(parts) == 1 else b"".join(parts)
+        exchange.parts = []
+        try:
+            call, unchecked = self.acks.parse(exchange.verb, exchange.key, content)
+            if not unchecked:
+                self.acks.submit(call, exchange)
+                return
+        except Exception as error:  # noqa: BLE001  # the outermost place there is: all becomes a problem
+            exchange.refuse(error)
+            return
+        task = self.loop.create_task(self._check_first(exchange, call, unchecked))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _check_first(self, exchange: _Exchange, call: Call, unchecked: MaskPlaces) -> None:
+        try:
+            await self.acks.check(unchecked)
+            self.acks.submit(call, exchange)
+        except Exception as error:  # noqa: BLE001  # as above
+            exchange.refuse(error)
+        except asyncio.CancelledError:
+            self.transport.close()
+            raise
