@@ -27,34 +27,42 @@ Requests are merged: a flush carries units of many callers, applied in arrival o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from bitarray import bitarray
 from bitarray.util import zeros
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
-from core import bitfield, completion, faults, tables
+from core import bitfield, completion, statements, tables
 from core.batches import LIST, chunks
 from core.calls import Outcome, Rejected, Unit, Verb
 from core.completion import Touched
+from core.held import Held, Key
 from core.lifecycle import TAKES_ACKS, State
 from lastbit.ids import ItemId
+
+
+class Seen(NamedTuple):
+    """A batch at the first look."""
+
+    state: str
+    group_size: int
+    items: int
 
 
 @dataclass(slots=True)
 class _Flush:
     """The state of one attempt; thrown away when it is rolled back."""
 
-    seen: dict[int, Any]
-    """The batches as they were at the first look: rows of id, state, group_size, items."""
-    groups: dict[tuple[int, int], bitfield.Group] = field(default_factory=dict)
-    missing: set[tuple[int, int]] = field(default_factory=set)
+    seen: dict[int, Seen]
+    groups: dict[Key, bitfield.Group] = field(default_factory=dict)
+    """Those that are wanted, locked where they have a row."""
+    missing: set[Key] = field(default_factory=set)
     """Groups without a row yet."""
-    changed: set[tuple[int, int]] = field(default_factory=set)
+    changed: set[Key] = field(default_factory=set)
     touched: dict[int, Touched] = field(default_factory=dict)
     reasons: dict[tuple[int, int], str] = field(default_factory=dict)
     """(batch, number) → why it failed, to be written."""
@@ -62,51 +70,117 @@ class _Flush:
 
     def issued(self, batch: int, group: int) -> int:
         """How many items of the group have been issued."""
-        row = self.seen[batch]
-        return int(max(0, min(row.group_size, row.items - group * row.group_size)))
+        _, size, items = self.seen[batch]
+        left = items - group * size
+        return size if left >= size else left if left > 0 else 0
 
-    def untouched(self) -> set[int]:
+    def untouched(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> set[int]:
         """Batches of which all items were repeats."""
-        return {batch for batch, _ in self.groups} - self.touched.keys()
+        wanted = {unit.batch for unit, outcome in zip(units, outcomes, strict=True) if outcome.wanted}
+        return wanted - self.touched.keys()
 
 
-def flush(tx: Connection, units: Sequence[Unit]) -> list[Outcome]:
-    """Apply the units in their order and return an outcome for each. The caller commits.
+class Flushed(NamedTuple):
+    """What came of a flush, to be used after its commit."""
+
+    outcomes: list[Outcome]
+    groups: Mapping[Key, bitfield.Group]
+    """As their rows are now: for `Held.put`, with the era."""
+    era: int
+
+
+def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
+    """Apply the units in their order, with an outcome for each. The caller commits.
 
     Raises `faults.BeginAgain` when it must be run again, `errors.InconsistentBatch` when counts and bits disagree.
     """
-    work = _Flush(_look(tx, {unit.batch for unit in units}))
+    era = held.era
+    # One round trip for both: nothing of the second statement depends on what the first one finds.
+    batches, locked = statements.run(tx, _look(tx, units), _lock(tx, units))
+    work = _Flush(_seen(tx, batches))
     outcomes = [_admit(work, unit) for unit in units]
-    _lock_groups(tx, work)
+    _load(tx, work, held, statements.records(tx, locked))
     for unit, outcome in zip(units, outcomes, strict=True):
         if outcome.wanted:
             _apply(work, unit, outcome)
-    _write_groups(tx, work)
     _write_reasons(tx, work)
-    complete = completion.write(tx, work.touched)
-    complete |= completion.look_again(tx, work.untouched())
-    for unit, outcome in zip(units, outcomes, strict=True):
-        if outcome.wanted and unit.batch in complete:
-            outcome.completed = completion.told(complete[unit.batch], work.touched.get(unit.batch), unit)
-    return outcomes
+    complete = completion.write(tx, _write_groups(tx, work), work.touched, work.untouched(units, outcomes))
+    for key in work.changed:
+        work.groups[key].written(work.issued(*key))
+    if complete:
+        for unit, outcome in zip(units, outcomes, strict=True):
+            if outcome.wanted and unit.batch in complete:
+                outcome.completed = completion.told(complete[unit.batch], work.touched.get(unit.batch), unit)
+    return Flushed(outcomes, work.groups, era)
 
 
-def _look(tx: Connection, ids: Iterable[int]) -> dict[int, Any]:
+def _look(tx: Connection, units: Sequence[Unit]) -> str:
     """1. A plain read of the batches: do they exist, do they take acks, how many items are issued?"""
-    found: dict[int, Any] = {}
-    for part in chunks(sorted(ids), LIST):
-        # Integers of our own parsing stand in the text, here and below: one form of statement for every driver.
-        wanted = ", ".join(map(str, part))
-        statement = f"SELECT id, state, group_size, items FROM batches WHERE id IN ({wanted})"  # noqa: S608
-        for row in tx.exec_driver_sql(statement):
-            if row.state != State.DELETING:
-                found[row.id] = row
-    return found
+    wanted = ",".join(map(str, sorted({unit.batch for unit in units})))
+    return statements.select(tx, ("id", "state", "group_size", "items"), f"batches WHERE id IN ({wanted})")
+
+
+def _seen(tx: Connection, rows: statements.Rows) -> dict[int, Seen]:
+    return {
+        int(batch): Seen(state, int(size), int(items))
+        for batch, state, size, items in statements.records(tx, rows)
+        if state != State.DELETING
+    }
+
+
+def _lock(tx: Connection, units: Sequence[Unit]) -> str:
+    """2. Lock the groups that have a row, in primary-key order, by one statement."""
+    by_batch: dict[int, set[int]] = {}
+    for unit in units:
+        by_batch.setdefault(unit.batch, set()).update(unit.groups())
+    columns = ("batch_id", "group_no", "resolved_count", "failed_count")
+    return statements.select(tx, columns, f"item_groups WHERE {_among(by_batch)}{_for_update(tx)}")
+
+
+def _among(by_batch: Mapping[int, Collection[int]]) -> str:
+    return " OR ".join(
+        f"(batch_id = {batch} AND group_no IN ({','.join(map(str, part))}))"
+        for batch, groups in sorted(by_batch.items())
+        for part in chunks(sorted(groups), LIST)
+    )
+
+
+def _for_update(tx: Connection) -> str:
+    return "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
+
+
+def _load(tx: Connection, work: _Flush, held: Held, rows: Sequence[Sequence[Any]]) -> None:
+    """The bits of the wanted groups: from memory where they are those of the locked row, else read."""
+    unread: dict[int, set[int]] = {}
+    counts: dict[Key, tuple[int, int]] = {}
+    for row in rows:
+        batch, number, resolved, failed = map(int, row)
+        key = batch, number
+        if key not in work.missing:
+            continue  # all that is wanted of it was rejected
+        work.missing.discard(key)
+        counts[key] = resolved, failed
+        group = held.take(key, resolved, failed)
+        if group is None and resolved == work.seen[batch].group_size and not failed:
+            group = bitfield.Group.full(resolved)
+        if group is None:
+            unread.setdefault(batch, set()).add(number)
+        else:
+            work.groups[key] = group
+    for batch, number in work.missing:
+        work.groups[batch, number] = bitfield.Group.empty(work.seen[batch].group_size)
+    if unread:
+        # Plain: the rows are locked, so they are still as they were.
+        text = f"SELECT batch_id, group_no, resolved, failed FROM item_groups WHERE {_among(unread)}"  # noqa: S608
+        for batch, number, blob, failed_blob in statements.run(tx, text)[0]:
+            key = batch, number
+            size = work.seen[batch].group_size
+            work.groups[key] = bitfield.Group.load(blob, failed_blob, *counts[key], size)
 
 
 def _admit(work: _Flush, unit: Unit) -> Outcome:
     """Reject what was never issued or whose batch is gone; remember which groups are wanted."""
-    row: Any = work.seen.get(unit.batch)
+    row = work.seen.get(unit.batch)
     if row is None or row.state not in TAKES_ACKS:
         reason = "unknown_batch" if row is None else str(row.state)
         rejected = [Rejected(reason, item=ItemId(unit.batch, g, i)) for g, i in unit.ids()]
@@ -115,59 +189,33 @@ def _admit(work: _Flush, unit: Unit) -> Outcome:
         ]
         return Outcome(rejected=rejected)
     outcome = Outcome()
+    size = row.group_size
     for group, indexes in unit.indexes.items():
         issued = work.issued(unit.batch, group)
-        good = [i for i in indexes if i < issued]
+        good = indexes if max(indexes) < issued else [i for i in indexes if i < issued]
         if len(good) < len(indexes):
             outcome.rejected += [
                 Rejected("unknown_item", item=ItemId(unit.batch, group, i)) for i in indexes if i >= issued
             ]
         if good:
             outcome.wanted[group] = good
+            work.missing.add((unit.batch, group))
     for group, mask in unit.masks.items():
         issued = work.issued(unit.batch, group)
-        beyond = mask.count(1, issued)
+        beyond = mask.count(1, issued) if len(mask) > issued else 0
         if beyond:
             outcome.rejected.append(Rejected("unknown_item", group=(unit.batch, group), count=beyond))
-        good_mask = mask[: min(issued, row.group_size)]
-        if good_mask.any():
-            good_mask.extend(zeros(row.group_size - len(good_mask), bitfield.ENDIAN))
-            alone = outcome.wanted.get(group)
-            if isinstance(alone, list):
-                good_mask |= bitfield.mask_of(alone, row.group_size)
-            outcome.wanted[group] = good_mask
-    for group in outcome.wanted:
+        good_mask = mask if len(mask) == size and not beyond else mask[:issued]
+        if not good_mask.any():
+            continue
+        if len(good_mask) < size:
+            good_mask = good_mask + zeros(size - len(good_mask), bitfield.ENDIAN)
+        alone = outcome.wanted.get(group)
+        if isinstance(alone, list):
+            good_mask = good_mask | bitfield.mask_of(alone, size)
+        outcome.wanted[group] = good_mask
         work.missing.add((unit.batch, group))
     return outcome
-
-
-def _lock_groups(tx: Connection, work: _Flush) -> None:
-    """2. Lock the groups that have a row, in primary-key order, by one statement."""
-    by_batch: dict[int, list[int]] = {}
-    for batch, group in sorted(work.missing):
-        by_batch.setdefault(batch, []).append(group)
-    if not by_batch:
-        return
-    wanted = " OR ".join(
-        f"(batch_id = {batch} AND group_no IN ({', '.join(map(str, part))}))"
-        for batch, groups in by_batch.items()
-        for part in chunks(groups, LIST)
-    )
-    statement = (
-        "SELECT batch_id, group_no, resolved, failed, resolved_count, failed_count FROM item_groups "  # noqa: S608
-        f"WHERE {wanted} ORDER BY batch_id, group_no{_for_update(tx)}"
-    )
-    for batch, group, resolved, failed, resolved_count, failed_count in tx.exec_driver_sql(statement):
-        work.groups[batch, group] = bitfield.Group.load(
-            resolved, failed, resolved_count, failed_count, work.seen[batch].group_size
-        )
-        work.missing.discard((batch, group))
-    for batch, group in work.missing:
-        work.groups[batch, group] = bitfield.Group.empty(work.seen[batch].group_size)
-
-
-def _for_update(tx: Connection) -> str:
-    return "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
 
 
 def _apply(work: _Flush, unit: Unit, outcome: Outcome) -> None:
@@ -230,7 +278,7 @@ def _apply_mask(work: _Flush, unit: Unit, number: int, group: bitfield.Group, ma
     if unit.verb is Verb.FAIL and unit.reason is not None:
         for index in change.resolved.search(1):
             work.reasons[unit.batch, first + index] = unit.reason
-    return change.resolved.count(), redriven, mask.count()
+    return change.gained, redriven, mask.count()
 
 
 def _forget_reason(work: _Flush, batch: int, number: int) -> None:
@@ -246,26 +294,49 @@ _UPSERT: Final = {
     "sqlite": " ON CONFLICT (batch_id, group_no) DO UPDATE SET resolved = excluded.resolved, "
     "failed = excluded.failed, resolved_count = excluded.resolved_count, failed_count = excluded.failed_count",
 }
+_PATCHED: Final = 32
+"""Rows of one patching UPDATE; the server looks for each among the others, so the work grows with the square."""
 _TEXT: Final = 500_000
 """About how many characters of rows go into one statement: half of the smallest limit that a server has by default."""
 
 
-def _write_groups(tx: Connection, work: _Flush) -> None:
+def _write_groups(tx: Connection, work: _Flush) -> list[str]:
+    """The statements that write what has changed; all but those that fill the last round trip have been executed."""
     new: list[str] = []
     old: list[str] = []
+    patched: list[tuple[Key, bitfield.Group, list[tuple[int, bytes]]]] = []
     for key in sorted(work.changed):
-        row = _row(key, *work.groups[key].dump(work.issued(*key)))
-        (new if key in work.missing else old).append(row)
+        group, issued = work.groups[key], work.issued(*key)
+        patches = None if key in work.missing or tx.dialect.name == "sqlite" else group.patches(issued)
+        if patches is not None:
+            patched.append((key, group, patches))
+        else:
+            (new if key in work.missing else old).append(_row(key, *group.dump(issued)))
+    texts = [_patch(part) for part in chunks(patched, _PATCHED)]
     # These rows are ours, locked: the upsert is a multi-row update.
-    for rows in _statements(old):
-        tx.exec_driver_sql(_INSERT + rows + _UPSERT[tx.dialect.name])
-    for rows in _statements(new):
-        try:
-            tx.exec_driver_sql(_INSERT + rows)
-        except IntegrityError as error:
-            if faults.is_duplicate(error):
-                raise faults.BeginAgain from error
-            raise
+    texts += [_INSERT + rows + _UPSERT[tx.dialect.name] for rows in _lists(old)]
+    texts += [_INSERT + rows for rows in _lists(new)]
+    while len(texts) > 1 and sum(map(len, texts)) > 2 * _TEXT:
+        completion.execute(tx, [texts.pop(0)])
+    return texts
+
+
+def _patch(rows: Sequence[tuple[Key, bitfield.Group, list[tuple[int, bytes]]]]) -> str:
+    """One UPDATE that changes a few bytes of each row's blob: to send and parse whole ones costs several times that."""
+    bits, counts = [], []
+    by_batch: dict[int, list[int]] = {}
+    for (batch, number), group, patches in rows:
+        blob = "resolved"
+        for byte, value in patches:
+            blob = f"INSERT({blob},{byte + 1},1,x'{value.hex()}')"
+        this = f"WHEN batch_id={batch} AND group_no={number} THEN"
+        bits.append(f"{this} {blob}")
+        counts.append(f"{this} {group.resolved_count}")
+        by_batch.setdefault(batch, []).append(number)
+    return (
+        f"UPDATE item_groups SET resolved = CASE {' '.join(bits)} ELSE resolved END, "  # noqa: S608
+        f"resolved_count = CASE {' '.join(counts)} ELSE resolved_count END WHERE {_among(by_batch)}"
+    )
 
 
 def _row(
@@ -277,7 +348,7 @@ def _row(
     return f"({key[0]},{key[1]},{bits},{failed_bits},{resolved_count},{failed_count})"
 
 
-def _statements(rows: list[str]) -> Iterator[str]:
+def _lists(rows: list[str]) -> Iterator[str]:
     """The rows, in lists of about `_TEXT` characters."""
     first = size = 0
     for position, row in enumerate(rows):

@@ -18,15 +18,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bitarray import bitarray
-from bitarray.util import zeros
+from bitarray.util import ones, zeros
 
 ENDIAN = "little"
+PATCHES = 8
+"""The most bytes of a blob that are written one by one."""
 
 
 class Change(NamedTuple):
-    """What one mask did to a group, as masks: `resolved` were pending, `redriven` were failed and are acked now."""
+    """What one mask did to a group, as masks: `resolved` were pending, `redriven` were failed and are acked now;
+    `gained` counts the resolved ones."""
 
     resolved: bitarray
+    gained: int
     redriven: bitarray | None
 
 
@@ -38,43 +42,66 @@ class Group:
     failed: bitarray | None
     resolved_count: int
     failed_count: int
+    stored: int | None = None
+    """Bytes of the stored blob of resolved bits; None where there is none."""
+    changed: set[int] | None = None
+    """The bytes of it that have changed since; None: too much has, write it whole."""
 
     @classmethod
     def empty(cls, group_size: int) -> Group:
         return cls(zeros(group_size, ENDIAN), None, 0, 0)
 
     @classmethod
+    def full(cls, group_size: int) -> Group:
+        """All acked."""
+        return cls(ones(group_size, ENDIAN), None, group_size, 0)
+
+    @classmethod
     def load(
         cls, resolved: bytes | None, failed: bytes | None, resolved_count: int, failed_count: int, group_size: int
     ) -> Group:
         """From the columns of a row."""
+        failed_bits = None if failed is None else widen(failed, group_size)
         if resolved is None:
             bits = zeros(group_size, ENDIAN)
             bits[:resolved_count] = True
-        else:
-            bits = widen(resolved, group_size)
-        return cls(bits, None if failed is None else widen(failed, group_size), resolved_count, failed_count)
+            return cls(bits, failed_bits, resolved_count, failed_count)
+        return cls(widen(resolved, group_size), failed_bits, resolved_count, failed_count, len(resolved), set())
 
     def dump(self, issued: int) -> tuple[bytes | None, bytes | None, int, int]:
         """To the columns of a row; `issued` is how many items of the group there are so far."""
         width = -(-issued // 8) * 8
-        first_pending = self.resolved.find(0)
-        if first_pending in (-1, self.resolved_count):
-            resolved = None
-        else:
-            resolved = self.resolved[:width].tobytes()
+        resolved = None if self._is_prefix() else self.resolved[:width].tobytes()
         failed = self.failed[:width].tobytes() if self.failed is not None and self.failed_count else None
         return resolved, failed, self.resolved_count, self.failed_count
+
+    def patches(self, issued: int) -> list[tuple[int, bytes]] | None:
+        """What has changed of the stored blob, as (byte, its bits), where that is less than writing it whole and
+        nothing else changes; else None."""
+        if self.changed is None or len(self.changed) > PATCHES or self.stored != -(-issued // 8) or self._is_prefix():
+            return None
+        return [(byte, self.resolved[8 * byte : 8 * byte + 8].tobytes()) for byte in sorted(self.changed)]
+
+    def written(self, issued: int) -> None:
+        """What `dump` or `patches` gave has been stored."""
+        self.stored = None if self._is_prefix() else -(-issued // 8)
+        self.changed = None if self.stored is None else set()
+
+    def _is_prefix(self) -> bool:
+        return self.resolved.find(0) in (-1, self.resolved_count)
 
     def ack_one(self, index: int) -> tuple[bool, bool]:
         """Ack one item: (it was pending, it was failed); neither means that it was acked before."""
         if not self.resolved[index]:
             self.resolved[index] = 1
             self.resolved_count += 1
+            if self.changed is not None:
+                self.changed.add(index >> 3)
             return True, False
         if self.failed is not None and self.failed[index]:
             self.failed[index] = 0
             self.failed_count -= 1
+            self.changed = None
             return False, True
         return False, False
 
@@ -84,6 +111,7 @@ class Group:
             return False
         self.resolved[index] = 1
         self.resolved_count += 1
+        self.changed = None
         if self.failed is None:
             self.failed = zeros(len(self.resolved), ENDIAN)
         self.failed[index] = 1
@@ -92,29 +120,39 @@ class Group:
 
     def ack(self, mask: bitarray) -> Change:
         """Ack every item of `mask` (group_size bits). Ack wins over fail."""
-        pending = mask & ~self.resolved
+        pending, count = self._resolve(mask)
         redriven = None
         if self.failed is not None and self.failed_count:
             redriven = mask & self.failed
             self.failed &= ~mask
             self.failed_count -= redriven.count()
-        self.resolved |= pending
-        self.resolved_count += pending.count()
-        return Change(pending, redriven)
+        return Change(pending, count, redriven)
 
     def fail(self, mask: bitarray) -> Change:
         """Fail every item of `mask` (group_size bits) that is pending."""
-        pending = mask & ~self.resolved
-        count = pending.count()
+        pending, count = self._resolve(mask)
         if count:
-            self.resolved |= pending
-            self.resolved_count += count
             if self.failed is None:
                 self.failed = pending.copy()
             else:
                 self.failed |= pending
             self.failed_count += count
-        return Change(pending, None)
+        return Change(pending, count, None)
+
+    def _resolve(self, mask: bitarray) -> tuple[bitarray, int]:
+        """Resolve what of `mask` is pending: that part, and how many it is."""
+        self.changed = None
+        if not self.resolved_count:
+            self.resolved |= mask
+            self.resolved_count = mask.count()
+            return mask, self.resolved_count
+        pending = ~self.resolved
+        pending &= mask
+        self.resolved |= mask
+        count = self.resolved.count()
+        gained = count - self.resolved_count
+        self.resolved_count = count
+        return pending, gained
 
 
 def widen(blob: bytes, bits: int) -> bitarray:

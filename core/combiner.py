@@ -59,7 +59,7 @@ class Acks(Protocol):
 
 class Pending:
     """One call under way. It is over when the last of its units is, or when the first one fails: then `answer` is
-    whole, or `error` says why not. Units of one call may be in both lanes, so it is settled under the combiner's lock."""
+    whole, or `error` says why not. Units of one call may be in both lanes: it is settled under the combiner's lock."""
 
     __slots__ = ("answer", "deliver", "error", "left", "to", "verb")
 
@@ -273,8 +273,6 @@ class Combiner:
             return True
         with self._lock:
             self._waiting -= len(taken)
-            over = [
-                pending for (_, pending), outcome in zip(live, outcomes, strict=True) if pending.settle(outcome)
-            ]
+            over = [pending for (_, pending), outcome in zip(live, outcomes, strict=True) if pending.settle(outcome)]
         _deliver(over)
         return True

@@ -6,14 +6,15 @@ lock shows, and absolute values are written (MariaDB assigns from left to right 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
 
-from core import errors, faults, tables
+from core import errors, faults, statements, tables
 from core.batches import chunks
 from core.calls import Completed, Unit
 from core.lifecycle import TAKES_ACKS, State, completes
@@ -48,17 +49,79 @@ class Complete:
     succeeded_now: bool = False
 
 
-def write(tx: Connection, touched_batches: Mapping[int, Touched]) -> dict[int, Complete]:
-    """Lock the batch rows, judge their state again, decide, write. Returns those that are complete.
+def write(
+    tx: Connection, before: Sequence[str], touched_batches: Mapping[int, Touched], untouched: Collection[int]
+) -> dict[int, Complete]:
+    """Execute the statements `before`, lock the rows of the touched batches, judge their state again, decide, write.
+    Returns the complete ones, and those of the `untouched`, of which all items were repeats.
 
     Raises `faults.BeginAgain` where a batch takes no acks any more, `errors.InconsistentBatch`.
     """
-    if not touched_batches:
-        return {}
     locking = "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
-    wanted = ", ".join(map(str, sorted(touched_batches)))  # integers of our own
-    statement = f"SELECT {_READ} FROM batches WHERE id IN ({wanted}) ORDER BY id{locking}"  # noqa: S608
-    rows = {row.id: row for row in tx.exec_driver_sql(statement)}
+    # One round trip. The untouched are read plainly, and after the groups were locked: whoever resolved their items
+    # has committed, or we would not have the lock.
+    texts = [*before]
+    if touched_batches:
+        texts.append(statements.select(tx, _READ, f"batches WHERE id IN ({_ids(touched_batches)}){locking}"))
+    if untouched:
+        texts.append(statements.select(tx, _READ, f"batches WHERE id IN ({_ids(untouched)})"))
+    found = execute(tx, texts)[len(before) :] if texts else []
+    complete = look_again(_rows(tx, found[-1]), untouched) if untouched else {}
+    if touched_batches:
+        complete |= _judge(tx, _rows(tx, found[0]), touched_batches)
+    return complete
+
+
+def execute(tx: Connection, texts: Sequence[str]) -> list[statements.Rows]:
+    """Raises `faults.BeginAgain` where somebody else has made the row of a group that had none."""
+    try:
+        return statements.run(tx, *texts)
+    except IntegrityError as error:
+        if faults.is_duplicate(error):
+            raise faults.BeginAgain from error
+        raise
+
+
+def _ids(batches: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(batches)))
+
+
+_READ: Final = (
+    *("id", "state", "items", "acked", "failed", "full_prefix", "group_size"),
+    *(
+        f"CASE WHEN {name} IS NULL THEN '-' ELSE HEX({name}) END"
+        for name in ("batch_key", "completed_by", "succeeded_by")
+    ),
+)
+
+
+class _Row(NamedTuple):
+    id: int
+    state: str
+    items: int
+    acked: int
+    failed: int
+    full_prefix: int
+    group_size: int
+    key: str | None
+    completed_by: bytes | None
+    succeeded_by: bytes | None
+
+
+def _rows(tx: Connection, found: statements.Rows) -> dict[int, _Row]:
+    return {int(record[0]): _row(record) for record in statements.records(tx, found)}
+
+
+def _row(record: Sequence[Any]) -> _Row:
+    state = record[1]
+    batch, items, acked, failed, prefix, size = map(int, (record[0], *record[2:7]))
+    key, completed_by, succeeded_by = (None if text == "-" else bytes.fromhex(text) for text in record[7:])
+    named = None if key is None else key.decode()
+    return _Row(batch, state, items, acked, failed, prefix, size, named, completed_by, succeeded_by)
+
+
+def _judge(tx: Connection, rows: Mapping[int, _Row], touched_batches: Mapping[int, Touched]) -> dict[int, Complete]:
+    """Under the locks of the rows."""
     complete: dict[int, Complete] = {}
     writes: list[_Written] = []
     for batch, touched in sorted(touched_batches.items()):
@@ -80,18 +143,12 @@ def write(tx: Connection, touched_batches: Mapping[int, Touched]) -> dict[int, C
             assert touched.last_changer is not None
             written.succeeded_by = succeeded_by = touched.last_changer.call.fingerprint()
         if state is State.COMPLETE:
-            complete[batch] = Complete(
-                batch, _text(row.batch_key), failed, completed_by, succeeded_by, completed_now, succeeded_now
-            )
+            complete[batch] = Complete(batch, row.key, failed, completed_by, succeeded_by, completed_now, succeeded_now)
         writes.append(written)
-    for part in chunks(writes, _ROWS):
-        tx.exec_driver_sql(_update(tx.dialect.name, part))
+    statements.run(tx, *(_update(tx.dialect.name, part) for part in chunks(writes, _ROWS)))
     return complete
 
 
-_READ: Final = (
-    "id, batch_key, state, items, acked, failed, full_prefix, completed_by, succeeded_by, group_size"
-)
 _ROWS: Final = 64
 """Of one UPDATE. The server looks for a row's value among those of all rows, so the work grows with the square."""
 
@@ -109,8 +166,8 @@ class _Written:
 
 
 def _update(dialect: str, rows: Sequence[_Written]) -> str:
-    """One statement for all: each costs a round trip. The values are integers and bytes of our own, so they stand in the
-    text."""
+    """One statement for all, as each costs a round trip. The values are integers and bytes of our own, so they stand in
+    the text."""
     now, latest = ("lastbit_now()", "max") if dialect == "sqlite" else ("UTC_TIMESTAMP(6)", "GREATEST")
     values: dict[str, dict[int, str]] = {}
     for row in rows:
@@ -136,12 +193,7 @@ def _update(dialect: str, rows: Sequence[_Written]) -> str:
     return f"UPDATE batches SET {', '.join(assignments)} WHERE id IN ({wanted})"  # noqa: S608
 
 
-def _text(value: str | bytes | None) -> str | None:
-    """A key as the driver gives it."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _check(row: Any, state: State, acked: int, failed: int, touched: Touched) -> None:
+def _check(row: _Row, state: State, acked: int, failed: int, touched: Touched) -> None:
     """Counts are never clamped: what doesn't add up is a bug, and is surfaced before it is written."""
     if acked < 0 or failed < 0 or acked + failed > row.items:
         raise errors.InconsistentBatch(row.id, f"{acked} acked and {failed} failed of {row.items} items")
@@ -165,19 +217,15 @@ def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) ->
     return prefix
 
 
-def look_again(tx: Connection, batches: Collection[int]) -> dict[int, Complete]:
-    """Of batches of which nothing changed, those that are complete. To be read after the group locks were taken.
+def look_again(rows: Mapping[int, _Row], batches: Collection[int]) -> dict[int, Complete]:
+    """Of batches of which nothing changed, those that are complete.
 
     Raises `faults.BeginAgain` where one takes no acks any more: its items are then rejected, not repeats.
     """
-    if not batches:
-        return {}
-    wanted = ", ".join(map(str, sorted(batches)))
-    rows = {row.id: row for row in tx.exec_driver_sql(f"SELECT {_READ} FROM batches WHERE id IN ({wanted})")}  # noqa: S608
     if any(batch not in rows or rows[batch].state not in TAKES_ACKS for batch in batches):
         raise faults.BeginAgain
     return {
-        row.id: Complete(row.id, _text(row.batch_key), row.failed, row.completed_by, row.succeeded_by)
+        row.id: Complete(row.id, row.key, row.failed, row.completed_by, row.succeeded_by)
         for row in rows.values()
         if row.state == State.COMPLETE
     }

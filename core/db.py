@@ -22,10 +22,11 @@ from typing import Any, Final, Literal, TypeVar
 
 import sqlalchemy as sa
 import tenacity
+from pymysql.constants import CLIENT
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from core import errors, faults
+from core import errors, faults, statements
 
 T = TypeVar("T")
 
@@ -113,6 +114,8 @@ class Database:
             with self.engine.connect() as tx:
                 if self.is_sqlite:
                     tx = tx.execution_options(lastbit_begin="IMMEDIATE")
+                # Said here, not left to the first statement: SQLAlchemy doesn't see those of `statements`.
+                tx.begin()
                 result = work(tx)
                 committing = True
                 try:
@@ -160,6 +163,10 @@ class Database:
         except _Faulted as trouble:
             raise errors.Unavailable(faults.outage(trouble.cause)) from trouble.cause
 
+    def on_connect(self, react: Callable[[], None]) -> None:
+        """Call `react` whenever a connection has been made: the database may have been away, and be another."""
+        sa.event.listen(self.engine, "connect", lambda *_: react())
+
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
         """A connection for what is not one transaction, like a migration. Raises `errors.Unavailable`."""
@@ -188,7 +195,7 @@ class Database:
 def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
     session = (
         "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
-        f"innodb_lock_wait_timeout = {LOCK_WAIT}"
+        f"innodb_lock_wait_timeout = {LOCK_WAIT}, group_concat_max_len = {statements.CONCATENATED}"
     )
     return sa.create_engine(
         url,
@@ -201,6 +208,7 @@ def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
         pool_reset_on_return=None,
         connect_args={
             "charset": "utf8mb4",
+            "client_flag": CLIENT.MULTI_STATEMENTS,  # see `statements`
             "init_command": session,
             "connect_timeout": 5,
             "read_timeout": 60,

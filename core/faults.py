@@ -29,6 +29,9 @@ _OUTAGES: Final = {
 }
 
 
+_LOST: Final = {0, 2006, 2013, 2014, 2045, 2055, 1927, 4031}
+
+
 class Fault(enum.Enum):
     CONFLICT = "conflict"
     LOCK_WAIT = "lock wait"
@@ -50,6 +53,12 @@ def is_duplicate(error: IntegrityError) -> bool:
 def _mysql_code(error: DBAPIError) -> int | None:
     args = getattr(error.orig, "args", ())
     return args[0] if args and isinstance(args[0], int) else None
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether the connection of a driver's error is gone."""
+    args: tuple[object, ...] = error.args
+    return len(args) > 0 and args[0] in _LOST
 
 
 def classify(error: BaseException) -> Fault | None:

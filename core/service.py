@@ -14,6 +14,7 @@ from core.batches import Batch
 from core.calls import Answer, Call, Outcome, Unit, check_width, request_fingerprint
 from core.combiner import Acks, Combiner, Commit, Deliver, Pending
 from core.db import Database
+from core.held import Held
 from core.lifecycle import State
 
 MaskPlaces = Sequence[tuple[str, int, bytes]]
@@ -34,6 +35,8 @@ class Service:
     def __init__(self, database: Database, *, combiner: Callable[[Commit], Acks] = Combiner) -> None:
         self.database = database
         self._acks = combiner(self._commit)
+        self._held = Held()
+        database.on_connect(self._held.clear)
         self._group_sizes: dict[int, int] = {}
         """Of batches seen in masks. A batch's group_size never changes and ids never come back."""
 
@@ -78,7 +81,11 @@ class Service:
         return future
 
     def _commit(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]:
-        return self.database.write(lambda tx: acks.flush(tx, units), repeatable=True, lock_waits=lock_waits)
+        flushed = self.database.write(
+            lambda tx: acks.flush(tx, units, self._held), repeatable=True, lock_waits=lock_waits
+        )
+        self._held.put(flushed.groups, flushed.era)
+        return flushed.outcomes
 
     def widths_known(self, masks: MaskPlaces) -> bool:
         """Whether `check_widths` would need the database."""

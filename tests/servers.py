@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -62,9 +62,10 @@ def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float
 
 
 class MariaDB:
-    """A server at its defaults, but for where it lives."""
+    """A server at its defaults, but for where it lives, and `options` as on its command line."""
 
-    def __init__(self, *, in_memory: bool = True) -> None:
+    def __init__(self, *, in_memory: bool = True, options: Sequence[str] = ()) -> None:
+        self.options = tuple(options)
         prefix = "lastbit-mariadb-"
         self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=memory() if in_memory else None))
         self.port = free_port()
@@ -93,6 +94,7 @@ class MariaDB:
                 *(self.program, "--no-defaults", f"--user={getpass.getuser()}", f"--datadir={self.folder}/data"),
                 *(f"--socket={self.folder}/socket", f"--pid-file={self.folder}/pid", f"--port={self.port}"),
                 *("--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=400"),
+                *self.options,
             ],
             stderr=subprocess.PIPE,
             text=True,

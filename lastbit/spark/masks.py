@@ -113,8 +113,8 @@ def _words(rows: DataFrame) -> DataFrame:
         "head",
         sf.octet_length("id").alias("length"),
         sf.octet_length("head").alias("before"),
-        # By characters. Where the head has others than ASCII it is malformed anyway, wherever the tail is cut.
-        sf.expr("substring(id, octet_length(head) + 2)").alias("tail"),
+        # With more colons than two, or fewer, head and tail don't make up the id, which the lengths show.
+        sf.substring_index("id", ":", -1).alias("tail"),
     )
     cut = cut.select(
         *(*kept, "head", "length", "before"),

@@ -1,0 +1,64 @@
+"""Bitfields held in memory between the transactions of this process, so that a group that is acked again and again is
+not read again and again.
+
+Why a held bitfield is never a wrong one: bits are never cleared in `resolved`, and `failed` only loses bits that
+`resolved` keeps. So within the life of a group each change moves (resolved_count, failed_count) to a pair that it never
+had before, and the pair names the bits exactly. A transaction that has locked the row compares the row's pair with that
+of the held bitfield, and reads the blobs where they differ: another process was there. Ids of batches never come back,
+so a group has one life.
+
+A bitfield is taken out when its row is locked, and put back only after the commit; one whose transaction was rolled
+back is dropped. All are dropped whenever a connection is made: the database may have been away and come back as it was
+before, restored or on a replica that lags, and there the same pair could name other bits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Final
+
+from core.bitfield import Group
+
+Key = tuple[int, int]
+"""(batch, group)"""
+
+MOST: Final = 16_384
+"""Groups that are held: 16 MB of bits at the default group size, 128 MB with failures at the largest."""
+
+
+class Held:
+    """Groups as the last commit of this process left them. Threads may share it."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._groups: OrderedDict[Key, Group] = OrderedDict()
+        self._most = most
+        self._lock = threading.Lock()
+        self._era = 0
+
+    @property
+    def era(self) -> int:
+        """To be given back to `put`: what was taken before a `clear` is not put back after it."""
+        return self._era
+
+    def take(self, key: Key, resolved_count: int, failed_count: int) -> Group | None:
+        """The group whose row is locked and has these counts, to be changed by the caller; None where it isn't held."""
+        group = self._groups.pop(key, None)
+        if group is None or group.resolved_count != resolved_count or group.failed_count != failed_count:
+            return None
+        return group
+
+    def put(self, groups: Mapping[Key, Group], era: int) -> None:
+        """Hold the groups of a transaction that has been committed."""
+        with self._lock:
+            if era != self._era:
+                return
+            self._groups.update(groups)
+            while len(self._groups) > self._most:
+                self._groups.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._era += 1
+            self._groups.clear()

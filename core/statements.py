@@ -1,0 +1,95 @@
+"""Hot statements: several in one round trip, and rows as one text.
+
+An ack transaction is a handful of small statements, and what they cost is not the database's work: it is SQLAlchemy's
+constructs, the driver's parsing of columns and rows in Python, and a switch of threads for each round trip, while a
+thousand callers wait. So here statements go to the driver as text, in one packet where nothing is decided between them,
+and integers come back as one concatenated value instead of rows. The values in the text are integers and hexadecimal
+digits of our own making; nothing that a client sent as text ever stands in it.
+
+SQLite has no round trips: it runs the same statements one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import pymysql
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from core import faults
+
+Rows = Sequence[Sequence[Any]]
+
+CONCATENATED: Final = 16 * 2**20
+"""Bytes of a concatenated value, at most; our sessions set it. 512 groups are some 20 KB."""
+
+
+def run(tx: Connection, *statements: str) -> list[Rows]:
+    """Execute the statements in their order, and return the rows of each; one that fails ends them.
+
+    Raises SQLAlchemy's `DBAPIError` and its kinds, as if each had been executed by itself.
+    """
+    if tx.dialect.name == "sqlite":
+        results = [tx.exec_driver_sql(statement) for statement in statements]
+        return [result.all() if result.returns_rows else () for result in results]
+    if not statements:
+        return []
+    text = ";".join(statements)
+    driver = tx.connection.dbapi_connection
+    assert driver is not None
+    cursor = driver.cursor()
+    rows: list[Rows] = []
+    try:
+        _announce(tx.dispatch.before_cursor_execute, tx, cursor, statements)
+        cursor.execute(text)
+        rows.append(cursor.fetchall())
+        while cursor.nextset():
+            rows.append(cursor.fetchall())
+        _announce(tx.dispatch.after_cursor_execute, tx, cursor, statements)
+    except pymysql.MySQLError as error:
+        wrapped = DBAPIError.instance(
+            text[:200],
+            None,
+            error,
+            pymysql.MySQLError,
+            dialect=tx.dialect,
+            connection_invalidated=faults.is_lost(error),
+        )
+        # It may stand in the middle of its answers: nobody else should find it there.
+        if not isinstance(error, pymysql.err.IntegrityError | pymysql.err.OperationalError) or faults.is_lost(error):
+            tx.invalidate()
+        raise wrapped from error
+    finally:
+        with contextlib.suppress(pymysql.MySQLError):
+            cursor.close()
+    return rows
+
+
+def _announce(listeners: Iterable[Callable[..., object]], tx: Connection, cursor: Any, texts: Sequence[str]) -> None:
+    """Who listens to the engine, as tracing does, hears of these statements too."""
+    for listener in listeners:
+        for text in texts:
+            listener(tx, cursor, text, (), None, False)
+
+
+def select(tx: Connection, columns: Sequence[str], rest: str) -> str:
+    """`SELECT columns FROM rest`, to be read with `records`. The values are never NULL and have no blanks."""
+    if tx.dialect.name == "sqlite":
+        return f"SELECT {', '.join(columns)} FROM {rest}"  # noqa: S608
+    return f"SELECT COUNT(*), GROUP_CONCAT(CONCAT_WS(' ', {', '.join(columns)}) SEPARATOR ';') FROM {rest}"  # noqa: S608
+
+
+def records(tx: Connection, rows: Rows) -> Sequence[Sequence[Any]]:
+    """What `select` found: the values of each row, as they are from SQLite and as text from a server."""
+    if tx.dialect.name == "sqlite":
+        return rows
+    count, text = rows[0]
+    if not count:
+        return ()
+    found = [record.split(" ") for record in (text.decode() if isinstance(text, bytes) else text).split(";")]
+    if len(found) != count:
+        raise RuntimeError(f"{count} rows came as {len(found)}: group_concat_max_len is not as our session set it")
+    return found
