@@ -111,6 +111,7 @@ class AckRoutes:
         self.app: ASGIApp = app
         self.fastapi = app
         self.state = app.state
+        self._receive = self._deliver  # one object, by which the combiner knows us
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         verb = PATHS.get(scope["path"]) if scope["type"] == "http" else None
@@ -166,7 +167,7 @@ class AckRoutes:
 
     def submit(self, call: Call, to: Callable[[Pending], object]) -> None:
         """Queue the call; `to` is told in the event loop when it is over. Raises `errors.Overloaded`."""
-        self.state.service.submit(call, self._deliver, to)
+        self.state.service.submit(call, self._receive, to)
 
     def encoded(self, answer: Answer) -> bytes:
         """The answer as it travels; who waits for a batch that it names is woken."""

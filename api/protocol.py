@@ -14,7 +14,7 @@ stop waits for its answer.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -35,6 +35,7 @@ class _Exchange:
         "disconnected",
         "keep_alive",
         "key",
+        "length",
         "message_event",
         "parts",
         "response_complete",
@@ -45,6 +46,7 @@ class _Exchange:
         self._protocol = protocol
         self.verb = verb
         self.key = key
+        self.length = 0
         self.parts: list[bytes] = []
         self.keep_alive = True
         self.disconnected = False
@@ -82,7 +84,7 @@ class _Exchange:
         )
         if not self.keep_alive:
             protocol.transport.close()
-        protocol.on_response_complete()
+        protocol.answered()
 
 
 class _Event:
@@ -95,6 +97,20 @@ class _Event:
 _NOBODY_WAITS: Final = _Event()
 
 
+class _Head(NamedTuple):
+    """What a request's first bytes, up to the empty line, have been found to say."""
+
+    verb: Verb
+    length: int
+    """Of the body, in bytes."""
+
+
+_heads: Final[dict[bytes, _Head]] = {}
+"""Of plain requests without an Idempotency-Key. A client's requests differ in their bodies, and what the parser makes of
+the same bytes is the same; so it need not be asked again."""
+_MOST_HEADS: Final = 4096
+
+
 class AckProtocol(HttpToolsProtocol):
     """See the module. Without `AckRoutes` as the application it is uvicorn's own."""
 
@@ -102,6 +118,9 @@ class AckProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self.acks: Any = self.app
         self._short = isinstance(self.app, AckRoutes)
+        self._between = True
+        """The parser is not in the middle of a request."""
+        self._last = 0.0
         self._headers_of: object = None
         self._headers = b""
 
@@ -112,6 +131,30 @@ class AckProtocol(HttpToolsProtocol):
             self._headers_of = current
             self._headers = b"".join(b"%b: %b\r\n" % header for header in current)
         return self._headers
+
+    def data_received(self, data: bytes) -> None:
+        cycle: Any = self.cycle
+        if not self._between or not (cycle is None or cycle.response_complete) or not self._short:
+            super().data_received(data)
+            return
+        end = data.find(b"\r\n\r\n") + 4
+        head = data[:end]
+        known = _heads.get(head)
+        if known is not None and len(data) == end + known.length:
+            exchange = _Exchange(self, known.verb, None)
+            self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
+            self._begin(exchange, data[end:])
+            return
+        super().data_received(data)
+        made: Any = self.cycle
+        if made is not cycle and type(made) is _Exchange and made.key is None and len(data) == end + made.length:
+            if len(_heads) >= _MOST_HEADS:
+                _heads.clear()
+            _heads[head] = _Head(made.verb, made.length)
+
+    def on_message_begin(self) -> None:
+        self._between = False
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         verb = _VERBS.get(self.url)
@@ -143,7 +186,9 @@ class AckProtocol(HttpToolsProtocol):
                 key = value
         if not length.isdigit() or not 0 < int(length) <= body.LIMIT or not body.is_json(content_type):
             return False
-        self.cycle = _Exchange(self, verb, key)  # type: ignore[assignment]  # it has what the server asks a cycle for
+        exchange = _Exchange(self, verb, key)
+        exchange.length = int(length)
+        self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
         return True
 
     def on_body(self, body: bytes) -> None:
@@ -154,13 +199,16 @@ class AckProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._between = True
         exchange: Any = self.cycle
         if type(exchange) is not _Exchange:
             super().on_message_complete()
             return
-        parts = exchange.parts
-        content = parts[0] if len(parts) == 1 else b"".join(parts)
-        exchange.parts = []
+        parts, exchange.parts = exchange.parts, []
+        self._begin(exchange, parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _begin(self, exchange: _Exchange, content: bytes) -> None:
+        """The request is here: queue it, or refuse it."""
         try:
             call, unchecked = self.acks.parse(exchange.verb, exchange.key, content)
             if not unchecked:
@@ -182,3 +230,21 @@ class AckProtocol(HttpToolsProtocol):
         except asyncio.CancelledError:
             self.transport.close()
             raise
+
+    def answered(self) -> None:
+        """After an answer on the short way: as `on_response_complete`, but that the timer of an idle connection runs on,
+        and looks at its end when the last answer was; setting it anew for each costs more than the look."""
+        self._last = self.loop.time()
+        if self.pipeline or self.timeout_keep_alive_task is None:
+            self.on_response_complete()
+        else:
+            self.server_state.total_requests += 1
+
+    def timeout_keep_alive_handler(self) -> None:
+        cycle: Any = self.cycle
+        left = self._last + self.timeout_keep_alive - self.loop.time()
+        if left > 0 or (cycle is not None and not cycle.response_complete):
+            again = max(left, 1.0)
+            self.timeout_keep_alive_task = self.loop.call_later(again, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()

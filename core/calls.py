@@ -159,6 +159,11 @@ class Call:
     ) -> Call:
         """From parsed ids and (batch, group, bits); repeats among them are folded."""
         call = cls(verb, reason, idempotency_key)
+        if not masks and isinstance(items, list) and len(items) == 1:
+            # Nearly every call of a consumer.
+            ((batch, group, index),) = items
+            call.units[batch] = Unit(call, batch, {group: [index]})
+            return call
         for batch, group, bits in masks:
             mask = widen(bits, 0)
             known = call.unit(batch).masks
@@ -172,6 +177,14 @@ class Call:
             if in_mask is None or index >= len(in_mask) or not in_mask[index]:
                 unit.indexes.setdefault(group, []).append(index)
         return call
+
+    def chunks(self) -> list[Unit]:
+        """The call's units, in chunks that a flush can take."""
+        if len(self.units) == 1:
+            (unit,) = self.units.values()
+            if len(unit.indexes) == 1 and not unit.masks and self.reason is None:
+                return [unit]
+        return [chunk for unit in self.units.values() for chunk in unit.chunks()]
 
     def unit(self, batch: int) -> Unit:
         found = self.units.get(batch)

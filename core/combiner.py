@@ -108,7 +108,7 @@ class Inline:
         self._commit = commit
 
     def submit(self, call: Call, deliver: Deliver, to: Any = None) -> None:
-        units = [chunk for unit in call.units.values() for chunk in unit.chunks()]
+        units = call.chunks()
         pending = Pending(call.verb, len(units), deliver, to)
         for unit in units:
             try:
@@ -131,12 +131,18 @@ class _Lane:
         self.queues: OrderedDict[int, deque[_Waiting]] = OrderedDict()
         self.wake = threading.Condition(lock)
         self.stopping = False
+        self.idle = False
+        """Its thread waits to be woken."""
         self._flush = flush
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def put(self, unit: Unit, pending: Pending) -> None:
-        self.queues.setdefault(unit.batch, deque()).append((unit, pending))
-        self.wake.notify()
+        queue = self.queues.get(unit.batch)
+        if queue is None:
+            queue = self.queues[unit.batch] = deque()
+        queue.append((unit, pending))
+        if self.idle:
+            self.wake.notify()
 
     def take(self) -> list[_Waiting]:
         """The next flush: one unit of each waiting batch in turn, until the groups or units of a flush are full."""
@@ -167,7 +173,9 @@ class _Lane:
         while True:
             with self.wake:
                 while not self.queues and not self.stopping:
+                    self.idle = True
                     self.wake.wait()
+                self.idle = False
                 taken = self.take()
             if not taken:
                 return
@@ -191,7 +199,7 @@ class Combiner:
 
     def submit(self, call: Call, deliver: Deliver, to: Any = None) -> None:
         """Queue the call; it is over after the commit. Raises `errors.Overloaded` without queueing anything."""
-        units = [chunk for unit in call.units.values() for chunk in unit.chunks()]
+        units = call.chunks()
         pending = Pending(call.verb, len(units), deliver, to)
         if not units:
             deliver([pending])
