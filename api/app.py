@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from types import FrameType
@@ -28,6 +29,10 @@ from core.ticker import ticking
 VERSION = "1.0.0"
 """Of the contract, not of the release."""
 
+SWITCH_INTERVAL = 0.001
+"""Seconds that a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than an ack
+transaction. Between two of its statements the combiner would wait for the event loop to have answered everybody."""
+
 
 def create(settings: Settings | None = None) -> AckRoutes:
     """The ASGI application. It connects when it starts and answers what is under way when it stops."""
@@ -40,6 +45,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
             schema.migrate(database)
         service = Service(database, combiner=functools.partial(Combiner, max_waiting=settings.max_waiting_acks))
         service.check_ready()
+        sys.setswitchinterval(SWITCH_INTERVAL)
         app.state.service = service
         app.state.loop = asyncio.get_running_loop()
         app.state.waiting = Waiting(service)

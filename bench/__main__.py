@@ -7,7 +7,7 @@ import importlib
 
 from bench.measure import Scale
 
-QUESTIONS = ("scale", "acks", "spark")
+QUESTIONS = ("acks", "bulk", "extend", "status", "storage", "wait", "scale", "durability", "spark")
 
 
 def main() -> None:

@@ -1,67 +1,126 @@
-"""Does the size of a batch cost anything? Open + extend + seal, status, pending, watermark and one ack, for a batch of
-a thousand items and one of a billion."""
+"""Does one ack cost more where there is more: in a large batch than in a small one, in ten thousand open batches than
+in one? Single ids over many connections, all fresh.
+
+At random, what an ack costs depends on how many groups there are to hit: in a thousand items all acks change one row,
+in a billion each makes a row of its own.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import random
 import statistics
-import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from dataclasses import dataclass, field
 
-from bench import measure
-from bench.measure import Connection, Scale
+from bench import load, measure
+from bench.load import Load
+from bench.measure import Scale
+from lastbit.ids import item_id
 
-SMALL, LARGE = 10**3, 10**9
+SIZES = (10**3, 10**5, 10**7, 10**9)
+PART = 1000
+"""Acks that one batch gets of a round against the size: as many as the smallest has items."""
+AROUND = 4
+"""Connections that open and verify batches, which isn't measured: with more, the service's threads are slower."""
 
 
-async def _extend(connection: Connection, items: int) -> int:
-    batch: int = (await connection.call("POST", "/v1/batches", {}))["id"]
-    await connection.call("POST", f"/v1/batches/{batch}/items", {"count": items})
-    await connection.call("POST", f"/v1/batches/{batch}/seal")
-    return batch
+def _open(port: int, batches: int, items: int) -> list[int]:
+    request = load.encoded("/v1/batches", {"items": items})
+    return [json.loads(each)["id"] for each in load.drive(port, [request] * batches, AROUND)[1]]
 
 
-async def _compare(port: int, scale: Scale) -> dict[str, dict[int, float]]:
-    """Median seconds by question and size; the sizes take turns, so that both see the same machine."""
-    times: dict[str, dict[int, list[float]]] = {}
-    async with measure.connected(port) as connection:
-        batches: dict[int, list[int]] = {SMALL: [], LARGE: []}
+def _acks(port: int, scale: Scale, wanted: list[tuple[int, int]]) -> Load:
+    """Ack each (batch, number)."""
+    requests = [load.encoded("/v1/acks", {"items": [item_id(batch, number)]}) for batch, number in wanted]
+    measured, answers = load.drive(port, requests, scale.connections)
+    if load.total(answers, "applied") != len(wanted):
+        raise RuntimeError(f"of {len(wanted)} acks {load.total(answers, 'applied')} were applied")
+    return measured
 
-        def questions(items: int) -> dict[str, Callable[[], Awaitable[object]]]:
-            batch = batches[items][-1] if batches[items] else 0
-            number = len(batches[items])
-            return {
-                "status": lambda: connection.call("GET", f"/v1/batches/{batch}"),
-                "pending": lambda: connection.call("GET", f"/v1/batches/{batch}/pending"),
-                "watermark": lambda: connection.call("GET", f"/v1/batches/{batch}/watermark"),
-                "one ack": lambda: connection.call("POST", "/v1/acks", {"items": [f"{batch}:0:{number}"]}),
-            }
 
-        for _ in range(max(scale.requests // 100, 20)):
-            for items in (SMALL, LARGE):
-                begun = time.perf_counter()
-                batches[items].append(await _extend(connection, items))
-                times.setdefault("open + extend + seal", {}).setdefault(items, []).append(time.perf_counter() - begun)
-            for name in questions(SMALL):
-                for items in (SMALL, LARGE):
-                    begun = time.perf_counter()
-                    await questions(items)[name]()
-                    times.setdefault(name, {}).setdefault(items, []).append(time.perf_counter() - begun)
-    return {name: {n: statistics.median(t) for n, t in by_size.items()} for name, by_size in times.items()}
+def _check(port: int, acked: Counter[int]) -> None:
+    """The bits of each batch say how many of its items were acked."""
+    requests = [load.encoded(f"/v1/batches/{batch}/verify", None, "GET") for batch in acked]
+    answers = [json.loads(each) for each in load.drive(port, requests, AROUND)[1]]
+    # Answers come in no order and don't name their batch, so they are compared as a whole.
+    found = Counter(each["counted"]["acked"] for each in answers if each["ok"])
+    if found != Counter(acked.values()):
+        raise RuntimeError(f"batches by their acked items: expected {Counter(acked.values())}, found {found}")
+
+
+def _sizes(port: int, scale: Scale, order: str) -> dict[str, Load]:
+    """A round: by size, the acks of a batch or two, one after the other."""
+    found = {}
+    for items in SIZES:
+        wanted = []
+        for batch in _open(port, max(scale.requests // 10_000, 1), items):
+            part = min(PART, scale.requests)
+            numbers = list(range(part)) if order == "in order" else random.sample(range(items), part)
+            wanted += [(batch, number) for number in numbers]
+        found[f"10^{len(str(items)) - 1} items, {order}"] = _acks(port, scale, wanted)
+        _check(port, Counter(batch for batch, _ in wanted))
+    return found
+
+
+@dataclass
+class Open:
+    """Batches that are open at the same time, each acked in order. They stay open for all rounds: to open ten thousand
+    takes longer than a round. So it is mostly the first round that makes their groups' rows."""
+
+    batches: list[int]
+    acked: Counter[int] = field(default_factory=Counter)
+
+    def following(self, acks: int) -> list[tuple[int, int]]:
+        wanted = []
+        for batch in random.choices(self.batches, k=acks):
+            wanted.append((batch, self.acked[batch]))
+            self.acked[batch] += 1
+        return wanted
+
+
+def _spread(scale: Scale) -> tuple[int, ...]:
+    return (1, 100, 1_000, 10_000) if scale.requests >= 10_000 else (1, 20, 200)
 
 
 def run(scale: Scale) -> None:
+    by_size: dict[str, dict[str, list[Load]]] = {"in order": {}, "at random": {}}
+    by_spread: dict[int, list[Load]] = {}
+    acks = scale.requests // 2
     with measure.mariadb() as server, measure.lastbit_on(server) as service:
-        times = asyncio.run(_compare(service.port, scale))
+        port = service.port
+        for _ in range(scale.rounds):
+            for order, found in by_size.items():
+                for name, measured in _sizes(port, scale, order).items():
+                    found.setdefault(name, []).append(measured)
+        opened = {n: Open(_open(port, n, acks * scale.rounds)) for n in _spread(scale)}
+        for _ in range(scale.rounds):
+            for count, batches in opened.items():
+                by_spread.setdefault(count, []).append(_acks(port, scale, batches.following(acks)))
+        for batches in opened.values():
+            _check(port, batches.acked)
     measure.show(
-        "scale: the cost of size, over HTTP on MariaDB (medians)",
-        ["", "10^3 items, ms", "10^9 items, ms", "ratio"],
-        [
-            [name, f"{t[SMALL] * 1e3:.2f}", f"{t[LARGE] * 1e3:.2f}", f"{t[LARGE] / t[SMALL]:.2f}"]
-            for name, t in times.items()
-        ],
+        f"scale: one id a call, {scale.connections} connections, MariaDB, by size (medians of {scale.rounds} rounds)",
+        ["", "calls/s", "p50 ms", "of 10^3 items"],
+        [line for found in by_size.values() for line in _lines(found)],
+    )
+    measure.show(
+        f"scale: the same by open batches, {acks:,} acks at random over them (medians of {scale.rounds} rounds)",
+        ["batches", "calls/s", "p50 ms", "of one batch"],
+        _lines({f"{count:,} open": loads for count, loads in by_spread.items()}),
     )
 
 
+def _lines(found: dict[str, list[Load]]) -> list[list[str]]:
+    """A line each, with the median of the rounds' own ratios to the first."""
+    base = next(iter(found.values()))
+    lines = []
+    for name, loads in found.items():
+        rate, p50 = (statistics.median(getattr(each, figure) for each in loads) for figure in ("rate", "p50"))
+        ratio = statistics.median(each.rate / other.rate for each, other in zip(loads, base, strict=True))
+        lines.append([name, f"{rate:,.0f}", f"{p50 * 1e3:.1f}", f"{ratio:.2f}"])
+    return lines
+
+
 if __name__ == "__main__":
-    run(Scale.full())
+    measure.alone(run)

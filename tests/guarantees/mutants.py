@@ -78,22 +78,22 @@ _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))
 
 MUTANTS = [
     # The last two acks.
-    Mutant("completion-decided-on-a-plain-read", "core.completion:write", ".with_for_update()", "", _TWO_LAST),
+    Mutant("completion-decided-on-a-plain-read", "core.completion:write", '" FOR UPDATE"', '""', _TWO_LAST),
     # The last item, twice.
-    Mutant("repeats-are-not-told", "core.completion:look_again", "if not batches:", "if True:", _TWICE),
+    Mutant("repeats-are-not-told", "core.completion:write", "if untouched else {}", "if False else {}", _TWICE),
     Mutant(
         "repeats-are-told-of-what-the-first-look-saw",
         "core.acks:flush",
-        "work.untouched()",
-        "{each for each in work.untouched() if work.seen[each].state == 'complete'}",
+        "work.untouched(units, outcomes)",
+        "{each for each in work.untouched(units, outcomes) if work.seen[each].state == 'complete'}",
         _TWICE,
     ),
     Mutant("groups-are-not-locked", "core.acks:_for_update", '" FOR UPDATE"', '""', _TWICE),
     Mutant(
         "a-new-group-overwrites-anothers",
         "core.acks:_write_groups",
-        "tx.exec_driver_sql(insert, new)",
-        "tx.exec_driver_sql(insert + _UPSERT[dialect], new)",
+        "[_INSERT + rows for rows in _lists(new)]",
+        "[_INSERT + rows + _UPSERT[tx.dialect.name] for rows in _lists(new)]",
         _TWICE,
     ),
     Mutant(
@@ -108,15 +108,15 @@ MUTANTS = [
     Mutant(
         "ack-judges-the-state-of-its-first-look",
         "core.completion:write",
-        "state, acked, failed = State(row.state),",
-        "state, acked, failed = State(looked[batch]),",
+        "_rows(tx, found[0])",
+        "{each: row._replace(state=looked[each]) for each, row in _rows(tx, found[0]).items()}",
         _SEAL,
         also=(
             (
-                "    query = (\n",
-                "    look = sa.select(_batch.id, _batch.state).where(_batch.id.in_(sorted(touched_batches)))\n"
-                "    looked = {row.id: row.state for row in tx.execute(look)}\n"
-                "    query = (\n",
+                "    locking =",
+                "    look = f'SELECT id, state FROM batches WHERE id IN ({_ids(touched_batches) or 0})'\n"
+                "    looked = dict(tuple(row) for row in tx.exec_driver_sql(look))\n"
+                "    locking =",
             ),
         ),
     ),
@@ -146,15 +146,15 @@ MUTANTS = [
     ),
     Mutant(
         "an-ack-does-not-touch-updated-at",
-        "core.completion:write",
-        "max(row.now, row.updated_at)",
-        "row.updated_at",
+        "core.completion:_update",
+        '[f"updated_at = {latest}(updated_at, {now})"]',
+        '["updated_at = updated_at"]',
         _EXPIRE,
     ),
     # Ack and cancel.
     Mutant(
         "ack-does-not-judge-the-state-again-under-the-lock",
-        "core.completion:write",
+        "core.completion:_judge",
         "row is None or row.state not in TAKES_ACKS",
         "row is None",
         _CANCEL,
@@ -275,9 +275,9 @@ MUTANTS = [
     ),
     Mutant(
         "a-group-without-holes-in-front-is-full",
-        "core.bitfield:Group.dump",
-        "first_pending in (-1, self.resolved_count)",
-        "first_pending != 0",
+        "core.bitfield:Group._is_prefix",
+        "in (-1, self.resolved_count)",
+        "!= 0",
         _MACHINE,
     ),
     Mutant(
@@ -312,10 +312,8 @@ MUTANTS = [
     Mutant(
         "batches-take-no-turns",
         "core.combiner:_Lane.take",
-        "taken.append((unit, pending))",
-        "taken.append((unit, pending))\n        self.queues[batch] = queue\n"
-        "        self.queues.move_to_end(batch, last=False)\n        if queue:\n            continue\n"
-        "        del self.queues[batch]",
+        "turn = len(queue) if not self.queues else 1",
+        "turn = len(queue)",
         _COMBINER + "test_a_hot_batch_does_not_keep_others_waiting",
     ),
     Mutant(
@@ -342,17 +340,46 @@ MUTANTS = [
     ),
     Mutant(
         "counts-are-clamped",
-        "core.completion:write",
+        "core.completion:_judge",
         "_check(row, state, acked, failed, touched)",
         "acked = min(acked, row.items - failed)",
         _COMBINER + "test_a_batch_whose_counts_are_broken_fails_alone",
+    ),
+    # Bitfields in memory, and patches.
+    Mutant(
+        "a-held-bitfield-is-trusted-whatever-the-row-says",
+        "core.held:Held.take",
+        "if group is None or group.resolved_count != resolved_count or group.failed_count != failed_count:",
+        "if group is None:",
+        "../storage/test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
+    ),
+    Mutant(
+        "held-bitfields-outlive-the-database",
+        "core.held:Held.clear",
+        "self._groups.clear()",
+        "pass",
+        "../storage/test_held.py::test_what_was_held_is_forgotten_when_the_database_was_away",
+    ),
+    Mutant(
+        "a-patch-reaches-beyond-its-blob",
+        "core.bitfield:Group.patches",
+        "self.stored != -(-issued // 8)",
+        "self.stored is None",
+        "../storage/test_held.py::test_a_group_that_grew_keeps_bits_beyond_its_stored_blob",
+    ),
+    Mutant(
+        "another-byte-is-patched",
+        "core.bitfield:Group.ack_one",
+        "self.changed.add(index >> 3)",
+        "self.changed.add(0)",
+        "../storage/test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
     ),
     # The ancestor.
     Mutant(
         "an-ack-trusts-its-id",
         "core.acks:_Flush.issued",
-        "min(row.group_size, row.items - group * row.group_size)",
-        "row.group_size",
+        "size if left >= size else left if left > 0 else 0",
+        "size",
         _ANCESTOR + "test_an_ack_does_not_trust_its_id",
     ),
     Mutant(
@@ -364,9 +391,9 @@ MUTANTS = [
     ),
     Mutant(
         "a-batch-that-is-being-acked-is-reaped",
-        "core.completion:write",
-        "max(row.now, row.updated_at)",
-        "row.updated_at",
+        "core.completion:_update",
+        '[f"updated_at = {latest}(updated_at, {now})"]',
+        '["updated_at = updated_at"]',
         _ANCESTOR + "test_a_batch_that_is_being_acked_is_not_reaped",
     ),
     Mutant(

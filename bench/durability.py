@@ -1,0 +1,56 @@
+"""What does a binary log cost that is synced at each commit? The single acks of `acks`, in order and at random, on a
+MariaDB with `log_bin` and `sync_binlog=1` against one without; both sync InnoDB's log at each commit."""
+
+from __future__ import annotations
+
+import contextlib
+
+from bench import acks, load, measure
+from bench.load import Load
+from bench.measure import Scale
+from tests.servers import MariaDB
+
+BINLOG = ("--log-bin=binlog", "--sync-binlog=1")
+
+
+def _round(port: int, scale: Scale, order: str) -> Load:
+    batch, requests = acks.fresh(port, scale.items, acks.numbers_of(order, scale))
+    measured, answers = load.drive(port, requests, scale.connections)
+    acks.check(port, batch, answers, len(requests))
+    return measured
+
+
+def _check(server: MariaDB, logs: bool) -> None:
+    """The server is the one that the table says it is."""
+    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT @@log_bin, @@sync_binlog, @@innodb_flush_log_at_trx_commit")
+        found = cursor.fetchone()
+    if found != (int(logs), int(logs), 1):
+        raise RuntimeError(f"log_bin, sync_binlog and innodb_flush_log_at_trx_commit are {found}")
+
+
+def run(scale: Scale) -> None:
+    found: dict[str, dict[str, list[Load]]] = {}
+    with (
+        measure.mariadb() as plain,
+        measure.mariadb(BINLOG) as logged,
+        measure.lastbit_on(plain) as without,
+        measure.lastbit_on(logged) as with_binlog,
+    ):
+        _check(plain, logs=False)
+        _check(logged, logs=True)
+        for _ in range(scale.rounds):
+            for order in ("in order", "at random"):
+                for name, service in ((f"{order}, without", without), (f"{order}, with a binary log", with_binlog)):
+                    loads = found.setdefault(order, {}).setdefault(name, [])
+                    loads.append(_round(service.port, scale, order))
+    measure.show(
+        f"durability: one id a call, {scale.connections} connections, MariaDB without and with log_bin and "
+        f"sync_binlog=1 (medians of {scale.rounds} rounds)",
+        ["", "calls/s", "p50 ms", "p99 ms", "of without"],
+        [line for order, loads in found.items() for line in acks.rows(loads, f"{order}, without")],
+    )
+
+
+if __name__ == "__main__":
+    measure.alone(run)

@@ -1,0 +1,62 @@
+"""Does the number of items cost anything when they are issued? Open, extend and seal for a thousand items and for a
+billion, as three calls and as one."""
+
+from __future__ import annotations
+
+import json
+
+from bench import load, measure
+from bench.measure import Scale
+
+SMALL, LARGE = 10**3, 10**9
+
+
+def _block(port: int, path: list[str], body: object, took: list[float]) -> list[dict[str, object]]:
+    """The same call on each path over one connection; adds its median seconds to `took`."""
+    measured, answers = load.drive(port, [load.encoded(each, body) for each in path], 1)
+    took.append(measured.p50)
+    return [json.loads(answer) for answer in answers]
+
+
+def _round(port: int, items: int, calls: int) -> dict[str, float]:
+    """Median seconds by call; one kind of call at a time, as each needs the answers of the one before."""
+    took: list[float] = []
+    opened = [each["id"] for each in _block(port, ["/v1/batches"] * calls, {}, took)]
+    _block(port, [f"/v1/batches/{batch}/items" for batch in opened], {"count": items}, took)
+    _block(port, [f"/v1/batches/{batch}/seal" for batch in opened], None, took)
+    at_once = _block(port, ["/v1/batches"] * calls, {"items": items, "sealed": True}, took)
+    for batch in (*opened, *(each["id"] for each in at_once)):
+        _check(port, batch, items)
+    return {
+        "open": took[0],
+        "extend": took[1],
+        "seal": took[2],
+        "open + extend + seal": sum(took[:3]),
+        "all of it in one call": took[3],
+    }
+
+
+def _check(port: int, batch: object, items: int) -> None:
+    found = measure.call(port, "GET", f"/v1/batches/{batch}/verify")
+    state = measure.call(port, "GET", f"/v1/batches/{batch}")["state"]
+    if not (found["ok"] and found["items"] == found["pending"] == items and state == "sealed"):
+        raise RuntimeError(f"{items} items were issued and sealed; the batch is {state} and says {found}")
+
+
+def run(scale: Scale) -> None:
+    calls = max(scale.requests // 200, 10)
+    found: dict[int, list[dict[str, float]]] = {SMALL: [], LARGE: []}
+    with measure.mariadb() as server, measure.lastbit_on(server) as service:
+        _round(service.port, SMALL, calls)  # the first of a process is always slower
+        for number in range(scale.rounds):
+            for items in (SMALL, LARGE) if number % 2 else (LARGE, SMALL):
+                found[items].append(_round(service.port, items, calls))
+    measure.show(
+        f"extend: over HTTP on MariaDB, one connection (medians of {scale.rounds} rounds of {calls})",
+        ["", "10^3 items, ms", "10^9 items, ms", "ratio"],
+        measure.beside(found[SMALL], found[LARGE]),
+    )
+
+
+if __name__ == "__main__":
+    measure.alone(run)
