@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -84,7 +83,7 @@ async def get_batch(
     batch: BatchId,
     request: Request,
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for a terminal state")] = 0,
-) -> dict[str, Any]:
+) -> Any:
     """One batch; with `wait`, once it is in a terminal state or the time is over."""
     service = _service(request)
     if not wait:
@@ -93,9 +92,11 @@ async def get_batch(
         found = await run_in_threadpool(service.get, batch)
         if found.state in TERMINAL:
             return models.shown(found)
-        with contextlib.suppress(TimeoutError):
+        try:
             await asyncio.wait_for(ended.wait(), wait)
-    return models.shown(await run_in_threadpool(service.get, batch))
+        except TimeoutError:
+            return models.shown(await run_in_threadpool(service.get, batch))
+    return Response(await _waiting(request).look(batch), media_type="application/json")
 
 
 @router.post(

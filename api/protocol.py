@@ -106,8 +106,8 @@ class _Head(NamedTuple):
 
 
 _heads: Final[dict[bytes, _Head]] = {}
-"""Of plain requests without an Idempotency-Key. A client's requests differ in their bodies, and what the parser makes of
-the same bytes is the same; so it need not be asked again."""
+"""Of plain requests without an Idempotency-Key. A client's requests differ in their bodies, and what the parser makes
+of the same bytes is the same; so it need not be asked again."""
 _MOST_HEADS: Final = 4096
 
 
@@ -232,8 +232,8 @@ class AckProtocol(HttpToolsProtocol):
             raise
 
     def answered(self) -> None:
-        """After an answer on the short way: as `on_response_complete`, but that the timer of an idle connection runs on,
-        and looks at its end when the last answer was; setting it anew for each costs more than the look."""
+        """After an answer on the short way: as `on_response_complete`, but the timer of an idle connection runs on, and
+        looks at its end when the last answer was. Setting it anew for each costs more than the look."""
         self._last = self.loop.time()
         if self.pipeline or self.timeout_keep_alive_task is None:
             self.on_response_complete()

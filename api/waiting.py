@@ -13,6 +13,7 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
+from api import models
 from core import errors
 from core.service import Service
 
@@ -26,6 +27,7 @@ class Waiting:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._waiters: dict[int, set[asyncio.Event]] = {}
+        self._looks: dict[int, asyncio.Task[bytes]] = {}
         self._poll: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -46,6 +48,19 @@ class Waiting:
             waiters.discard(event)
             if not waiters:
                 self._waiters.pop(batch, None)
+
+    async def look(self, batch: int) -> bytes:
+        """For one who was woken: the batch as it is now, as JSON. Those who are woken together share one read of it and
+        one text: a thousand of each, one after the other, would take seconds. Raises `errors.BatchNotFound`."""
+        look = self._looks.get(batch)
+        if look is None:
+            look = self._looks[batch] = asyncio.create_task(self._look(batch))
+            look.add_done_callback(lambda _: self._looks.pop(batch))
+        return await asyncio.shield(look)
+
+    async def _look(self, batch: int) -> bytes:
+        found = await run_in_threadpool(self._service.get, batch)
+        return models.Batch.model_validate(models.shown(found)).model_dump_json().encode()
 
     def ended(self, batch: int) -> None:
         """Wake those who wait for the batch."""

@@ -1,8 +1,8 @@
 """The load: requests over many keep-alive connections, as cheap to send as Python allows.
 
 The generator shares two cores with what it measures, so what it costs is taken from the service. Hence plain sockets
-and epoll, and requests that are encoded before the clock starts; a client library costs more than the service does. Each
-connection has one request under way: it is a closed loop, like consumers that wait for their answer.
+and epoll, and requests that are encoded before the clock starts; a client library costs more than the service does.
+Each connection has one request under way: it is a closed loop, like consumers that wait for their answer.
 """
 
 from __future__ import annotations

@@ -279,11 +279,15 @@ def test_a_long_poll_ends_with_the_batch(http: httpx.Client) -> None:
     def wait() -> None:
         answers.append(httpx.get(f"{str(http.base_url).rstrip('/')}/v1/batches/{batch}?wait=60", timeout=70).json())
 
-    waiter = threading.Thread(target=wait)
-    waiter.start()
+    waiters = [threading.Thread(target=wait) for _ in range(5)]
+    for waiter in waiters:
+        waiter.start()
     ack(http, f"{batch}:0:0")
-    waiter.join(30)
-    assert answers[0]["state"] == "complete"
+    for waiter in waiters:
+        waiter.join(30)
+    now = http.get(f"/v1/batches/{batch}").json()
+    assert now["state"] == "complete"
+    assert answers == [now] * 5
 
 
 def test_a_long_poll_answers_at_the_end_of_its_time(http: httpx.Client) -> None:

@@ -1,0 +1,193 @@
+"""The ack routes' short way through the server gives the answers of the ordinary one, whatever comes over the wire."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.servers import running_service, sqlite_file
+
+JSON = "Content-Type: application/json\r\n"
+
+
+class Wire:
+    """One connection, byte by byte."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.received = b""
+
+    def send(self, *parts: bytes) -> None:
+        """Each part in a packet of its own: the other side has read one before the next one comes, mostly."""
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in parts:
+            self.socket.sendall(part)
+
+    def answer(self) -> tuple[int, dict[str, str], Any]:
+        while b"\r\n\r\n" not in self.received:
+            self._receive()
+        head, _, self.received = self.received.partition(b"\r\n\r\n")
+        lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+        length = int(headers["content-length"])
+        while len(self.received) < length:
+            self._receive()
+        content, self.received = self.received[:length], self.received[length:]
+        return int(lines[0].split()[1]), headers, json.loads(content)
+
+    def closed(self) -> bool:
+        return self.socket.recv(1) == b""
+
+    def _receive(self) -> None:
+        data = self.socket.recv(65536)
+        assert data, f"the service closed the connection after {self.received!r}"
+        self.received += data
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def request(items: list[str], *, path: str = "/v1/acks", headers: str = JSON, version: str = "1.1") -> bytes:
+    content = json.dumps({"items": items}).encode()
+    head = f"POST {path} HTTP/{version}\r\nHost: lastbit\r\n{headers}Content-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with sqlite_file() as url, running_service(url) as running:
+        yield running.port
+
+
+@pytest.fixture
+def batch(port: int) -> int:
+    opened: int = httpx.post(f"http://127.0.0.1:{port}/v1/batches", json={"items": 1000}).json()["id"]
+    return opened
+
+
+@pytest.fixture
+def wire(port: int) -> Iterator[Wire]:
+    opened = Wire(port)
+    yield opened
+    opened.close()
+
+
+def test_the_same_connection_is_used_again_and_again(wire: Wire, batch: int) -> None:
+    """The second request has a head that was seen before; the body is its own."""
+    for index in (*range(100, 105), 104):
+        wire.send(request([f"{batch}:0:{index}"]))
+        status, headers, content = wire.answer()
+        assert (status, headers["content-type"]) == (200, "application/json")
+        assert "date" in headers
+        repeated = index == 104 and content["repeated"] == 1
+        assert content == {"applied": int(not repeated), "repeated": int(repeated), "completed": [], "rejected": []}
+
+
+@pytest.mark.parametrize("cut", [1, 10, 60, 100, -1])
+def test_a_request_may_come_in_pieces(wire: Wire, batch: int, cut: int) -> None:
+    """Wherever it is cut, also where the whole one's head is known."""
+    whole = request([f"{batch}:0:{300 + cut % 50}"])
+    for _ in range(2):
+        wire.send(whole)
+        assert wire.answer()[2]["rejected"] == []
+        wire.send(whole[:cut], whole[cut:])
+        assert wire.answer()[2]["repeated"] == 1
+
+
+def test_pipelined_requests_are_answered_in_their_order(wire: Wire, batch: int) -> None:
+    """Short ones and others, all sent before the first one is answered."""
+    status = f"GET /v1/batches/{batch} HTTP/1.1\r\nHost: lastbit\r\n\r\n".encode()
+    first, second = request([f"{batch}:0:1"]), request([f"{batch}:0:2", f"{batch}:0:1"])
+    wire.send(first)  # its head is known from here on
+    wire.answer()
+    wire.send(first + second + status + request(["x"]) + first)
+    assert wire.answer()[2]["repeated"] == 1
+    assert wire.answer()[2]["applied"] == 1
+    assert wire.answer()[2]["acked"] == 2
+    assert wire.answer()[0] == 422
+    assert wire.answer()[2]["repeated"] == 1
+
+
+def test_what_is_unusual_is_answered_all_the_same(wire: Wire, batch: int) -> None:
+    """A body in chunks, a client that asks first, a query in the URL, a parameter of the type."""
+    content = json.dumps({"items": [f"{batch}:0:9"]}).encode()
+    chunked = f"POST /v1/acks HTTP/1.1\r\nHost: lastbit\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n".encode()
+    wire.send(
+        chunked, b"%x\r\n" % 5, content[:5] + b"\r\n", b"%x\r\n" % len(content[5:]), content[5:] + b"\r\n0\r\n\r\n"
+    )
+    assert wire.answer()[2]["applied"] == 1
+    asking = request([f"{batch}:0:9"], headers=JSON + "Expect: 100-continue\r\n")
+    end = asking.index(b"\r\n\r\n") + 4
+    wire.send(asking[:end])
+    assert wire.socket.recv(100).startswith(b"HTTP/1.1 100")
+    wire.send(asking[end:])
+    assert wire.answer()[2]["repeated"] == 1
+    wire.send(request([f"{batch}:0:9"], path="/v1/acks?x=1"))
+    assert wire.answer()[2]["repeated"] == 1
+    wire.send(request([f"{batch}:0:9"], headers="content-type: Application/JSON; charset=utf-8\r\n"))
+    assert wire.answer()[2]["repeated"] == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ("", 415, "unsupported_media_type"),
+        ("Content-Type: text/plain\r\n", 415, "unsupported_media_type"),
+        (JSON + "Idempotency-Key: a b\r\n", 422, "invalid_request"),
+        (JSON + f"Idempotency-Key: {'x' * 256}\r\n", 422, "invalid_request"),
+    ],
+)
+def test_bad_headers_are_refused_and_the_connection_lives(
+    wire: Wire, batch: int, headers: str, status: int, code: str
+) -> None:
+    """As problems, with nothing applied."""
+    wire.send(request([f"{batch}:0:0"], headers=headers))
+    answered = wire.answer()
+    assert (answered[0], answered[1]["content-type"]) == (status, "application/problem+json")
+    assert answered[2]["code"] == code
+    wire.send(request([f"{batch}:0:0"]))
+    assert wire.answer()[2]["applied"] == 1
+
+
+@pytest.mark.parametrize("headers", [JSON + "Connection: close\r\n", ""])
+def test_who_wants_the_connection_closed_has_it_closed(wire: Wire, batch: int, headers: str) -> None:
+    """By its header, or by speaking HTTP/1.0."""
+    version = "1.1" if headers else "1.0"
+    wire.send(request([f"{batch}:0:0"], headers=headers or JSON, version=version))
+    assert wire.answer()[2]["applied"] == 1
+    assert wire.closed()
+
+
+def test_an_idempotency_key_belongs_to_its_own_request(port: int, wire: Wire) -> None:
+    """A head with a key is not remembered for others; who completed is told again under its own key."""
+    batch = httpx.post(f"http://127.0.0.1:{port}/v1/batches", json={"items": 1, "sealed": True}).json()["id"]
+    newly = []
+    for key in ("mine", "mine", "other", None):
+        wire.send(request([f"{batch}:0:0"], headers=JSON + (f"Idempotency-Key: {key}\r\n" if key else "")))
+        newly.append(wire.answer()[2]["completed"][0]["newly"])
+    assert newly == [True, True, False, False]
+
+
+def test_a_body_that_is_too_large_ends_the_connection(wire: Wire) -> None:
+    """It is not read to its end."""
+    head = f"POST /v1/acks HTTP/1.1\r\nHost: lastbit\r\n{JSON}Content-Length: {9 * 2**20}\r\n\r\n"
+    wire.send(head.encode())
+    status, _, content = wire.answer()
+    assert (status, content["code"]) == (413, "too_large")
+
+
+def test_a_client_that_leaves_before_its_answer_harms_nobody(port: int, wire: Wire, batch: int) -> None:
+    """Its ack counts; the service goes on."""
+    for index in range(20, 30):
+        gone = Wire(port)
+        gone.send(request([f"{batch}:0:{index}"]))
+        gone.close()
+    wire.send(request([f"{batch}:0:{index}" for index in range(20, 30)]))
+    answered = wire.answer()[2]
+    assert answered["applied"] + answered["repeated"] == 10
+    assert httpx.get(f"http://127.0.0.1:{port}/v1/batches/{batch}").json()["acked"] == 10
