@@ -203,7 +203,7 @@ def parse(verb: Verb, idempotency_key: bytes | None, content: bytes, service: Se
         raise Problem("too_large", f"body.items: expected at most {MAX_IDS:,} ids, got {len(texts):,}")
     if len(groups) > MAX_GROUPS:
         raise Problem("too_large", f"body.groups: expected at most {MAX_GROUPS:,} groups, got {len(groups):,}")
-    ids = [_item(position, text) for position, text in enumerate(texts)]
+    ids = _ids(texts)
     masks = [(each.batch, each.group, _bits(position, each.bits)) for position, each in enumerate(groups)]
     places: MaskPlaces = [(f"body.groups[{i}].bits", batch, bits) for i, (batch, _, bits) in enumerate(masks)]
     if places and service.widths_known(places):
@@ -212,11 +212,19 @@ def parse(verb: Verb, idempotency_key: bytes | None, content: bytes, service: Se
     return Call.of(verb, ids, masks, reason=getattr(wanted, "reason", None), idempotency_key=key), places
 
 
-def _item(position: int, text: str) -> ItemId:
+def _ids(texts: Sequence[str]) -> list[tuple[int, int, int]]:
+    if len(texts) > 1:
+        ids = ItemId.parse_all(texts)
+        if ids is not None:
+            return ids
     try:
-        return ItemId.parse(text)
+        position = 0
+        parsed: list[tuple[int, int, int]] = []
+        for position, text in enumerate(texts):  # noqa: B007  # it is named below
+            parsed.append(ItemId.parse(text))
     except InvalidItemId as error:
         raise problems.invalid([Place(f"body.items[{position}]", str(error))]) from None
+    return parsed
 
 
 def _bits(position: int, text: str) -> bytes:

@@ -171,11 +171,21 @@ class Call:
                 size = max(len(mask), len(known[group]))
                 mask = widen(bits, size) | widen(known[group].tobytes(), size)
             known[group] = mask
+        # What is acked together mostly stands together: the unit and the group of the item before are at hand.
+        unit: Unit | None = None
+        in_mask: bitarray | None = None
+        indexes: list[int] | None = None
+        last_group = -1
         for batch, group, index in dict.fromkeys(items):
-            unit = call.unit(batch)
-            in_mask = unit.masks.get(group)
-            if in_mask is None or index >= len(in_mask) or not in_mask[index]:
-                unit.indexes.setdefault(group, []).append(index)
+            if unit is None or batch != unit.batch:
+                unit, last_group = call.unit(batch), -1
+            if group != last_group:
+                in_mask, indexes, last_group = unit.masks.get(group), unit.indexes.get(group), group
+            if in_mask is not None and index < len(in_mask) and in_mask[index]:
+                continue
+            if indexes is None:
+                indexes = unit.indexes[group] = []
+            indexes.append(index)
         return call
 
     def chunks(self) -> list[Unit]:

@@ -27,6 +27,9 @@ INTEGER_LIMIT: Final = 2**53
 # The lengths keep int() away from absurd input; 16 digits reach past 2^53, so the value is compared as well.
 _INTEGER = "(0|[1-9][0-9]{0,15})"
 _ITEM_ID = re.compile(f"{_INTEGER}:{_INTEGER}:{_INTEGER}")
+# Possessive, so that a long text is walked through once. \n is no part of an id.
+_ONE = "(?>0|[1-9][0-9]{0,15}+)"
+_ITEM_IDS = re.compile(f"(?>{_ONE}:{_ONE}:{_ONE}\n)*+{_ONE}:{_ONE}:{_ONE}")
 
 
 class InvalidItemId(ValueError):
@@ -63,6 +66,18 @@ class ItemId(NamedTuple):
         if batch >= INTEGER_LIMIT or group >= INTEGER_LIMIT or index >= INTEGER_LIMIT:
             raise InvalidItemId(text)
         return cls(batch, group, index)
+
+    @classmethod
+    def parse_all(cls, texts: Sequence[str]) -> list[tuple[int, int, int]] | None:
+        """The parts of many ids, several times as fast as one by one; None where any of them is not exactly an id:
+        `parse` says which."""
+        joined = "\n".join(texts)
+        if joined.count("\n") != len(texts) - 1 or not _ITEM_IDS.fullmatch(joined):
+            return None
+        numbers = list(map(int, joined.replace("\n", ":").split(":")))
+        if max(numbers) >= INTEGER_LIMIT:
+            return None
+        return list(zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True))
 
     def number(self, group_size: int) -> int | None:
         """The item's position in its batch, or None where index ≥ group_size: that is nobody's item, and never an

@@ -46,6 +46,25 @@ def test_any_text_is_an_id_in_one_spelling_or_malformed(text: str) -> None:
         assert str(ItemId.parse(text)) == text
 
 
+one_text = st.one_of(
+    st.builds("{}:{}:{}".format, *[st.integers(0, 2**54)] * 3),
+    st.text("0123456789:\n", max_size=30),
+    st.sampled_from(["1:2:3\n4:5:6", "1:2:3\n", "1:2:03", "", "1:2", "1:2:3:4", "\u0661:2:3"]),
+)
+
+
+@given(st.lists(st.builds("{}:{}:{}".format, *[integers] * 3), min_size=1), st.lists(one_text, max_size=3))
+def test_many_ids_are_parsed_as_each_would_be(good: list[str], strange: list[str]) -> None:
+    """All at once, or not at all where one of them is none."""
+    assert ItemId.parse_all(good) == [ItemId.parse(text) for text in good]
+    expected: list[ItemId] | None = []
+    try:
+        expected = [ItemId.parse(text) for text in good + strange]
+    except InvalidItemId:
+        expected = None
+    assert ItemId.parse_all(good + strange) == expected
+
+
 @pytest.mark.parametrize(
     "text",
     [
