@@ -294,7 +294,7 @@ _UPSERT: Final = {
     "sqlite": " ON CONFLICT (batch_id, group_no) DO UPDATE SET resolved = excluded.resolved, "
     "failed = excluded.failed, resolved_count = excluded.resolved_count, failed_count = excluded.failed_count",
 }
-_PATCHED: Final = 32
+_PATCHED: Final = 64
 """Rows of one patching UPDATE; the server looks for each among the others, so the work grows with the square."""
 _TEXT: Final = 500_000
 """About how many characters of rows go into one statement: half of the smallest limit that a server has by default."""
@@ -325,17 +325,20 @@ def _patch(rows: Sequence[tuple[Key, bitfield.Group, list[tuple[int, bytes]]]]) 
     """One UPDATE that changes a few bytes of each row's blob: to send and parse whole ones costs several times that."""
     bits, counts = [], []
     by_batch: dict[int, list[int]] = {}
+    # One value is looked up sooner than a pair, and nearly always all rows are of one batch.
+    one = rows[0][0][0] == rows[-1][0][0]
     for (batch, number), group, patches in rows:
         blob = "resolved"
         for byte, value in patches:
             blob = f"INSERT({blob},{byte + 1},1,x'{value.hex()}')"
-        this = f"WHEN batch_id={batch} AND group_no={number} THEN"
+        this = f"WHEN {number} THEN" if one else f"WHEN batch_id={batch} AND group_no={number} THEN"
         bits.append(f"{this} {blob}")
         counts.append(f"{this} {group.resolved_count}")
         by_batch.setdefault(batch, []).append(number)
+    of = "group_no " if one else ""
     return (
-        f"UPDATE item_groups SET resolved = CASE {' '.join(bits)} ELSE resolved END, "  # noqa: S608
-        f"resolved_count = CASE {' '.join(counts)} ELSE resolved_count END WHERE {_among(by_batch)}"
+        f"UPDATE item_groups SET resolved = CASE {of}{' '.join(bits)} ELSE resolved END, "  # noqa: S608
+        f"resolved_count = CASE {of}{' '.join(counts)} ELSE resolved_count END WHERE {_among(by_batch)}"
     )
 
 
