@@ -351,28 +351,28 @@ MUTANTS = [
         "core.held:Held.take",
         "if group is None or group.resolved_count != resolved_count or group.failed_count != failed_count:",
         "if group is None:",
-        "../storage/test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
+        "test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
     ),
     Mutant(
         "held-bitfields-outlive-the-database",
         "core.held:Held.clear",
         "self._groups.clear()",
         "pass",
-        "../storage/test_held.py::test_what_was_held_is_forgotten_when_the_database_was_away",
+        "test_held.py::test_what_was_held_is_forgotten_when_the_database_was_away",
     ),
     Mutant(
         "a-patch-reaches-beyond-its-blob",
         "core.bitfield:Group.patches",
         "self.stored != -(-issued // 8)",
         "self.stored is None",
-        "../storage/test_held.py::test_a_group_that_grew_keeps_bits_beyond_its_stored_blob",
+        "test_held.py::test_a_group_that_grew_keeps_bits_beyond_its_stored_blob",
     ),
     Mutant(
         "another-byte-is-patched",
         "core.bitfield:Group.ack_one",
         "self.changed.add(index >> 3)",
         "self.changed.add(0)",
-        "../storage/test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
+        "test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
     ),
     # The ancestor.
     Mutant(
