@@ -59,7 +59,7 @@ openapi: $(READY) ## write openapi.yaml from the app
 	$(BIN)/python -m scripts.openapi
 
 bench: $(READY) ## the benchmark tables; QUICK=1 runs them small
-	@scripts/need.sh mariadb-server
+	@scripts/need.sh mariadb-server redis-server
 	$(BIN)/python -m bench $(if $(QUICK),--quick,)
 
 zip: ## dist/lastbit.zip, the SDK for Spark's --py-files

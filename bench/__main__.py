@@ -7,7 +7,7 @@ import importlib
 
 from bench.measure import Scale
 
-QUESTIONS = ("acks", "bulk", "extend", "status", "storage", "wait", "scale", "durability", "spark")
+QUESTIONS = ("acks", "bulk", "extend", "status", "storage", "wait", "scale", "durability", "peers", "celery", "spark")
 
 
 def main() -> None:

@@ -116,8 +116,9 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
 
 def _look(tx: Connection, units: Sequence[Unit]) -> str:
     """1. A plain read of the batches: do they exist, do they take acks, how many items are issued?"""
-    wanted = ",".join(map(str, sorted({unit.batch for unit in units})))
-    return statements.select(tx, ("id", "state", "group_size", "items"), f"batches WHERE id IN ({wanted})")
+    batches = sorted({unit.batch for unit in units})
+    wanted = f"batches WHERE id IN ({','.join(map(str, batches))})"
+    return statements.select(tx, ("id", "state", "group_size", "items"), wanted, len(batches))
 
 
 def _seen(tx: Connection, rows: statements.Rows) -> dict[int, Seen]:
@@ -134,7 +135,8 @@ def _lock(tx: Connection, units: Sequence[Unit]) -> str:
     for unit in units:
         by_batch.setdefault(unit.batch, set()).update(unit.groups())
     columns = ("batch_id", "group_no", "resolved_count", "failed_count")
-    return statements.select(tx, columns, f"item_groups WHERE {_among(by_batch)}{_for_update(tx)}")
+    wanted = f"item_groups WHERE {_among(by_batch)}{_for_update(tx)}"
+    return statements.select(tx, columns, wanted, sum(map(len, by_batch.values())))
 
 
 def _among(by_batch: Mapping[int, Collection[int]]) -> str:

@@ -62,9 +62,13 @@ def write(
     # has committed, or we would not have the lock.
     texts = [*before]
     if touched_batches:
-        texts.append(statements.select(tx, _READ, f"batches WHERE id IN ({_ids(touched_batches)}){locking}"))
+        texts.append(
+            statements.select(
+                tx, _READ, f"batches WHERE id IN ({_ids(touched_batches)}){locking}", len(touched_batches)
+            )
+        )
     if untouched:
-        texts.append(statements.select(tx, _READ, f"batches WHERE id IN ({_ids(untouched)})"))
+        texts.append(statements.select(tx, _READ, f"batches WHERE id IN ({_ids(untouched)})", len(untouched)))
     found = execute(tx, texts)[len(before) :] if texts else []
     complete = look_again(_rows(tx, found[-1]), untouched) if untouched else {}
     if touched_batches:

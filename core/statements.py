@@ -25,6 +25,9 @@ Rows = Sequence[Sequence[Any]]
 
 CONCATENATED: Final = 16 * 2**20
 """Bytes of a concatenated value, at most; our sessions set it. 512 groups are some 20 KB."""
+ROWS: Final = 24
+"""Up to so many rows come as rows. To concatenate them the server makes a temporary table, which costs it about as much
+as the driver's parsing of these."""
 
 
 def run(tx: Connection, *statements: str) -> list[Rows]:
@@ -75,21 +78,31 @@ def _announce(listeners: Iterable[Callable[..., object]], tx: Connection, cursor
             listener(tx, cursor, text, (), None, False)
 
 
-def select(tx: Connection, columns: Sequence[str], rest: str) -> str:
-    """`SELECT columns FROM rest`, to be read with `records`. The values are never NULL and have no blanks."""
+def select(tx: Connection, columns: Sequence[str], rest: str, expected: int) -> str:
+    """`SELECT columns FROM rest`, to be read with `records`. The values are never NULL and have no blanks; `expected`
+    is about how many rows there will be."""
     if tx.dialect.name == "sqlite":
         return f"SELECT {', '.join(columns)} FROM {rest}"  # noqa: S608
-    return f"SELECT COUNT(*), GROUP_CONCAT(CONCAT_WS(' ', {', '.join(columns)}) SEPARATOR ';') FROM {rest}"  # noqa: S608
+    row = f"CONCAT_WS(' ', {', '.join(columns)})"
+    if expected <= ROWS:
+        return f"SELECT {row} FROM {rest}"  # noqa: S608
+    return f"SELECT COUNT(*), GROUP_CONCAT({row} SEPARATOR ';') FROM {rest}"  # noqa: S608
 
 
 def records(tx: Connection, rows: Rows) -> Sequence[Sequence[Any]]:
     """What `select` found: the values of each row, as they are from SQLite and as text from a server."""
     if tx.dialect.name == "sqlite":
         return rows
+    if not rows or len(rows[0]) == 1:
+        return [_text(row[0]).split(" ") for row in rows]
     count, text = rows[0]
     if not count:
         return ()
-    found = [record.split(" ") for record in (text.decode() if isinstance(text, bytes) else text).split(";")]
+    found = [record.split(" ") for record in _text(text).split(";")]
     if len(found) != count:
         raise RuntimeError(f"{count} rows came as {len(found)}: group_concat_max_len is not as our session set it")
     return found
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

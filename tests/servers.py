@@ -93,6 +93,8 @@ class MariaDB:
             [
                 *(self.program, "--no-defaults", f"--user={getpass.getuser()}", f"--datadir={self.folder}/data"),
                 *(f"--socket={self.folder}/socket", f"--pid-file={self.folder}/pid", f"--port={self.port}"),
+                # Not the machine's: a server that starts clears what looks like its own there.
+                f"--tmpdir={self.folder}",
                 *("--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=400"),
                 *self.options,
             ],

@@ -1,0 +1,194 @@
+"""What does it cost a Celery user to know when all tasks of a group have ended? The same no-op tasks untracked, acking
+Lastbit through its acker, and as a chord, which is Celery's own way. `bench/peer/tasks.py` says how they ack.
+
+The clock runs from before the tasks are published (with Lastbit: before the batch is opened) until the end is known:
+untracked, until the broker has no message left, neither waiting nor under way; with Lastbit, until moreover the batch
+is complete; of a chord, until the result of its body is there. To look takes the same few calls of Redis with Lastbit
+and without. Broker and result backend are one Redis in memory, as most run it. Workers have run such tasks before the
+clock starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import redis
+from celery import chord, group
+from celery.exceptions import TimeoutError as NotFinished
+
+from bench import measure
+from bench.measure import Scale
+from bench.peer import tasks
+from bench.peer.redis_server import RedisServer, redis_server
+from lastbit import Client
+from tests.servers import ROOT, ServiceProcess
+
+PREFORK = "prefork, 2 processes"
+POOLS = {PREFORK: ("prefork", 2), "16 threads": ("threads", 16)}
+"""Celery's default pool, with the default of a process for each of two cores; and one for tasks that mostly wait."""
+WARM = 50
+"""Tasks that a worker has run before the clock starts."""
+LOOK = 0.01
+"""Seconds between two looks whether all is done."""
+PATIENCE = 300
+QUICK_PATIENCE = 20
+"""Seconds after which a chord is given up."""
+CHORDED = 5
+"""The chord that is measured in each round has a fifth of the tasks."""
+
+
+@dataclass(frozen=True)
+class Place:
+    broker: RedisServer
+    service: ServiceProcess
+
+    @contextlib.contextmanager
+    def worker(self, pool: str, concurrency: int) -> Iterator[None]:
+        """A worker on an empty broker."""
+        with redis.Redis(port=self.broker.port) as client:
+            client.flushall()
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "bench.peer.tasks",
+            "worker",
+            "--without-mingle",
+            "--loglevel",
+            "ERROR",
+        ]
+        environment = {
+            "CELERY_BROKER_URL": self.broker.url(0),
+            "CELERY_RESULT_BACKEND": self.broker.url(1),
+            "LASTBIT_URL": self.service.url,
+            "PYTHONWARNINGS": "ignore::UserWarning",  # that it is run by root, as in a container
+        }
+        process = subprocess.Popen(
+            [*command, "--pool", pool, "--concurrency", str(concurrency)],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=subprocess.DEVNULL,  # a banner
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            # Results unsubscribe when they are collected; without their Redis, each would try to for a while.
+            gc.collect()
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:  # a chord that was given up has left it too much to do
+                os.killpg(process.pid, 9)
+                process.wait(20)
+
+    def wait_until_empty(self, seconds: float) -> None:
+        """Until the broker has no message, neither waiting nor under way."""
+        deadline = time.monotonic() + seconds
+        with redis.Redis(port=self.broker.port) as client:
+            while client.llen("celery") or client.hlen("unacked"):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{client.llen('celery')} tasks wait, {client.hlen('unacked')} are under way")
+                time.sleep(LOOK)
+
+
+Work = Callable[[Place, int, float], float | None]
+"""Run so many tasks and return the seconds it took; None: it was given up after the last argument."""
+
+
+def untracked(place: Place, count: int, patience: float) -> float:
+    begun = time.perf_counter()
+    group(tasks.untracked.s() for _ in range(count)).apply_async()
+    place.wait_until_empty(patience)
+    return time.perf_counter() - begun
+
+
+def acked(place: Place, count: int, patience: float) -> float:
+    with Client(place.service.url) as client:
+        begun = time.perf_counter()
+        batch = client.open()
+        ids = batch.extend(count)
+        group(tasks.acked.s().set(task_id=str(item)) for item in ids).apply_async()
+        batch.seal()
+        place.wait_until_empty(patience)
+        complete = batch.refresh().complete
+        seconds = time.perf_counter() - begun
+        found = batch.verify()
+        # A message is removed after its commit, so there is nothing left to wait for.
+        if not (complete and found.ok and found.counted.acked == found.items == count):
+            raise RuntimeError(f"{count} tasks have ended, and the batch says {found}")
+    return seconds
+
+
+def chorded(place: Place, count: int, patience: float) -> float | None:
+    begun = time.perf_counter()
+    result = chord(tasks.chorded.s() for _ in range(count))(tasks.count.s())
+    try:
+        counted = result.get(timeout=max(patience - (time.perf_counter() - begun), 0), interval=LOOK)
+    except NotFinished:
+        return None
+    seconds = time.perf_counter() - begun
+    if counted != count:
+        raise RuntimeError(f"of {count} tasks the chord counted {counted}")
+    return seconds
+
+
+WAYS: dict[str, Work] = {"untracked": untracked, "acking Lastbit": acked}
+
+
+def run(scale: Scale) -> None:
+    count = scale.requests // 2
+    few = count // CHORDED
+    patience = PATIENCE if count >= 10_000 else QUICK_PATIENCE
+    found: dict[str, list[float]] = {}
+
+    with measure.mariadb() as server, measure.lastbit_on(server) as service, redis_server() as broker:
+        tasks.app.conf.update(broker_url=broker.url(0), result_backend=broker.url(1))
+        place = Place(broker, service)
+
+        def note(pool: str, count: int, ways: Mapping[str, Work]) -> None:
+            for way, work in ways.items():
+                name = f"{count:,} tasks, {pool}: {way}"
+                work(place, WARM, patience)
+                took = work(place, count, patience)
+                if took is None:
+                    raise RuntimeError(f"{name}: not finished in {patience} s")
+                found.setdefault(name, []).append(took)
+
+        for _ in range(scale.rounds):
+            for pool in POOLS:
+                with place.worker(*POOLS[pool]):
+                    note(pool, count, WAYS)
+                    if pool == PREFORK:
+                        note(pool, few, {**WAYS, "a chord": chorded})
+        with place.worker(*POOLS[PREFORK]):
+            large = chorded(place, count, patience)
+    lines = []
+    for name, took in found.items():
+        same = found[f"{name.rpartition(':')[0]}: untracked"]
+        ratio = statistics.median(its / plain for its, plain in zip(took, same, strict=True))
+        lines.append([name, f"{statistics.median(took):.2f}", f"{ratio:.2f}"])
+    name = f"{count:,} tasks, {PREFORK}: a chord, once"
+    if large is None:
+        lines.append([name, f"did not finish in {patience}", ""])
+    else:
+        plain = statistics.median(found[f"{count:,} tasks, {PREFORK}: untracked"])
+        lines.append([name, f"{large:.2f}", f"{large / plain:.2f}"])
+    measure.show(
+        f"celery: no-op tasks on Redis, from publishing to the end, MariaDB (medians of {scale.rounds} rounds)",
+        ["", "s", "of untracked"],
+        lines,
+    )
+
+
+if __name__ == "__main__":
+    measure.alone(run)

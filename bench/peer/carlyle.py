@@ -1,0 +1,114 @@
+"""Carlyle (github.com/paradoxical-io/carlyle), Lastbit's ancestor: a batch is closed, its items are bits, and whoever
+clears the last one is told.
+
+Its users run a Scala service on MySQL. Here are its schema and the statements of its ack, from Python: a row holds 64
+items in a BIGINT whose bits are 1 while pending, under a random UUID; rows are there from the start. An ack clears a
+group's bits in an UPDATE, then asks whether the batch is closed, and if so whether any of its groups is not zero.
+
+It sends these for one group after the other, each committed on its own: an ack of 100 items at random is a hundred
+commits, and of a batch that was answered in part nobody knows which. `together` sends the same UPDATEs in one
+transaction, and asks once: not what its users run, but what its schema could do.
+
+Whether an item was acked before isn't known to it: the affected rows say that the row's version moved.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+
+import pymysql
+
+from bench.peer.direct import ask, connect
+from tests.servers import MariaDB
+
+GROUP = 64
+INSERTED = 5_000
+"""Rows of one INSERT."""
+
+
+class Carlyle:
+    def __init__(self, server: MariaDB, items: int, *, together: bool) -> None:
+        self._server = server
+        self._url = server.new_database()
+        self._items = items
+        self._together = together
+        self._groups = [str(uuid.uuid4()) for _ in range(-(-items // GROUP))]
+        now = _now()
+        rows = [
+            f"('{group}', 1, {(1 << min(items - number * GROUP, GROUP)) - 1}, {GROUP}, 0, {now}, {now})"
+            for number, group in enumerate(self._groups)
+        ]
+        ask(
+            server,
+            self._url,
+            "CREATE TABLE batches (batch_id BIGINT AUTO_INCREMENT PRIMARY KEY, is_closed BIT DEFAULT 0, "
+            "created_at BIGINT NOT NULL, updated_at BIGINT NOT NULL)",
+            f"INSERT INTO batches VALUES (1, 1, {now}, {now})",
+            "CREATE TABLE batch_item_groups (id VARCHAR(255) CHARACTER SET utf8mb3 PRIMARY KEY, "
+            "batch_id BIGINT NOT NULL, items BIGINT UNSIGNED NOT NULL, size BIGINT NOT NULL, "
+            "version BIGINT NOT NULL DEFAULT 0, created_at BIGINT NOT NULL, updated_at BIGINT NOT NULL, "
+            "FOREIGN KEY (batch_id) REFERENCES batches (batch_id), KEY batch_items_batch_id_idx (batch_id))",
+            *(
+                f"INSERT INTO batch_item_groups VALUES {', '.join(rows[start : start + INSERTED])}"
+                for start in range(0, len(rows), INSERTED)
+            ),
+        )
+
+    def writer(self) -> CarlyleWriter:
+        return CarlyleWriter(connect(self._server, self._url), self._groups, together=self._together)
+
+    def acked(self) -> int:
+        pending = ask(self._server, self._url, "SELECT SUM(BIT_COUNT(items)) FROM batch_item_groups")
+        return self._items - int(pending[0][0])
+
+    def close(self) -> None: ...
+
+
+class CarlyleWriter:
+    def __init__(self, connection: pymysql.Connection, groups: list[str], *, together: bool) -> None:
+        self._connection = connection
+        self._groups = groups
+        self._together = together
+        connection.autocommit(not together)
+
+    def ack(self, numbers: Sequence[int]) -> None:
+        cleared: dict[int, int] = {}
+        for number in numbers:
+            cleared[number // GROUP] = cleared.get(number // GROUP, 0) | 1 << number % GROUP
+        for group in sorted(cleared, key=self._groups.__getitem__):  # by key, so that writers don't deadlock
+            self._clear(self._groups[group], cleared[group])
+            if not self._together:
+                self._is_empty()
+        if self._together:
+            self._is_empty()
+            self._connection.commit()
+
+    def _clear(self, group: str, bits: int) -> None:
+        with self._connection.cursor() as cursor:
+            found = cursor.execute(
+                "UPDATE batch_item_groups SET items = CAST(items AS UNSIGNED) & CAST(%s AS UNSIGNED), updated_at = %s, "
+                "version = version + 1 WHERE id = %s",
+                (~bits & (1 << GROUP) - 1, _now(), group),
+            )
+        if found != 1:
+            raise RuntimeError(f"group {group} isn't there")
+
+    def _is_empty(self) -> bool:
+        with self._connection.cursor() as cursor:
+            cursor.execute("SELECT is_closed FROM batches WHERE batch_id = 1")
+            if cursor.fetchone() != (b"\x01",):
+                return False
+            cursor.execute(
+                "SELECT EXISTS (SELECT 1 FROM batch_item_groups g JOIN batches b ON b.batch_id = g.batch_id "
+                "WHERE b.is_closed = 1 AND g.batch_id = 1 AND g.items <> 0)"
+            )
+            return bool(cursor.fetchone() == (0,))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

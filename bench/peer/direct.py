@@ -1,0 +1,87 @@
+"""What the peers that are measured without HTTP have in common: each has one sealed batch, and its writers ack parts of
+it, in a call for each part."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import pymysql
+
+from core import schema
+from core.batches import Opening
+from core.calls import Call, Verb
+from core.combiner import Combiner, Inline
+from core.db import Database
+from core.service import Service
+from lastbit.ids import DEFAULT_GROUP_SIZE
+from tests.servers import MariaDB
+
+
+class Writer(Protocol):
+    def ack(self, numbers: Sequence[int]) -> None:
+        """Ack items that nobody has acked, durably. Raises `RuntimeError` where fewer were pending."""
+
+    def close(self) -> None: ...
+
+
+class Peer(Protocol):
+    def writer(self) -> Writer: ...
+
+    def acked(self) -> int:
+        """As the bits or rows say, not a counter."""
+
+    def close(self) -> None: ...
+
+
+def connect(server: MariaDB, url: str) -> pymysql.Connection:
+    """A session for a writer; without autocommit, a transaction begins with its first statement."""
+    connection = server.connect(url.rpartition("/")[2])
+    connection.autocommit(False)
+    return connection
+
+
+def ask(server: MariaDB, url: str, *statements: str) -> Any:
+    """Run statements, each its own transaction; the rows of the last."""
+    with contextlib.closing(server.connect(url.rpartition("/")[2])) as session, session.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return cursor.fetchall()
+
+
+class Lastbit:
+    """Lastbit's core without HTTP: one `Service`, which writers share as the requests of a process do. With one writer
+    each call is a transaction in the caller's own thread; with several, the combiner merges what arrives meanwhile."""
+
+    def __init__(self, server: MariaDB, items: int, writers: int) -> None:
+        database = Database(server.new_database())
+        schema.migrate(database)
+        self._service = Service(database, combiner=Inline if writers == 1 else Combiner)
+        self._batch = self._service.open(Opening(items=items, sealed=True)).batch.id
+
+    def writer(self) -> LastbitWriter:
+        return LastbitWriter(self._service, self._batch)
+
+    def acked(self) -> int:
+        found = self._service.verify(self._batch)
+        if not found.ok:
+            raise RuntimeError(f"the counts of Lastbit's batch are not those of its bits: {found}")
+        return found.counted_acked
+
+    def close(self) -> None:
+        self._service.stop()
+
+
+class LastbitWriter:
+    def __init__(self, service: Service, batch: int) -> None:
+        self._service = service
+        self._batch = batch
+
+    def ack(self, numbers: Sequence[int]) -> None:
+        items = [(self._batch, *divmod(number, DEFAULT_GROUP_SIZE)) for number in numbers]
+        applied = self._service.ack(Call.of(Verb.ACK, items)).result().applied
+        if applied != len(numbers):
+            raise RuntimeError(f"of {len(numbers)} acks {applied} were applied")
+
+    def close(self) -> None: ...

@@ -1,0 +1,117 @@
+"""Redis: a bitmap for a batch, SETBIT for an item, BITCOUNT to see whether it was the last.
+
+Users send both in a MULTI through their client library: SETBIT answers the bit that was there, BITCOUNT how many are
+set, and exactly one call turns a 0 into a 1 and finds the count full. What a 2xx of Lastbit promises, Redis promises
+only with `appendfsync always`; its default on Debian, and with `everysec`, loses what it answered last.
+
+Single acks are driven over plain sockets, as Lastbit's are, so that the client library isn't what is measured. Many ids
+a call go through redis-py, as its users send them.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import redis
+
+from bench.load import Load
+from bench.peer.redis_server import RedisServer
+
+ANSWERED = 6
+"""Lines that answer a MULTI with two commands: +OK, +QUEUED twice, *2, the bit that was there, the count."""
+
+
+def encoded(key: str, number: int) -> bytes:
+    """One ack as it travels."""
+    return b"".join(
+        b"*%d\r\n" % len(command) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in command)
+        for command in (
+            [b"MULTI"],
+            [b"SETBIT", key.encode(), str(number).encode(), b"1"],
+            [b"BITCOUNT", key.encode()],
+            [b"EXEC"],
+        )
+    )
+
+
+def drive(port: int, requests: Sequence[bytes], connections: int) -> tuple[Load, int]:
+    """Send each request once, one under way a connection; how many of them set a bit."""
+    waiting = deque(requests)
+    took: list[float] = []
+    applied = 0
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(min(connections, len(waiting)))]
+    by_number = {each.fileno(): each for each in sockets}
+    begun: dict[int, float] = {}
+    parts = dict.fromkeys(by_number, b"")
+    with select.epoll() as poll:
+        try:
+            for each in sockets:
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                poll.register(each, select.EPOLLIN)
+            start = time.perf_counter()
+            for number, each in by_number.items():
+                begun[number] = time.perf_counter()
+                each.sendall(waiting.popleft())
+            while len(took) < len(requests):
+                for number, _ in poll.poll():
+                    data = by_number[number].recv(4096)
+                    if not data:
+                        raise RuntimeError("the server closed a connection")
+                    data = parts[number] + data
+                    if data.count(b"\r\n") < ANSWERED:
+                        parts[number] = data
+                        continue
+                    parts[number] = b""
+                    if b"-" in data:
+                        raise RuntimeError(f"answered: {data.decode()}")
+                    now = time.perf_counter()
+                    took.append(now - begun[number])
+                    applied += data.split(b"\r\n", 5)[4] == b":0"
+                    if waiting:
+                        begun[number] = now
+                        by_number[number].sendall(waiting.popleft())
+            seconds = time.perf_counter() - start
+        finally:
+            for each in sockets:
+                each.close()
+    took.sort()
+    return Load(len(took) / seconds, took[len(took) // 2], took[len(took) * 99 // 100]), applied
+
+
+class RedisBits:
+    """Many ids a call: a MULTI of as many SETBITs and one BITCOUNT."""
+
+    def __init__(self, server: RedisServer, key: str) -> None:
+        self._server = server
+        self._key = key
+
+    def writer(self) -> RedisWriter:
+        return RedisWriter(redis.Redis(port=self._server.port), self._key)
+
+    def acked(self) -> int:
+        with redis.Redis(port=self._server.port) as client:
+            return int(client.bitcount(self._key))
+
+    def close(self) -> None: ...
+
+
+class RedisWriter:
+    def __init__(self, client: redis.Redis, key: str) -> None:
+        self._client = client
+        self._key = key
+
+    def ack(self, numbers: Sequence[int]) -> None:
+        with self._client.pipeline(transaction=True) as pipe:
+            for number in numbers:
+                pipe.setbit(self._key, number, 1)
+            pipe.bitcount(self._key)
+            *before, _ = pipe.execute()
+        if any(before):
+            raise RuntimeError(f"of {len(numbers)} bits {sum(before)} were set")
+
+    def close(self) -> None:
+        self._client.close()
