@@ -19,8 +19,8 @@ rejects.
 *Two transactions make the same group's row.* A group without a row is all pending, and one can't lock a row that is not
 there. Both insert; one gets a duplicate key, rolls back and begins again.
 
-*A bitfield kept in memory is not the row's any more*, since another process was there. The counts of the locked row name
-its bits exactly, and those of the kept one must be the same (see `held`).
+*A bitfield kept in memory is not the row's any more*, since another process was there. The counts of the locked row
+name its bits exactly, and those of the kept one must be the same (see `held`).
 
 *Deadlocks.* Groups are locked in primary-key order by one statement, then batches by id: item_groups → batches, here
 and everywhere.
