@@ -9,8 +9,7 @@ import json
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,16 +134,6 @@ def memory(process: int, line: str = "VmRSS") -> float:
     """MB of a process that are resident, or (`VmHWM`) that were at the most, as the kernel counts them."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition(f"{line}:")[2].split()[0]) / 1024
-
-
-async def seconds_of(repeat: int, work: Callable[[], Awaitable[Any]]) -> float:
-    """The median of single runs."""
-    took = []
-    for _ in range(repeat):
-        begun = time.perf_counter()
-        await work()
-        took.append(time.perf_counter() - begun)
-    return statistics.median(took)
 
 
 def beside(base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]) -> list[list[str]]:
