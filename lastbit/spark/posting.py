@@ -4,8 +4,9 @@ One `Poster` is one partition's, or one micro-batch's of a writer. It keeps what
 counts what the service said. It may run twice, at the same time too: Spark repeats tasks, and speculation runs copies.
 The bits are idempotent, so nothing is acked twice; only what the copies are *told* shifts from applied to repeated.
 
-A request's Idempotency-Key is made from the run's and the request's content. A task that is run again with the same
-rows sends the same requests under the same keys, and so sees `newly` again where the first one's answer was lost.
+A request's Idempotency-Key is made from the run's and the request's content. A task that is run again and meets
+the same rows in the same order sends the same requests under the same keys, and so sees `newly` again where the first
+one's answer was lost.
 """
 
 from __future__ import annotations
