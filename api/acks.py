@@ -170,11 +170,9 @@ class AckRoutes:
         self.state.service.submit(call, self._receive, to)
 
     def encoded(self, answer: Answer) -> bytes:
-        """The answer as it travels; who waits for a batch that it names is woken."""
+        """The answer as it travels."""
         if not answer.completed and not answer.rejected:
             return _PLAIN % (answer.applied, answer.repeated)
-        for batch in answer.completed:
-            self.state.waiting.ended(batch)
         return _encoder.encode(_shown(answer))
 
     def _deliver(self, over: Sequence[Pending]) -> None:

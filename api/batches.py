@@ -67,7 +67,7 @@ def list_batches(
     cursor: Cursor = None,
 ) -> dict[str, Any]:
     """The batches, newest first."""
-    page = _service(request).list(
+    page = _service(request).page(
         state=models.state_of(state),
         key=key,
         labels=models.wanted_labels(label),
@@ -131,24 +131,19 @@ def seal_batch(
 ) -> dict[str, Any]:
     """Promise that no more items will come. Completes the batch if none is pending."""
     sealed = _service(request).seal(batch, idempotency_key)
-    if sealed.batch.complete:
-        _tell(request, batch)
     return {**models.shown(sealed.batch), "newly": sealed.newly, "newly_succeeded": sealed.newly_succeeded}
 
 
 @router.post("/{id}/cancel", response_model=models.Batch, responses=documented(404, 409, 413, 415, 422))
 def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
     """End a batch that is open or sealed; it stays as a tombstone."""
-    cancelled = _service(request).cancel(batch)
-    _tell(request, batch)
-    return models.shown(cancelled)
+    return models.shown(_service(request).cancel(batch))
 
 
 @router.delete("/{id}", status_code=204, responses=documented(404, 422))
 def delete_batch(batch: BatchId, request: Request) -> Response:
     """Cancel the batch if it is live, then remove it altogether."""
     _service(request).delete(batch)
-    _tell(request, batch)
     return Response(status_code=204)
 
 
@@ -207,8 +202,3 @@ def watermark(batch: BatchId, request: Request) -> dict[str, Any]:
 def _say_replayed(response: Response, replayed: bool) -> None:
     if replayed:
         response.headers["Idempotency-Replayed"] = "true"
-
-
-def _tell(request: Request, batch: int) -> None:
-    """From a worker thread: wake those who wait for the batch."""
-    request.app.state.loop.call_soon_threadsafe(_waiting(request).ended, batch)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from core import batches, errors
 from core.lifecycle import State
-from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE
+from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId
 
 MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
 MAX_LABELS: Final = 64
@@ -43,19 +43,21 @@ class OpenBody(Body):
     )
     items: int = Field(0, ge=0, le=MAX_ITEMS, description="extend by so many at once")
     sealed: bool = Field(False, description="seal at once")
-    parent: str | None = Field(None, description="not yet: nested batches come with a later release")
+    parent: str | None = Field(None, description="the item of another batch that this batch is; acked when it succeeds")
     expires_in: int | None = Field(
         None, ge=1, le=MAX_EXPIRES_IN, description="seconds of idleness after which this batch expires"
     )
 
     @field_validator("parent")
     @classmethod
-    def _no_parent(cls, value: str | None) -> None:
+    def _is_an_item(cls, value: str | None) -> str | None:
         if value is not None:
-            raise ValueError("nested batches are not there yet; expected no parent")
+            ItemId.parse(value)
+        return value
 
     def opening(self) -> batches.Opening:
-        return batches.Opening(self.key, self.labels, self.group_size, self.items, self.sealed, self.expires_in)
+        parent = None if self.parent is None else ItemId.parse(self.parent)
+        return batches.Opening(self.key, self.labels, self.group_size, self.items, self.sealed, self.expires_in, parent)
 
 
 class ExtendBody(Body):

@@ -24,6 +24,7 @@ STATUS: Final[dict[str, int]] = {
     "batch_complete": 409,
     "batch_expired": 409,
     "batch_cancelled": 409,
+    "position_trimmed": 410,
     "not_found": 404,
     "method_not_allowed": 405,
     "unsupported_media_type": 415,

@@ -1,53 +1,97 @@
-"""Long polls: many wait, the database is asked once.
+"""Long polls and event streams: many wait, the database is asked once.
 
-What ends in this process wakes its waiters at once. For what other processes end there is one shared poll, whatever the
-number of waiters, and only while somebody waits.
+All who wait, for the end of a batch or for events, are woken from one reading of the feed. What is committed in this
+process is read at once; for the commits of other processes there is one shared poll of the feed's last position,
+whatever the number of waiters, and only while somebody waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
 from api import models
-from core import errors
+from core import errors, feed
 from core.service import Service
 
 POLL: Final = 0.25
-"""Seconds between two looks at the database."""
+"""Seconds between two looks at the feed."""
+READ: Final = 1000
+"""Events of one reading."""
+KEPT: Final = 10_000
+"""Events that were read and stay at hand: so many followers don't read them again each for himself."""
+
+
+@dataclass(slots=True, eq=False)
+class Follower:
+    """Somebody who waits for events. `woken` is set once there may be some for him, or the service stops."""
+
+    types: frozenset[str]
+    batch: int | None
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wants(self, event: feed.Event) -> bool:
+        return (not self.types or event.type in self.types) and (self.batch is None or event.batch == self.batch)
 
 
 class Waiting:
-    """Who waits for which batch. Belongs to one event loop."""
+    """Who waits for what. Belongs to one event loop, the running one."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._waiters: dict[int, set[asyncio.Event]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._batches: dict[int, set[asyncio.Event]] = {}
+        self._followers: set[Follower] = set()
         self._looks: dict[int, asyncio.Task[bytes]] = {}
-        self._poll: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._begun: asyncio.Future[None] | None = None
+        """Done once the reader knows where the feed stood: what is appended after that, it will tell."""
+        self._position = 0
+        self._kept: deque[feed.Event] = deque(maxlen=KEPT)
+        self._appended = asyncio.Event()
         self._closed = False
+        service.on_append(self._hear)
 
     @contextlib.asynccontextmanager
     async def watch(self, batch: int) -> AsyncIterator[asyncio.Event]:
         """An event that is set once the batch has ended, or the service stops. Begin to watch, then look, then wait: so
-        no end falls between."""
+        no end falls between. Raises `errors.Unavailable`."""
         event = asyncio.Event()
-        if self._closed:
-            event.set()
-        self._waiters.setdefault(batch, set()).add(event)
-        if self._poll is None or self._poll.done():
-            self._poll = asyncio.create_task(self._run())
+        self._batches.setdefault(batch, set()).add(event)
         try:
+            await self._begin(event)
             yield event
         finally:
-            waiters = self._waiters.get(batch, set())
+            waiters = self._batches[batch]
             waiters.discard(event)
             if not waiters:
-                self._waiters.pop(batch, None)
+                del self._batches[batch]
+
+    @contextlib.asynccontextmanager
+    async def follow(self, types: Collection[str] = (), batch: int | None = None) -> AsyncIterator[Follower]:
+        """Begin to follow, then read, then wait. Raises `errors.Unavailable`."""
+        follower = Follower(frozenset(types), batch)
+        self._followers.add(follower)
+        try:
+            await self._begin(follower.woken)
+            yield follower
+        finally:
+            self._followers.discard(follower)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def position(self) -> int:
+        """Up to which the feed was read, while somebody waits."""
+        return self._position
 
     async def look(self, batch: int) -> bytes:
         """For one who was woken: the batch as it is now, as JSON. Those who are woken together share one read of it and
@@ -62,21 +106,102 @@ class Waiting:
         found = await run_in_threadpool(self._service.get, batch)
         return models.Batch.model_validate(models.shown(found)).model_dump_json().encode()
 
-    def ended(self, batch: int) -> None:
-        """Wake those who wait for the batch."""
-        for event in self._waiters.get(batch, ()):
-            event.set()
+    async def read(self, follower: Follower, after: int, limit: int) -> feed.Page:
+        """What there is for a follower: from what is at hand, if that goes back so far, else from the database.
+
+        Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future.
+        """
+        if after == self._position:
+            return feed.Page([], after)
+        if after < self._position and self._kept and self._kept[0].position <= after + 1:
+            position, found = self._position, []
+            for event in _above(self._kept, after):
+                if follower.wants(event):
+                    found.append(event)
+                    if len(found) == limit:
+                        return feed.Page(found, event.position)
+            return feed.Page(found, position)
+        return await run_in_threadpool(
+            lambda: self._service.events(after, limit, types=follower.types, batch=follower.batch)
+        )
 
     def close(self) -> None:
-        """Wake everybody, now and from now on: the service stops, and a long poll must not hold it up."""
+        """Wake everybody, now and from now on: the service stops, and who waits must not hold it up."""
         self._closed = True
-        for batch in list(self._waiters):
-            self.ended(batch)
+        self._appended.set()
+        self._wake_all()
 
-    async def _run(self) -> None:
-        while self._waiters and not self._closed:
-            await asyncio.sleep(POLL)
-            # Not while the database is away: the waiters' own look will say so.
+    def _wake_all(self) -> None:
+        for waiters in self._batches.values():
+            for event in waiters:
+                event.set()
+        for follower in self._followers:
+            follower.woken.set()
+
+    def _hear(self, position: int) -> None:
+        """From the thread that committed."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all who wait
+            self._loop.call_soon_threadsafe(self._heard, position)
+
+    def _heard(self, position: int) -> None:
+        if position > self._position:
+            self._appended.set()
+
+    async def _begin(self, woken: asyncio.Event) -> None:
+        if self._closed:
+            woken.set()
+            return
+        if self._begun is None or self._reader is None or self._reader.done():
+            self._begun = self._loop.create_future()
+            self._reader = asyncio.create_task(self._run(self._begun))
+        await asyncio.shield(self._begun)
+
+    async def _run(self, begun: asyncio.Future[None]) -> None:
+        self._kept.clear()
+        try:
+            self._position = await run_in_threadpool(self._service.feed_head)
+        except Exception as error:  # noqa: BLE001  # it is theirs who asked
+            begun.set_exception(error)
+            begun.exception()  # whoever asked may be gone
+            return
+        begun.set_result(None)
+        while (self._batches or self._followers) and not self._closed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._appended.wait(), POLL)
+            # Not while the database is away: their own reading will say so.
             with contextlib.suppress(errors.Unavailable):
-                for batch in await run_in_threadpool(self._service.ended, list(self._waiters)):
-                    self.ended(batch)
+                if self._appended.is_set() or await run_in_threadpool(self._service.feed_head) > self._position:
+                    self._appended.clear()
+                    await self._read_on()
+
+    async def _read_on(self) -> None:
+        while True:
+            try:
+                page = await run_in_threadpool(self._service.events, self._position, READ)
+            except errors.PositionTrimmed as gone:
+                # We were away for long: everybody looks for himself.
+                self._kept.clear()
+                self._position = gone.trimmed
+                self._wake_all()
+                continue
+            self._position = page.next
+            self._kept.extend(page.events)
+            self._tell(page.events)
+            if len(page.events) < READ:
+                return
+
+    def _tell(self, events: Iterable[feed.Event]) -> None:
+        for event in events:
+            if event.batch is not None and feed.ended(event):
+                for waiter in self._batches.get(event.batch, ()):
+                    waiter.set()
+            for follower in self._followers:
+                if not follower.woken.is_set() and follower.wants(event):
+                    follower.woken.set()
+
+
+def _above(kept: deque[feed.Event], after: int) -> Iterable[feed.Event]:
+    """Those above a position, ascending. Followers are mostly near the end, where a deque is quick."""
+    first = after + 1 - kept[0].position
+    for place in range(first, len(kept)):
+        yield kept[place]

@@ -22,8 +22,8 @@ there. Both insert; one gets a duplicate key, rolls back and begins again.
 *A bitfield kept in memory is not the row's any more*, since another process was there. The counts of the locked row
 name its bits exactly, and those of the kept one must be the same (see `held`).
 
-*Deadlocks.* Groups are locked in primary-key order by one statement, then batches by id: item_groups → batches, here
-and everywhere.
+*Deadlocks.* Groups are locked in primary-key order by one statement, then batches by id: item_groups → batches →
+feed_head, here and everywhere.
 
 Requests are merged: a flush carries units of many callers, applied in arrival order, each with an outcome of its own.
 """
@@ -40,11 +40,11 @@ from bitarray.util import zeros
 from sqlalchemy.engine import Connection
 
 from core import bitfield, completion, statements, tables
-from core.batches import LIST, chunks
 from core.calls import Outcome, Rejected, Unit, Verb
 from core.completion import Touched
 from core.held import Held, Key
 from core.lifecycle import TAKES_ACKS, State
+from core.statements import LIST, chunks
 from lastbit.ids import ItemId
 
 
@@ -90,6 +90,8 @@ class Flushed(NamedTuple):
     groups: Mapping[Key, bitfield.Group]
     """As their rows are now: for `Held.put`, with the era."""
     era: int
+    owing: list[int]
+    """Batches that ended, and owe something to the item that they are: for `payments`."""
 
 
 def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
@@ -114,7 +116,7 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
         for unit, outcome in zip(units, outcomes, strict=True):
             if outcome.wanted and unit.batch in complete:
                 outcome.completed = completion.told(complete[unit.batch], work.touched.get(unit.batch), unit)
-    return Flushed(outcomes, work.groups, era)
+    return Flushed(outcomes, work.groups, era, [each.id for each in complete.values() if each.owes])
 
 
 def _look(tx: Connection, units: Sequence[Unit]) -> str:

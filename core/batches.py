@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import IntegrityError
 
-from core import errors, faults, tables
-from core.lifecycle import LIVE, State, completes, judge
-from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_ITEMS
+from core import errors, faults, feed, nested, tables
+from core.lifecycle import State, completes, judge
+from core.statements import LIST, chunks
+from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_ITEMS, ItemId, item_id
 
-T = TypeVar("T")
-
-LIST: Final = 500
-"""Values in one IN list: MariaDB turns a longer one into a subquery."""
 SCAN: Final = 1000
 """How many rows one page of a list looks at, at most: a filter by label is not indexed."""
 
@@ -46,6 +43,10 @@ class Batch:
     failed: int
     state: State
     full_prefix: int
+    parent_batch: int | None
+    parent_number: int | None
+    parent_group_size: int | None
+    parent_due: str | None
     expires_in: int | None
     open_hash: bytes | None
     open_count: int
@@ -71,7 +72,9 @@ class Batch:
     @property
     def parent(self) -> str | None:
         """The id of the item that this batch is, in its parent."""
-        return None
+        if self.parent_batch is None or self.parent_number is None or self.parent_group_size is None:
+            return None
+        return item_id(self.parent_batch, self.parent_number, self.parent_group_size)
 
 
 _table = tables.batches.c
@@ -93,6 +96,7 @@ class Opening:
     items: int = 0
     sealed: bool = False
     expires_in: int | None = None
+    parent: ItemId | None = None
 
     def fingerprint(self) -> bytes:
         """32 bytes that two openings share only if they are equal. Defaults are left out, so that a release with one
@@ -100,6 +104,8 @@ class Opening:
         defaults = Opening()
         facts = {f.name: getattr(self, f.name) for f in fields(self)}
         told = {name: value for name, value in facts.items() if value != getattr(defaults, name)}
+        if self.parent is not None:
+            told["parent"] = str(self.parent)
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
 
@@ -137,11 +143,6 @@ def get(tx: Connection, batch: int) -> Batch:
     return from_row(row)
 
 
-def chunks(values: list[T], size: int) -> Iterator[list[T]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
-
-
 def group_sizes(tx: Connection, ids: Collection[int]) -> dict[int, int]:
     """Of those of `ids` that exist."""
     found: dict[int, int] = {}
@@ -151,12 +152,27 @@ def group_sizes(tx: Connection, ids: Collection[int]) -> dict[int, int]:
     return found
 
 
-def live(tx: Connection, ids: Collection[int]) -> set[int]:
-    """Those of `ids` that are open or sealed."""
-    found: set[int] = set()
+def by_id(tx: Connection, ids: Collection[int]) -> dict[int, Batch]:
+    """Read without a lock."""
+    found: dict[int, Batch] = {}
     for part in chunks(sorted(ids), LIST):
-        found |= set(tx.execute(sa.select(_table.id).where(_table.id.in_(part), _table.state.in_(LIVE))).scalars())
+        rows = tx.execute(sa.select(*_COLUMNS).where(_table.id.in_(part), _table.state != State.DELETING)).mappings()
+        found |= {row["id"]: from_row(row) for row in rows}
     return found
+
+
+def event(batch: Batch, name: str) -> feed.New:
+    """The event of a transition of the batch, with the batch as it is now."""
+    data = {
+        "labels": dict(batch.labels),
+        "items": batch.items,
+        "acked": batch.acked,
+        "failed": batch.failed,
+        "pending": batch.pending,
+        "parent": batch.parent,
+    }
+    id, type = f"{feed.OWN_IDS}{batch.id}:{name}", f"{feed.OWN_TYPES}{name}"
+    return feed.New(id, type, batch.key, json.dumps(data, ensure_ascii=False), batch.id)
 
 
 def lock(tx: Connection, batch: int) -> tuple[Batch, datetime]:
@@ -175,7 +191,7 @@ def update(tx: Connection, batch: int, **values: Any) -> None:
 def open_batch(tx: Connection, opening: Opening, idempotency_key: str | None, fingerprint: bytes) -> Opened:
     """Insert the batch; extended and sealed too, where the opening says so. `fingerprint` names the request.
 
-    Raises `errors.IdempotencyKeyReused`.
+    Raises `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for a parent that can't have this child.
     """
     asked = opening.fingerprint()
     if idempotency_key is not None:
@@ -186,6 +202,7 @@ def open_batch(tx: Connection, opening: Opening, idempotency_key: str | None, fi
             if batch.open_hash != asked:
                 raise errors.IdempotencyKeyReused(idempotency_key, f"it opened batch {batch.id}")
             return Opened(batch, 0, batch.open_count, batch.completed_by == fingerprint, replayed=True)
+    adopted: dict[str, Any] = {} if opening.parent is None else nested.adopt(tx, opening.parent)
     state = State.SEALED if opening.sealed else State.OPEN
     newly = completes(state, opening.items, 0, 0)
     now = tx.scalar(sa.select(tables.utc_now()))
@@ -210,14 +227,18 @@ def open_batch(tx: Connection, opening: Opening, idempotency_key: str | None, fi
                 updated_at=now,
                 sealed_at=now if opening.sealed else None,
                 ended_at=now if newly else None,
+                parent_due=nested.owed(State.COMPLETE, 0) if newly and adopted else None,
+                **adopted,
             )
         )
     except IntegrityError as error:
         if faults.is_duplicate(error):
-            raise faults.BeginAgain from error  # the same key, opened at the same moment: find it
+            raise faults.BeginAgain from error  # the same key or child, opened at the same moment: find it
         raise
     assert result.inserted_primary_key is not None
     batch = get(tx, result.inserted_primary_key[0])
+    happened = ["opened", *(["sealed"] if opening.sealed else []), *(["completed", "succeeded"] if newly else [])]
+    feed.append(tx, [event(batch, name) for name in happened])
     return Opened(batch, 0, opening.items, newly, replayed=False)
 
 
@@ -266,8 +287,13 @@ def seal(tx: Connection, batch_id: int, fingerprint: bytes) -> Sealed:
         values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
     if newly_succeeded:
         values["succeeded_by"] = fingerprint
+    if newly and batch.parent_batch is not None:
+        values["parent_due"] = nested.owed(State.COMPLETE, batch.failed)
     update(tx, batch_id, **values)
-    return Sealed(get(tx, batch_id), newly, newly_succeeded)
+    now_sealed = get(tx, batch_id)
+    happened = ["sealed", *(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
+    feed.append(tx, [event(now_sealed, name) for name in happened])
+    return Sealed(now_sealed, newly, newly_succeeded)
 
 
 def cancel(tx: Connection, batch_id: int) -> Batch:
@@ -276,8 +302,18 @@ def cancel(tx: Connection, batch_id: int) -> Batch:
     judge("cancel", batch_id, batch.state)
     if batch.state is State.CANCELLED:
         return batch
-    update(tx, batch_id, state=State.CANCELLED, ended_at=now, updated_at=now)
-    return get(tx, batch_id)
+    return end(tx, batch, State.CANCELLED, now)
+
+
+def end(tx: Connection, batch: Batch, state: State, now: datetime) -> Batch:
+    """Cancel or expire a live batch whose lock is held."""
+    values: dict[str, Any] = {"state": state, "ended_at": now, "updated_at": now}
+    if batch.parent_batch is not None:
+        values["parent_due"] = nested.owed(state, batch.failed)
+    update(tx, batch.id, **values)
+    ended = get(tx, batch.id)
+    feed.append(tx, [event(ended, str(state))])
+    return ended
 
 
 @dataclass(frozen=True, slots=True)

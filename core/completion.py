@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from core import errors, faults, statements, tables
-from core.batches import chunks
+from core import batches, errors, faults, feed, nested, statements, tables
 from core.calls import Completed, Unit
 from core.lifecycle import TAKES_ACKS, State, completes
+from core.statements import chunks
 
 PREFIX_STEP: Final = 64
 """How many groups the full-prefix hint may advance in one transaction."""
@@ -47,6 +47,8 @@ class Complete:
     succeeded_by: bytes | None
     completed_now: bool = False
     succeeded_now: bool = False
+    owes: bool = False
+    """Something to the item that it is, since now."""
 
 
 def write(
@@ -86,8 +88,8 @@ def execute(tx: Connection, texts: Sequence[str]) -> list[statements.Rows]:
         raise
 
 
-def _ids(batches: Iterable[int]) -> str:
-    return ",".join(map(str, sorted(batches)))
+def _ids(wanted: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(wanted)))
 
 
 _READ: Final = (
@@ -150,7 +152,24 @@ def _judge(tx: Connection, rows: Mapping[int, _Row], touched_batches: Mapping[in
             complete[batch] = Complete(batch, row.key, failed, completed_by, succeeded_by, completed_now, succeeded_now)
         writes.append(written)
     statements.run(tx, *(_update(tx.dialect.name, part) for part in chunks(writes, _ROWS)))
+    _announce(tx, [each for each in complete.values() if each.completed_now or each.succeeded_now])
     return complete
+
+
+def _announce(tx: Connection, ended: Sequence[Complete]) -> None:
+    """The events of the transitions, and what the batches owe their parents from here on."""
+    if not ended:
+        return
+    rows = batches.by_id(tx, [each.id for each in ended])
+    events = []
+    for each in ended:
+        row = rows[each.id]
+        if row.parent_batch is not None:
+            batches.update(tx, each.id, parent_due=nested.owed(State.COMPLETE, each.failed))
+            each.owes = True
+        happened = [*(["completed"] if each.completed_now else []), *(["succeeded"] if each.succeeded_now else [])]
+        events += [batches.event(row, name) for name in happened]
+    feed.append(tx, events)
 
 
 _ROWS: Final = 64
@@ -221,12 +240,12 @@ def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) ->
     return prefix
 
 
-def look_again(rows: Mapping[int, _Row], batches: Collection[int]) -> dict[int, Complete]:
+def look_again(rows: Mapping[int, _Row], untouched: Collection[int]) -> dict[int, Complete]:
     """Of batches of which nothing changed, those that are complete.
 
     Raises `faults.BeginAgain` where one takes no acks any more: its items are then rejected, not repeats.
     """
-    if any(batch not in rows or rows[batch].state not in TAKES_ACKS for batch in batches):
+    if any(batch not in rows or rows[batch].state not in TAKES_ACKS for batch in untouched):
         raise faults.BeginAgain
     return {
         row.id: Complete(row.id, row.key, row.failed, row.completed_by, row.succeeded_by)

@@ -30,6 +30,8 @@ from core import errors, faults, statements
 
 T = TypeVar("T")
 
+APPENDED: Final = "lastbit.appended"
+"""In a connection's `info`: the feed's last position, where its transaction moved it."""
 LOCK_WAIT: Final = 2
 """Seconds that a statement waits for a row."""
 
@@ -52,6 +54,7 @@ class Database:
                 "the database URL can't be read; expected for example sqlite:///lastbit.db or "
                 "mysql://user:password@127.0.0.1:3306/lastbit"
             ) from error
+        self._on_append: list[Callable[[int], None]] = []
         backend = self.url.get_backend_name()
         if backend in ("mysql", "mariadb"):
             # One driver, one dialect name: what is compiled for "mysql" serves both servers.
@@ -116,7 +119,9 @@ class Database:
                     tx = tx.execution_options(lastbit_begin="IMMEDIATE")
                 # Said here, not left to the first statement: SQLAlchemy doesn't see those of `statements`.
                 tx.begin()
+                tx.info.pop(APPENDED, None)
                 result = work(tx)
+                appended = tx.info.get(APPENDED)
                 committing = True
                 try:
                     tx.commit()
@@ -124,6 +129,9 @@ class Database:
                     # Nobody knows in which state it is now, so it must not go back into the pool.
                     tx.invalidate()
                     raise
+                if appended is not None:
+                    for react in self._on_append:
+                        react(appended)
                 return result
         except Exception as error:
             fault = faults.classify(error)
@@ -162,6 +170,11 @@ class Database:
             return retrying(attempt)
         except _Faulted as trouble:
             raise errors.Unavailable(faults.outage(trouble.cause)) from trouble.cause
+
+    def on_append(self, react: Callable[[int], None]) -> None:
+        """Call `react` after each commit that appended to the feed, with the feed's last position, in the thread that
+        committed. It must not block or raise."""
+        self._on_append.append(react)
 
     def on_connect(self, react: Callable[[], None]) -> None:
         """Call `react` whenever a connection has been made: the database may have been away, and be another."""

@@ -16,6 +16,7 @@ from typing import ClassVar
 # │   ├── BatchComplete
 # │   ├── BatchExpired
 # │   └── BatchCancelled
+# ├── PositionTrimmed           the feed begins later by now
 # ├── TooLarge
 # ├── Unavailable               nothing wrong with the call: send it again
 # │   ├── Overloaded
@@ -81,6 +82,16 @@ class BatchExpired(BatchEnded):
 class BatchCancelled(BatchEnded):
     code = "batch_cancelled"
     happened = "was cancelled"
+
+
+class PositionTrimmed(CoreError):
+    code = "position_trimmed"
+
+    def __init__(self, after: int, trimmed: int) -> None:
+        self.trimmed = trimmed
+        super().__init__(
+            f"the events after position {after} are gone: the feed was trimmed up to {trimmed}; read on from there"
+        )
 
 
 class TooLarge(CoreError):

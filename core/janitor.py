@@ -15,7 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import batches, errors, purge, tables
+from core import batches, errors, feed, nested, payments, purge, tables
 from core.db import Database
 from core.lifecycle import LIVE, TERMINAL, State, is_idle
 
@@ -27,11 +27,12 @@ _table = tables.batches.c
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How long a batch may be idle while it is open or sealed, and how long an ended one is kept."""
+    """How long a batch may be idle while it is open or sealed, and how long an ended one and events are kept."""
 
     open_idle: timedelta = timedelta(days=7)
     sealed_idle: timedelta = timedelta(days=30)
     keep: timedelta = timedelta(days=30)
+    keep_events: timedelta = timedelta(days=30)
 
 
 @dataclass(slots=True)
@@ -42,6 +43,10 @@ class Report:
     expired_open: list[int] = field(default_factory=list)
     expired_sealed: list[int] = field(default_factory=list)
     deleted: list[int] = field(default_factory=list)
+    parents: int = 0
+    """Ended batches whose parent had not been told."""
+    events: int = 0
+    """Events that were removed."""
 
 
 def run_once(
@@ -49,8 +54,14 @@ def run_once(
 ) -> Report:
     """One pass. `progress` is told each id that was dealt with. Raises `errors.Unavailable`."""
     report = Report(dry_run)
+    if not dry_run:
+        report.parents = payments.sweep(database)
     for row, now in _walk(database, LIVE):
-        if _idle(row, now, policy) and (dry_run or database.write(_expire(row.id, policy), repeatable=True)):
+        if _idle(row, now, policy) and (
+            not database.read(lambda tx, row=row: nested.has_live_children(tx, row.id))  # type: ignore[misc]
+            if dry_run
+            else _expire(database, row.id, policy)
+        ):
             (report.expired_open if row.state == State.OPEN else report.expired_sealed).append(row.id)
             progress(row.id)
     for row, now in _walk(database, TERMINAL | {State.DELETING}):
@@ -59,6 +70,8 @@ def run_once(
         if dry_run or _remove(database, row, policy):
             report.deleted.append(row.id)
             progress(row.id)
+    if not dry_run:
+        report.events = feed.trim(database, policy.keep_events)
     return report
 
 
@@ -95,18 +108,21 @@ def _idle(batch: Any, now: datetime, policy: Policy) -> bool:
     )
 
 
-def _expire(batch_id: int, policy: Policy) -> Callable[[Connection], bool]:
-    def work(tx: Connection) -> bool:
+def _expire(database: Database, batch_id: int, policy: Policy) -> bool:
+    def work(tx: Connection) -> batches.Batch | None:
         try:
             batch, now = batches.lock(tx, batch_id)
         except errors.BatchNotFound:
-            return False
-        if not _idle(batch, now, policy):
-            return False
-        batches.update(tx, batch_id, state=State.EXPIRED, ended_at=now, updated_at=now)
-        return True
+            return None
+        # A child is opened under its parent's lock, so none can come between.
+        if not _idle(batch, now, policy) or nested.has_live_children(tx, batch_id):
+            return None
+        return batches.end(tx, batch, State.EXPIRED, now)
 
-    return work
+    expired = database.write(work, repeatable=True)
+    if expired is not None and expired.parent_due is not None:
+        payments.sweep(database)
+    return expired is not None
 
 
 def _remove(database: Database, row: Any, policy: Policy) -> bool:
@@ -118,7 +134,7 @@ def _remove(database: Database, row: Any, policy: Policy) -> bool:
             batch, now = batches.lock(tx, row.id)
         except errors.BatchNotFound:
             return True
-        if batch.ended_at is None or now - batch.ended_at < policy.keep:
+        if batch.ended_at is None or now - batch.ended_at < policy.keep or batch.parent_due is not None:
             return False
         purge.mark(tx, row.id)
         return True

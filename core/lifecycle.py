@@ -40,12 +40,13 @@ _ENDED: Final[dict[State, type[errors.BatchEnded]]] = {
 _TAKES: Final[dict[str, frozenset[State]]] = {
     "extend": frozenset({State.OPEN}),
     "seal": frozenset({State.OPEN, State.SEALED, State.COMPLETE}),
+    "nesting": frozenset({State.OPEN, State.SEALED}),
     "cancel": frozenset({State.OPEN, State.SEALED, State.CANCELLED}),
 }
 
 
 def judge(verb: str, batch: int, state: State) -> None:
-    """Raise the `errors.BatchEnded` that says why `verb` (extend, seal or cancel) can't be taken in this state."""
+    """Raise the `errors.BatchEnded` that says why `verb` (extend, seal, cancel, nesting) can't be taken now."""
     if state not in _TAKES[verb]:
         raise _ENDED[state](batch, verb)
 

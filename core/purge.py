@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection
 
 from core import batches, tables
 from core.db import Database
-from core.lifecycle import State
+from core.lifecycle import LIVE, State
 
 CHUNK: Final = 500
 """Rows that one transaction deletes."""
@@ -33,10 +33,16 @@ _BY_BATCH: Final = (
 )
 
 
-def condemn(tx: Connection, batch_id: int) -> None:
-    """Step 1. Raises `errors.BatchNotFound`."""
-    batches.lock(tx, batch_id)
+def condemn(tx: Connection, batch_id: int) -> bool:
+    """Step 1; a live batch is cancelled with it. False where it has ended but is still to tell its parent: first that.
+    Raises `errors.BatchNotFound`."""
+    batch, now = batches.lock(tx, batch_id)
+    if batch.state in LIVE:
+        batch = batches.end(tx, batch, State.CANCELLED, now)
+    if batch.parent_due is not None:
+        return False
     mark(tx, batch_id)
+    return True
 
 
 def mark(tx: Connection, batch_id: int) -> None:

@@ -5,11 +5,11 @@ Methods block; they are called from threads. `ack` only queues: its future is do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from core import acks, batches, purge, ranges, schema, verify
+from core import acks, batches, errors, feed, payments, purge, ranges, schema, verify
 from core.batches import Batch
 from core.calls import Answer, Call, Outcome, Unit, check_width, request_fingerprint
 from core.combiner import Acks, Combiner, Commit, Deliver, Pending
@@ -41,12 +41,14 @@ class Service:
         """Of batches seen in masks. A batch's group_size never changes and ids never come back."""
 
     def open(self, opening: batches.Opening, idempotency_key: str | None = None) -> batches.Opened:
-        """Raises `errors.IdempotencyKeyReused`."""
+        """Raises `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for an impossible parent."""
         fingerprint = request_fingerprint("open", idempotency_key, opening.fingerprint())
-        return self.database.write(
+        opened = self.database.write(
             lambda tx: batches.open_batch(tx, opening, idempotency_key, fingerprint),
             repeatable=idempotency_key is not None,
         )
+        self._paid(opened.batch)
+        return opened
 
     def extend(self, batch: int, count: int, idempotency_key: str | None = None) -> batches.Extended:
         """Raises `errors.BatchNotFound`, `BatchEnded`, `IdempotencyKeyReused`, `InvalidRequest`."""
@@ -57,15 +59,22 @@ class Service:
     def seal(self, batch: int, idempotency_key: str | None = None) -> batches.Sealed:
         """Raises `errors.BatchNotFound`, `BatchEnded`."""
         fingerprint = request_fingerprint("seal", idempotency_key, str(batch).encode())
-        return self.database.write(lambda tx: batches.seal(tx, batch, fingerprint), repeatable=True)
+        sealed = self.database.write(lambda tx: batches.seal(tx, batch, fingerprint), repeatable=True)
+        self._paid(sealed.batch)
+        return sealed
 
     def cancel(self, batch: int) -> Batch:
         """Raises `errors.BatchNotFound`, `BatchEnded`."""
-        return self.database.write(lambda tx: batches.cancel(tx, batch), repeatable=True)
+        cancelled = self.database.write(lambda tx: batches.cancel(tx, batch), repeatable=True)
+        self._paid(cancelled)
+        return cancelled
 
     def delete(self, batch: int) -> None:
         """Raises `errors.BatchNotFound`."""
-        self.database.write(lambda tx: purge.condemn(tx, batch))
+        if not self.database.write(lambda tx: purge.condemn(tx, batch)):
+            self._pay([batch])
+            if not self.database.write(lambda tx: purge.condemn(tx, batch)):
+                raise errors.Unavailable(f"batch {batch} is cancelled; its parent can't be told at the moment")
         purge.purge(self.database, batch)
 
     def submit(self, call: Call, deliver: Deliver, to: Any) -> None:
@@ -81,11 +90,25 @@ class Service:
         return future
 
     def _commit(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]:
+        flushed = self._flush(units, lock_waits=lock_waits)
+        if flushed.owing:
+            self._pay(flushed.owing)
+        return flushed.outcomes
+
+    def _flush(self, units: Sequence[Unit], *, lock_waits: int = 4) -> acks.Flushed:
         flushed = self.database.write(
             lambda tx: acks.flush(tx, units, self._held), repeatable=True, lock_waits=lock_waits
         )
         self._held.put(flushed.groups, flushed.era)
-        return flushed.outcomes
+        return flushed
+
+    def _pay(self, children: Sequence[int]) -> None:
+        payments.pay(self.database, self._flush, children)
+
+    def _paid(self, batch: Batch) -> None:
+        """Of a batch that may have ended: what it owes."""
+        if batch.parent_due is not None:
+            self._pay([batch.id])
 
     def widths_known(self, masks: MaskPlaces) -> bool:
         """Whether `check_widths` would need the database."""
@@ -108,7 +131,7 @@ class Service:
         """Raises `errors.BatchNotFound`."""
         return self.database.read(lambda tx: batches.get(tx, batch))
 
-    def list(
+    def page(
         self,
         *,
         state: State | None = None,
@@ -135,10 +158,21 @@ class Service:
         """Raises `errors.BatchNotFound`."""
         return self.database.snapshot(lambda tx: verify.verify(tx, batch))
 
-    def ended(self, batch_ids: Iterable[int]) -> set[int]:
-        """Those that are in a terminal state, or gone."""
-        wanted = set(batch_ids)
-        return wanted - self.database.read(lambda tx: batches.live(tx, wanted))
+    def append(self, events: Sequence[feed.New]) -> list[feed.Appended]:
+        """Append events of a user's own; of each, where it stands."""
+        return self.database.write(lambda tx: feed.append_once(tx, events), repeatable=True)
+
+    def events(self, after: int, limit: int, *, types: Collection[str] = (), batch: int | None = None) -> feed.Page:
+        """Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future."""
+        return self.database.snapshot(lambda tx: feed.read(tx, after, limit, types=types, batch=batch))
+
+    def feed_head(self) -> int:
+        """The position of the last event."""
+        return self.database.read(feed.head)
+
+    def on_append(self, react: Callable[[int], None]) -> None:
+        """See `Database.on_append`."""
+        self.database.on_append(react)
 
     def check_ready(self) -> None:
         """Raises `errors.Unavailable` (database away) or `Misconfigured` (its schema is older than this code)."""

@@ -12,8 +12,8 @@ SQLite has no round trips: it runs the same statements one by one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import pymysql
 from sqlalchemy.engine import Connection
@@ -21,13 +21,22 @@ from sqlalchemy.exc import DBAPIError
 
 from core import faults
 
+T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
+
+LIST: Final = 500
+"""Values in one IN list: MariaDB turns a longer one into a subquery."""
 
 CONCATENATED: Final = 16 * 2**20
 """Bytes of a concatenated value, at most; our sessions set it. 512 groups are some 20 KB."""
 ROWS: Final = 24
 """Up to so many rows come as rows. To concatenate them the server makes a temporary table, which costs it about as much
 as the driver's parsing of these."""
+
+
+def chunks(values: list[T], size: int) -> Iterator[list[T]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
 
 
 def run(tx: Connection, *statements: str) -> list[Rows]:

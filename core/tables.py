@@ -110,6 +110,8 @@ batches = sa.Table(
     sa.Column("full_prefix", _BIGINT, nullable=False),
     sa.Column("parent_batch", _BIGINT),
     sa.Column("parent_number", _BIGINT),
+    sa.Column("parent_group_size", sa.Integer),
+    sa.Column("parent_due", sa.String(4)),
     sa.Column("expires_in", _BIGINT),
     sa.Column("open_key", ByteText(255, ascii_only=True)),
     sa.Column("open_hash", _blob(32)),
@@ -124,6 +126,7 @@ batches = sa.Table(
     sa.UniqueConstraint("parent_batch", "parent_number", name="batches_parent"),
     sa.Index("batches_state", "state", "id"),
     sa.Index("batches_key", "batch_key"),
+    sa.Index("batches_parent_due", "parent_due"),
     sqlite_autoincrement=True,  # ids of deleted batches never come back
     **MYSQL_OPTIONS,
 )
@@ -157,5 +160,30 @@ failures = sa.Table(
     sa.Column("number", _BIGINT, primary_key=True, autoincrement=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("failed_at", Timestamp, nullable=False),
+    **MYSQL_OPTIONS,
+)
+
+feed_head = sa.Table(
+    "feed_head",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("position", _BIGINT, nullable=False),
+    sa.Column("trimmed", _BIGINT, nullable=False),
+    **MYSQL_OPTIONS,
+)
+"""One row: the position of the last event, and up to which they were removed."""
+
+feed = sa.Table(
+    "feed",
+    metadata,
+    sa.Column("position", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=False),
+    sa.Column("event_id", ByteText(255), nullable=False),
+    sa.Column("type", ByteText(255), nullable=False),
+    sa.Column("batch_id", _BIGINT),
+    sa.Column("event_key", ByteText(255)),
+    sa.Column("data", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("appended_at", Timestamp, nullable=False),
+    sa.UniqueConstraint("event_id", name="feed_event_id"),
+    sa.Index("feed_batch", "batch_id", "position"),
     **MYSQL_OPTIONS,
 )

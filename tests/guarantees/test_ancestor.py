@@ -242,7 +242,7 @@ def test_batch_keys_that_differ_in_case_or_blanks_are_different(service: Service
     """MariaDB's default collations would find all of them under each of them."""
     ids = {key: new(service, 1, key=key) for key in SPELLINGS}
     for key, batch in ids.items():
-        assert [each.id for each in service.list(key=key).batches] == [batch]
+        assert [each.id for each in service.page(key=key).batches] == [batch]
         assert service.get(batch).key == key
         assert ack(service, (batch, 0, 0)).completed == {}
         assert service.seal(batch).batch.key == key

@@ -156,10 +156,10 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, 
         service = Service(database)
         with pytest.raises(errors.Unavailable):
             service.open(Opening(items=1))
-        assert len(service.list().batches) == int(lost)
+        assert len(service.page().batches) == int(lost)
         broken = 0
         opened = service.open(Opening(items=2), "key")
-        assert len(service.list().batches) == int(lost) + 1
+        assert len(service.page().batches) == int(lost) + 1
         assert opened.replayed == lost
 
 
@@ -232,7 +232,7 @@ def test_keys_compare_by_bytes(service: Service) -> None:
     names = ["job-a", "Job-A", "job-a ", "jöb-a", "jo\u0308b-a", "job-a\u0000"]
     ids = {name: service.open(Opening(key=name), f"open-{position}").batch.id for position, name in enumerate(names)}
     for name, batch in ids.items():
-        found = service.list(key=name).batches
+        found = service.page(key=name).batches
         assert [(each.id, each.key) for each in found] == [(batch, name)]
     batch = ids["job-a"]
     assert [service.extend(batch, 1, key).start for key in ("k", "K", "k.", "k")] == [0, 1, 2, 0]

@@ -1,0 +1,222 @@
+"""The feed's routes: reading it, following it, and appending events of a user's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, field_validator
+from starlette.concurrency import run_in_threadpool
+
+from api import models
+from api.body import JsonRoute
+from api.models import Body, Key
+from api.problems import Place, documented, invalid
+from api.waiting import Follower, Waiting
+from core import feed
+from core.service import Service
+from lastbit.ids import INTEGER_LIMIT
+
+router = APIRouter(prefix="/v1/events", route_class=JsonRoute, tags=["events"])
+
+MAX_EVENTS: Final = 1000
+MAX_DATA: Final = 65_536
+STREAM_READ: Final = 500
+PING: Final = 15.0
+"""Seconds of silence after which a stream says that it is alive."""
+
+Name = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,255}$")]
+Position = Annotated[int, models.Decimal, Query(ge=0, lt=INTEGER_LIMIT)]
+Types = Annotated[list[str], Query(alias="type", description="several mean or")]
+OfBatch = Annotated[int | None, models.Decimal, Query(ge=0, lt=INTEGER_LIMIT)]
+
+
+class NewEvent(Body):
+    id: Name = Field(description="1 to 255 visible ASCII characters; what begins with `batch:` is the service's own")
+    type: Name = Field(description="what begins with `batch.` is the service's own")
+    key: Key | None = None
+    data: Any = Field(None, description="any JSON, at most 65,536 bytes")
+
+    @field_validator("id")
+    @classmethod
+    def _own_id(cls, value: str) -> str:
+        if value.startswith(feed.OWN_IDS):
+            raise ValueError(f"expected an id of yours: those that begin with {feed.OWN_IDS} are the service's")
+        return value
+
+    @field_validator("type")
+    @classmethod
+    def _own_type(cls, value: str) -> str:
+        if value.startswith(feed.OWN_TYPES):
+            raise ValueError(f"expected a type of yours: those that begin with {feed.OWN_TYPES} are the service's")
+        return value
+
+    @field_validator("data")
+    @classmethod
+    def _small(cls, value: Any) -> Any:
+        size = len(_json(value))
+        if size > MAX_DATA:
+            raise ValueError(f"expected at most {MAX_DATA:,} bytes of JSON, got {size:,}")
+        return value
+
+
+class NewEvents(Body):
+    events: list[NewEvent] = Field(max_length=MAX_EVENTS)
+
+
+class Event(BaseModel):
+    position: int = Field(description="1-based, without gaps, in the order of the commits")
+    id: str = Field(description="`batch:7:completed` of a batch's transition, else the user's own; unique")
+    type: str
+    batch: int | None
+    key: str | None
+    data: Any
+    at: datetime
+
+
+class EventPage(BaseModel):
+    events: list[Event]
+    next: int = Field(description="the last position that was looked at: `after` of the next call")
+
+
+class AppendedEvent(BaseModel):
+    id: str
+    position: int
+    repeated: bool = Field(description="it had been appended before, and stands where it stood")
+
+
+class AppendedEvents(BaseModel):
+    events: list[AppendedEvent]
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+@router.post("", response_model=AppendedEvents, responses=documented(413, 415, 422))
+def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
+    """Append events of your own, in one transaction. An id that was there before is a repeat."""
+    new = [
+        feed.New(each.id, each.type, each.key, None if each.data is None else _json(each.data).decode())
+        for each in body.events
+    ]
+    appended = _service(request).append(new)
+    return {
+        "events": [
+            {"id": event.id, "position": where.position, "repeated": where.repeated}
+            for event, where in zip(new, appended, strict=True)
+        ]
+    }
+
+
+@router.get("", response_model=EventPage, responses=documented(410, 422))
+async def read_events(
+    request: Request,
+    after: Position = 0,
+    limit: Annotated[int, models.Decimal, Query(ge=1, le=1000)] = 100,
+    wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first event")] = 0,
+    types: Types = [],  # noqa: B006
+    batch: OfBatch = None,
+) -> Response:
+    """Events above a position, in commit order; with `wait`, once there is one or the time is over."""
+    service, waiting = _service(request), _waiting(request)
+    if not wait:
+        page = await run_in_threadpool(lambda: service.events(after, limit, types=types, batch=batch))
+        return _page(page)
+    until = time.monotonic() + wait
+    async with waiting.follow(types, batch) as follower:
+        page = await run_in_threadpool(lambda: service.events(after, limit, types=types, batch=batch))
+        while not page.events and await _woken(follower, until) and not waiting.closed:
+            follower.woken.clear()
+            page = await waiting.read(follower, page.next, limit)
+    return _page(page)
+
+
+@router.get(
+    "/stream",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "Server-Sent Events; `id` is the position"},
+        **documented(410, 422),
+    },
+)
+async def stream_events(
+    request: Request,
+    after: Annotated[Position | None, Query(description="by default the feed's end, as it is now")] = None,
+    types: Types = [],  # noqa: B006
+    batch: OfBatch = None,
+    last_event_id: Annotated[
+        str | None, Header(description="the position to resume after; comes before `after`")
+    ] = None,
+) -> Response:
+    """Follow the feed. A message's data is an event, as `GET /v1/events` shows it."""
+    service = _service(request)
+    if last_event_id:
+        try:
+            after = _POSITION.validate_python(last_event_id)
+        except ValueError:
+            raise invalid([Place("header Last-Event-ID", "expected a position of the feed")]) from None
+    if after is None:
+        after = await run_in_threadpool(service.feed_head)
+    # Read once before the answer begins: what is wrong with the position can be said only here.
+    page = await run_in_threadpool(lambda: service.events(after, 1, types=types, batch=batch))
+    start = after if page.events else page.next
+    return StreamingResponse(
+        _stream(_waiting(request), start, types, batch),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+_POSITION: Final = TypeAdapter(Annotated[int, models.Decimal, Field(ge=0, lt=INTEGER_LIMIT)])
+
+
+async def _stream(waiting: Waiting, after: int, types: Sequence[str], batch: int | None) -> AsyncIterator[bytes]:
+    yield b"retry: 1000\n\n"
+    async with waiting.follow(types, batch) as follower:
+        while not waiting.closed:
+            page = await waiting.read(follower, after, STREAM_READ)
+            after = page.next
+            if page.events:
+                yield b"".join(b"id: %d\ndata: %b\n\n" % (event.position, _encoded(event)) for event in page.events)
+            elif await _woken(follower, time.monotonic() + PING):
+                follower.woken.clear()
+            else:
+                yield b": alive\n\n"
+
+
+async def _woken(follower: Follower, until: float) -> bool:
+    """False where the time is over."""
+    try:
+        await asyncio.wait_for(follower.woken.wait(), max(0.0, until - time.monotonic()))
+    except TimeoutError:
+        return False
+    return True
+
+
+def _page(page: feed.Page) -> Response:
+    events = b",".join(map(_encoded, page.events))
+    return Response(b'{"events":[%b],"next":%d}' % (events, page.next), media_type="application/json")
+
+
+def _encoded(event: feed.Event) -> bytes:
+    """As JSON; the data is JSON already."""
+    at = event.at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    known = {"position": event.position, "id": event.id, "type": event.type, "batch": event.batch, "key": event.key}
+    return b'%b,"data":%b,"at":"%b"}' % (_json(known)[:-1], (event.data or "null").encode(), at.encode())
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _waiting(request: Request) -> Waiting:
+    waiting: Waiting = request.app.state.waiting
+    return waiting

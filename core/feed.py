@@ -1,0 +1,213 @@
+"""The feed: events in commit order, with positions 1, 2, 3 … and no gap.
+
+A reader that has read up to a position must never find something below it later. AUTO_INCREMENT can't promise that: a
+slow transaction commits its lower number after a reader has passed it, and that event is lost in silence. So there is
+one row, `feed_head`, with the position of the last event. An append locks it *last* (lock order: item_groups → batches
+→ feed_head) and holds it until the commit, so the next position is not given away before this one is visible; a
+rollback takes its positions back.
+
+The event of a transition is appended in the transaction that makes the transition: either both are there, or neither.
+Its id says what happened, `batch:7:completed`, and is unique; what happens once is an event once.
+
+Trimming commits first up to which position events will be gone, then removes them in chunks from below, so a reader
+that comes too late is told so, and none is shown a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import errors, tables
+from core.db import APPENDED, Database
+from core.lifecycle import State
+from core.statements import LIST, chunks
+
+CHUNK: Final = 1000
+"""Events that one transaction removes, and that are looked up by one statement."""
+OWN_IDS: Final = "batch:"
+OWN_TYPES: Final = "batch."
+"""What begins so is the service's own."""
+
+_head = tables.feed_head.c
+_feed = tables.feed.c
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of the feed. `data` is JSON as text; `at` the database's time when it was appended."""
+
+    position: int
+    id: str
+    type: str
+    batch: int | None
+    key: str | None
+    data: str | None
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """An event to be appended."""
+
+    id: str
+    type: str
+    key: str | None = None
+    data: str | None = None
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where an event stands; `repeated`: it stood there before."""
+
+    position: int
+    repeated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Events in ascending order; `next` is the position up to which everything was looked at."""
+
+    events: list[Event]
+    next: int
+
+
+def append(tx: Connection, events: Sequence[New]) -> None:
+    """Append events whose ids are new. Takes the lock of the head, so nothing may be locked after it."""
+    if events:
+        _insert(tx, events, _lock(tx))
+
+
+def append_once(tx: Connection, events: Sequence[New]) -> list[Appended]:
+    """Append those events whose ids are new; of each, where it stands. Ids are known as long as their event is kept."""
+    if not events:
+        return []
+    position = _lock(tx)
+    known: dict[str, int] = {}
+    ids = list(dict.fromkeys(event.id for event in events))
+    for part in chunks(ids, LIST):
+        found = tx.execute(sa.select(_feed.event_id, _feed.position).where(_feed.event_id.in_(part)))
+        known |= {row.event_id: row.position for row in found}
+    answers: list[Appended] = []
+    new: list[New] = []
+    for event in events:
+        if event.id in known:
+            answers.append(Appended(known[event.id], repeated=True))
+        else:
+            new.append(event)
+            known[event.id] = position + len(new)
+            answers.append(Appended(known[event.id], repeated=False))
+    if new:
+        _insert(tx, new, position)
+    return answers
+
+
+def _lock(tx: Connection) -> int:
+    position: int = tx.execute(sa.select(_head.position).where(_head.id == 1).with_for_update()).scalar_one()
+    return position
+
+
+def _insert(tx: Connection, events: Sequence[New], position: int) -> None:
+    rows = [
+        {
+            "position": position + place,
+            "event_id": event.id,
+            "type": event.type,
+            "batch_id": event.batch,
+            "event_key": event.key,
+            "data": event.data,
+        }
+        for place, event in enumerate(events, 1)
+    ]
+    tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)
+    tx.execute(sa.update(tables.feed_head).values(position=position + len(events)).where(_head.id == 1))
+    tx.info[APPENDED] = position + len(events)
+
+
+def head(tx: Connection) -> int:
+    """The position of the last event; 0 where there was none."""
+    position: int = tx.execute(sa.select(_head.position)).scalar_one()
+    return position
+
+
+def read(
+    snapshot: Connection, after: int, limit: int, *, types: Collection[str] = (), batch: int | None = None
+) -> Page:
+    """Events above `after`, at most `limit`. `snapshot` is one, so that what was trimmed can't look like a gap.
+
+    Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was never given.
+    """
+    position, trimmed = snapshot.execute(sa.select(_head.position, _head.trimmed)).one()
+    if after < trimmed:
+        raise errors.PositionTrimmed(after, trimmed)
+    if after > position:
+        raise errors.InvalidRequest("query.after", f"expected at most {position}, the feed's last position")
+    query = sa.select(tables.feed).where(_feed.position > after).order_by(_feed.position).limit(limit)
+    if types:
+        query = query.where(_feed.type.in_(types))
+    if batch is not None:
+        query = query.where(_feed.batch_id == batch)
+    events = [
+        Event(row.position, row.event_id, row.type, row.batch_id, row.event_key, row.data, row.appended_at)
+        for row in snapshot.execute(query)
+    ]
+    return Page(events, events[-1].position if len(events) == limit else position)
+
+
+def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], int | None] = lambda tx: None) -> int:
+    """Remove the events that were appended longer ago than `keep`, and return how many. `needed`: the lowest position
+    that somebody still needs."""
+
+    # Before the head is locked, as this may read long; what is young enough to be kept only moves up.
+    kept = database.read(lambda tx: _first_kept(tx, keep))
+
+    def mark(tx: Connection) -> tuple[int, int]:
+        position, before = tx.execute(
+            sa.select(_head.position, _head.trimmed).where(_head.id == 1).with_for_update()
+        ).one()
+        lowest = min(p for p in (kept, needed(tx), position + 1) if p is not None)
+        trimmed = max(before, lowest - 1)
+        if trimmed > before:
+            tx.execute(sa.update(tables.feed_head).values(trimmed=trimmed).where(_head.id == 1))
+        return before, trimmed
+
+    before, trimmed = database.write(mark, repeatable=True)
+    while database.write(lambda tx: _remove_chunk(tx, trimmed), repeatable=True):
+        pass
+    return trimmed - before
+
+
+def _first_kept(tx: Connection, keep: timedelta) -> int:
+    """The position of the first event that is younger, or the one that the next event will have."""
+    position = head(tx)
+    now = tx.scalar(sa.select(tables.utc_now()))
+    assert now is not None
+    query = sa.select(_feed.position).where(_feed.appended_at > now - keep).order_by(_feed.position).limit(1)
+    first: int | None = tx.scalar(query)
+    return position + 1 if first is None else first
+
+
+def _remove_chunk(tx: Connection, trimmed: int) -> bool:
+    """Whether there may be more."""
+    lowest: int | None = tx.scalar(sa.select(sa.func.min(_feed.position)))
+    if lowest is None or lowest > trimmed:
+        return False
+    last = min(trimmed, lowest + CHUNK - 1)
+    tx.execute(sa.delete(tables.feed).where(_feed.position <= last))
+    return last < trimmed
+
+
+def ended(event: Event) -> bool:
+    """Whether the event says that its batch is in a terminal state."""
+    return event.type in _ENDS
+
+
+_ENDS: Final[frozenset[Any]] = frozenset(
+    {f"{OWN_TYPES}completed", f"{OWN_TYPES}{State.EXPIRED}", f"{OWN_TYPES}{State.CANCELLED}"}
+)

@@ -1,0 +1,57 @@
+"""The feed, and what a child batch owes its parent. The release before knows of neither: its batches make no events.
+
+Revision ID: 0002
+Revises: 0001
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import mysql
+
+from core.tables import MYSQL_OPTIONS
+
+revision = "0002"
+down_revision = "0001"
+
+BIG = sa.BigInteger()
+TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+TEXT = sa.String(255).with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("batches") as batches:
+        batches.add_column(sa.Column("parent_group_size", sa.Integer))
+        batches.add_column(sa.Column("parent_due", sa.String(4)))
+        batches.create_index("batches_parent_due", ["parent_due"])
+    head = op.create_table(
+        "feed_head",
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("position", BIG, nullable=False),
+        sa.Column("trimmed", BIG, nullable=False),
+        **MYSQL_OPTIONS,
+    )
+    op.bulk_insert(head, [{"id": 1, "position": 0, "trimmed": 0}])
+    op.create_table(
+        "feed",
+        sa.Column("position", BIG.with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=False),
+        sa.Column("event_id", TEXT, nullable=False),
+        sa.Column("type", TEXT, nullable=False),
+        sa.Column("batch_id", BIG),
+        sa.Column("event_key", TEXT),
+        sa.Column("data", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+        sa.Column("appended_at", TIME, nullable=False),
+        sa.UniqueConstraint("event_id", name="feed_event_id"),
+        sa.Index("feed_batch", "batch_id", "position"),
+        **MYSQL_OPTIONS,
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("feed")
+    op.drop_table("feed_head")
+    with op.batch_alter_table("batches") as batches:
+        batches.drop_index("batches_parent_due")
+        batches.drop_column("parent_due")
+        batches.drop_column("parent_group_size")
