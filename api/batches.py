@@ -199,6 +199,18 @@ def watermark(batch: BatchId, request: Request) -> dict[str, Any]:
     return {"watermark": number, "item": item}
 
 
+@router.get("/{id}/explain", response_model=models.Explanation, responses=documented(404, 422))
+def explain(batch: BatchId, request: Request) -> dict[str, Any]:
+    """Why the batch is not done, in words and as facts."""
+    found = _service(request).explain(batch)
+    return {
+        "batch": found.batch.id,
+        "state": found.batch.state,
+        "done": found.batch.complete,
+        "reasons": [{"code": each.code, "text": each.text, **each.facts} for each in found.reasons],
+    }
+
+
 def _say_replayed(response: Response, replayed: bool) -> None:
     if replayed:
         response.headers["Idempotency-Replayed"] = "true"

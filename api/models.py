@@ -157,6 +157,23 @@ class Watermark(BaseModel):
     item: str | None = Field(description="the id of the item there, null where none is pending")
 
 
+class Reason(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    code: str = Field(
+        description="stable: `complete`, `ended`, `failed`, `not_sealed`, `pending`, `oldest_untouched_group`, "
+        "`waiting_for_children`, `parent_not_told`; more may come. Other fields are facts that belong to the code"
+    )
+    text: str = Field(description="a sentence for people")
+
+
+class Explanation(BaseModel):
+    batch: int
+    state: StateName
+    done: bool = Field(description="complete: sealed, and nothing is pending")
+    reasons: list[Reason]
+
+
 _SHOWN: Final = tuple(Batch.model_fields)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from core import acks, batches, errors, feed, payments, purge, ranges, schema, verify
+from core import acks, batches, errors, explain, feed, payments, purge, ranges, schema, verify
 from core.batches import Batch
 from core.calls import Answer, Call, Outcome, Unit, check_width, request_fingerprint
 from core.combiner import Acks, Combiner, Commit, Deliver, Pending
@@ -157,6 +157,10 @@ class Service:
     def verify(self, batch: int) -> verify.Verification:
         """Raises `errors.BatchNotFound`."""
         return self.database.snapshot(lambda tx: verify.verify(tx, batch))
+
+    def explain(self, batch: int) -> explain.Explanation:
+        """Why the batch is not done. Raises `errors.BatchNotFound`."""
+        return self.database.snapshot(lambda tx: explain.explain(tx, batch))
 
     def append(self, events: Sequence[feed.New]) -> list[feed.Appended]:
         """Append events of a user's own; of each, where it stands."""

@@ -315,3 +315,22 @@ def test_the_probes_and_pages_answer(http: httpx.Client) -> None:
     # A Swagger UI of before version 5 shows an OpenAPI 3.1 document as an error.
     assert http.get("/openapi.json").json()["openapi"].startswith("3.1")
     assert "OAS31" in http.get("/docs/assets/swagger-ui-bundle.js").text
+
+
+def test_a_batch_is_explained(http: httpx.Client) -> None:
+    """With codes for programs and sentences for people; an ended one too."""
+    batch = opened(http, items=3, expires_in=3600)["id"]
+    http.post("/v1/acks", json={"items": [f"{batch}:0:0"]})
+    found = http.get(f"/v1/batches/{batch}/explain").json()
+    assert (found["batch"], found["state"], found["done"]) == (batch, "open", False)
+    assert [reason["code"] for reason in found["reasons"]] == ["not_sealed", "pending"]
+    not_sealed, pending = found["reasons"]
+    assert not_sealed["expires_at"].endswith("Z")
+    assert pending["ranges"] == [{"first": f"{batch}:0:1", "last": f"{batch}:0:2", "count": 2}]
+    assert pending["text"].startswith(f"2 of 3 items are pending: {batch}:0:1 to {batch}:0:2")
+    http.post(f"/v1/batches/{batch}/seal")
+    http.post("/v1/acks", json={"items": [f"{batch}:0:1", f"{batch}:0:2"]})
+    found = http.get(f"/v1/batches/{batch}/explain").json()
+    assert (found["done"], [reason["code"] for reason in found["reasons"]]) == (True, ["complete"])
+    assert code(http.get("/v1/batches/999999/explain")) == (404, "batch_not_found")
+    assert code(http.get("/v1/batches/07/explain")) == (422, "invalid_request")

@@ -1,0 +1,284 @@
+"""Why a batch is not done: each reason, on each kind of database, and how little is read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from core import batches, errors, janitor, tables
+from core.batches import Opening
+from core.calls import Call, Verb
+from core.db import Database
+from core.explain import CHILDREN, COUNTED, SCAN, Explanation, Reason
+from core.service import Service
+from lastbit.ids import ItemId
+
+SIZE = 64
+
+
+def resolve(service: Service, verb: Verb, batch: int, *numbers: int, reason: str | None = None) -> None:
+    items = [ItemId(batch, *divmod(number, SIZE)) for number in numbers]
+    service.ack(Call.of(verb, items, reason=reason)).result(30)
+
+
+def opened(service: Service, items: int, **options: Any) -> int:
+    return service.open(Opening(group_size=SIZE, items=items, **options)).batch.id
+
+
+def codes(found: Explanation) -> list[str]:
+    return [reason.code for reason in found.reasons]
+
+
+def reason(found: Explanation, code: str) -> Reason:
+    (one,) = [each for each in found.reasons if each.code == code]
+    assert one.text[0].isupper() or one.text[0].isdigit()
+    assert one.text.endswith(".")
+    return one
+
+
+def age(service: Service, batch: int, span: timedelta) -> None:
+    """As if the batch had last changed so long ago."""
+
+    def back(tx: Any) -> None:
+        now = tx.scalar(sa.select(tables.utc_now()))
+        batches.update(tx, batch, updated_at=now - span)
+
+    service.database.write(back)
+
+
+@contextmanager
+def statements(database: Database) -> Iterator[list[str]]:
+    """What is asked of the database meanwhile."""
+    heard: list[str] = []
+
+    def hear(_: Any, __: Any, statement: str, *___: Any) -> None:
+        heard.append(statement)
+
+    sa.event.listen(database.engine, "before_cursor_execute", hear)
+    try:
+        yield heard
+    finally:
+        sa.event.remove(database.engine, "before_cursor_execute", hear)
+
+
+def test_an_open_batch_is_not_sealed_and_says_since_when_it_is_idle(service: Service) -> None:
+    """And when it expires, if it does."""
+    empty = service.explain(opened(service, 0))
+    assert codes(empty) == ["not_sealed"]
+    assert "expires_at" not in reason(empty, "not_sealed").facts
+    batch = opened(service, 3, expires_in=3600)
+    age(service, batch, timedelta(minutes=20))
+    found = service.explain(batch)
+    assert codes(found) == ["not_sealed", "pending", "oldest_untouched_group"]
+    told = reason(found, "not_sealed")
+    assert 1200 <= told.facts["idle_seconds"] <= 1260
+    assert 2340 <= told.facts["expires_after_seconds"] <= 2400
+    assert told.facts["expires_at"] - told.facts["idle_since"] == timedelta(hours=1)
+    assert "20 min" in told.text
+    assert "expires in 39 min" in told.text
+    age(service, batch, timedelta(days=2))
+    assert "about to expire" in reason(service.explain(batch), "not_sealed").text
+
+
+def test_what_is_pending_is_named_as_ranges(service: Service) -> None:
+    """The first few by their ends, the others by their number."""
+    batch = opened(service, 3 * SIZE, sealed=True)
+    resolve(service, Verb.ACK, batch, *range(0, 130, 10))
+    told = reason(service.explain(batch), "pending")
+    assert told.facts["pending"] == 192 - 13
+    assert told.facts["ranges"][0] == {"first": f"{batch}:0:1", "last": f"{batch}:0:9", "count": 9}
+    assert len(told.facts["ranges"]) == 5
+    assert (told.facts["more_ranges"], told.facts["all_counted"]) == (8, True)
+    assert f"179 of 192 items are pending: {batch}:0:1 to {batch}:0:9, " in told.text
+    assert " and 8 more ranges (nothing has changed since " in told.text
+    resolve(service, Verb.ACK, batch, *range(191))
+    last = reason(service.explain(batch), "pending")
+    assert last.facts["ranges"] == [{"first": f"{batch}:2:63", "last": f"{batch}:2:63", "count": 1}]
+    assert f"1 of 192 items is pending: {batch}:2:63 (" in last.text
+
+
+def test_the_lowest_group_without_anything_resolved_is_named(service: Service) -> None:
+    """With the first pending item, which may be in an older group; where every group was touched, nothing is said."""
+    batch = opened(service, 4 * SIZE + 10, sealed=True)
+    resolve(service, Verb.ACK, batch, *range(SIZE), SIZE, 3 * SIZE)
+    told = reason(service.explain(batch), "oldest_untouched_group")
+    assert told.facts == {
+        "group": 2,
+        "first": f"{batch}:2:0",
+        "last": f"{batch}:2:63",
+        "first_pending": f"{batch}:1:1",
+    }
+    assert f"the first pending item of all is {batch}:1:1" in told.text
+    resolve(service, Verb.FAIL, batch, 2 * SIZE)
+    short = reason(service.explain(batch), "oldest_untouched_group")
+    assert (short.facts["group"], short.facts["last"]) == (4, f"{batch}:4:9")
+    resolve(service, Verb.ACK, batch, 4 * SIZE)
+    assert codes(service.explain(batch)) == ["pending"]
+
+
+def test_live_children_are_named_and_those_that_have_not_told_their_end(service: Service) -> None:
+    """With what is pending in them; children that have ended and told it hold up nothing."""
+    parent = opened(service, 5, sealed=True)
+    running = service.open(Opening(items=7, parent=ItemId(parent, 0, 3), key="stage")).batch.id
+    done = service.open(Opening(items=1, parent=ItemId(parent, 0, 0), sealed=True)).batch.id
+    resolve(service, Verb.ACK, done, 0)
+    silent = service.open(Opening(items=1, parent=ItemId(parent, 0, 4))).batch.id
+    # As a crash between the child's commit and the parent's ack leaves it.
+    service.database.write(lambda tx: batches.cancel(tx, silent))
+    told = reason(service.explain(parent), "waiting_for_children")
+    assert told.facts["more_children"] is False
+    assert told.facts["children"] == [
+        {
+            "batch": running,
+            "key": "stage",
+            "item": f"{parent}:0:3",
+            "state": "open",
+            "pending": 7,
+            "parent_due": None,
+        },
+        {
+            "batch": silent,
+            "key": None,
+            "item": f"{parent}:0:4",
+            "state": "cancelled",
+            "pending": 1,
+            "parent_due": "fail",
+        },
+    ]
+    assert f"batches {running} (open, 7 pending), {silent} (cancelled, 1 pending; it ended" in told.text
+
+    untold = service.explain(silent)
+    assert codes(untold) == ["ended", "parent_not_told"]
+    assert reason(untold, "parent_not_told").facts == {"parent": f"{parent}:0:4", "parent_due": "fail"}
+    assert f"item {parent}:0:4" in reason(untold, "parent_not_told").text
+    janitor.run_once(service.database, janitor.Policy())
+    assert codes(service.explain(silent)) == ["ended"]
+    assert [child["batch"] for child in reason(service.explain(parent), "waiting_for_children").facts["children"]] == [
+        running
+    ]
+
+
+def test_many_children_are_cut(service: Service) -> None:
+    """Twenty are named, and it is said that there are more."""
+    parent = opened(service, SIZE, sealed=True)
+    for number in range(CHILDREN + 1):
+        service.open(Opening(items=1, parent=ItemId(parent, 0, number)))
+    told = reason(service.explain(parent), "waiting_for_children")
+    assert len(told.facts["children"]) == CHILDREN
+    assert told.facts["more_children"] is True
+    assert told.text.endswith(" and others.")
+
+
+def test_a_batch_that_did_not_succeed_says_why_its_items_failed(service: Service) -> None:
+    """The most frequent reasons first; redriven, nothing is wrong."""
+    batch = opened(service, 10, sealed=True)
+    resolve(service, Verb.FAIL, batch, 0, 1, reason="no picture")
+    resolve(service, Verb.FAIL, batch, 2, reason="x" * 300)
+    resolve(service, Verb.FAIL, batch, 3)
+    resolve(service, Verb.ACK, batch, *range(4, 10))
+    found = service.explain(batch)
+    assert found.batch.complete
+    assert codes(found) == ["failed"]
+    told = reason(found, "failed")
+    assert told.facts == {
+        "failed": 4,
+        "reasons": [{"reason": "no picture", "count": 2}, {"reason": "x" * 300, "count": 1}],
+        "looked_at": 4,
+    }
+    assert "4 of its 10 items failed; the most frequent reason is 'no picture'" in told.text
+    resolve(service, Verb.ACK, batch, 0, 1, 2, 3)
+    succeeded = service.explain(batch)
+    assert codes(succeeded) == ["complete"]
+    assert "all 10 items are acked" in reason(succeeded, "complete").text
+
+
+def test_failures_without_reasons_and_failures_of_a_live_batch(service: Service) -> None:
+    """Nobody said why; and while it is live, what failed isn't what it waits for."""
+    batch = opened(service, 2, sealed=True)
+    resolve(service, Verb.FAIL, batch, 0)
+    assert codes(service.explain(batch)) == ["pending"]
+    resolve(service, Verb.FAIL, batch, 1)
+    told = reason(service.explain(batch), "failed")
+    assert told.facts["reasons"] == []
+    assert "most frequent" not in told.text
+
+
+def test_a_batch_that_has_ended_says_how(service: Service) -> None:
+    """Cancelled or expired, when, and with how much pending."""
+    cancelled = opened(service, 3)
+    service.cancel(cancelled)
+    expired = opened(service, 1, expires_in=60)
+    age(service, expired, timedelta(minutes=2))
+    janitor.run_once(service.database, janitor.Policy())
+    for batch, word, pending in ((cancelled, "cancelled", 3), (expired, "expired", 1)):
+        found = service.explain(batch)
+        assert codes(found) == ["ended"]
+        assert not found.batch.complete
+        told = reason(found, "ended")
+        assert word in told.text
+        assert told.facts == {"ended_at": found.batch.ended_at, "pending": pending}
+
+
+def test_an_unknown_batch_is_refused(service: Service) -> None:
+    """As everywhere."""
+    with pytest.raises(errors.BatchNotFound):
+        service.explain(4711)
+
+
+@pytest.mark.parametrize("touched", [0, SCAN + 10], ids=["untouched", "touched"])
+def test_a_billion_items_are_explained_by_a_few_statements(service: Service, touched: int) -> None:
+    """Whether nothing was resolved, or something in each of so many groups that not all of them are read."""
+    batch = opened(service, 10**9, sealed=True)
+    rows = [
+        {
+            "batch_id": batch,
+            "group_no": group,
+            "resolved": None,
+            "failed": None,
+            "resolved_count": 1 if group > 9 else SIZE,
+            "failed_count": 0,
+        }
+        for group in range(touched)
+    ]
+
+    def fill(tx: Any) -> None:
+        if rows:
+            tx.execute(sa.insert(tables.item_groups), rows)
+            batches.update(tx, batch, acked=sum(row["resolved_count"] for row in rows))
+
+    service.database.write(fill)
+    with statements(service.database) as heard:
+        found = service.explain(batch)
+    assert len([text for text in heard if "SELECT" in text]) <= 10
+    pending = reason(found, "pending").facts
+    if touched:
+        # What is between the touched items is a range a group.
+        assert (pending["more_ranges"], pending["all_counted"]) == (COUNTED - 5, False)
+        assert "and at least 995 more ranges" in reason(found, "pending").text
+        assert codes(found) == ["pending"]
+    else:
+        assert pending["ranges"] == [{"first": f"{batch}:0:0", "last": f"{batch}:15624999:63", "count": 10**9}]
+        assert reason(found, "oldest_untouched_group").facts["group"] == 0
+
+
+def test_where_only_full_groups_were_read_what_is_pending_is_not_guessed(service: Service) -> None:
+    """A hint that lags far behind: more rows than are read are full."""
+    batch = opened(service, 10**9, sealed=True)
+    groups = range(SCAN + 300)
+    rows = [{"batch_id": batch, "group_no": group, "resolved_count": SIZE, "failed_count": 0} for group in groups]
+
+    def fill(tx: Any) -> None:
+        tx.execute(sa.insert(tables.item_groups), rows)
+        batches.update(tx, batch, acked=SIZE * len(rows))
+
+    service.database.write(fill)
+    found = service.explain(batch)
+    pending = reason(found, "pending")
+    assert (pending.facts["ranges"], pending.facts["more_ranges"], pending.facts["all_counted"]) == ([], 0, False)
+    assert f"{found.batch.pending:,} of 1,000,000,000 items are pending (nothing" in pending.text
+    assert reason(found, "oldest_untouched_group").facts["first_pending"] is None
