@@ -19,7 +19,7 @@ from api.body import JsonRoute
 from api.models import Body, Key
 from api.problems import Place, documented, invalid
 from api.waiting import Follower, Waiting
-from core import feed
+from core import errors, feed
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 
@@ -83,6 +83,7 @@ class Event(BaseModel):
 class EventPage(BaseModel):
     events: list[Event]
     next: int = Field(description="the last position that was looked at: `after` of the next call")
+    last: int = Field(description="the feed's last position")
 
 
 class AppendedEvent(BaseModel):
@@ -118,7 +119,7 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
 @router.get("", response_model=EventPage, responses=documented(410, 422))
 async def read_events(
     request: Request,
-    after: Position = 0,
+    after: Annotated[Position | None, Query(description="by default all that are kept")] = None,
     limit: Annotated[int, models.Decimal, Query(ge=1, le=1000)] = 100,
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first event")] = 0,
     types: Types = [],  # noqa: B006
@@ -161,11 +162,14 @@ async def stream_events(
         try:
             after = _POSITION.validate_python(last_event_id)
         except ValueError:
-            raise invalid([Place("header Last-Event-ID", "expected a position of the feed")]) from None
+            raise invalid([Place(_RESUMED, "expected a position of the feed")]) from None
     if after is None:
         after = await run_in_threadpool(service.feed_head)
     # Read once before the answer begins: what is wrong with the position can be said only here.
-    page = await run_in_threadpool(lambda: service.events(after, 1, types=types, batch=batch))
+    try:
+        page = await run_in_threadpool(lambda: service.events(after, 1, types=types, batch=batch))
+    except errors.InvalidRequest as error:
+        raise invalid([Place(_RESUMED if last_event_id else error.place, error.expected)]) from None
     start = after if page.events else page.next
     return StreamingResponse(
         _stream(_waiting(request), start, types, batch),
@@ -174,6 +178,7 @@ async def stream_events(
     )
 
 
+_RESUMED: Final = "header Last-Event-ID"
 _POSITION: Final = TypeAdapter(Annotated[int, models.Decimal, Field(ge=0, lt=INTEGER_LIMIT)])
 
 
@@ -188,7 +193,8 @@ async def _stream(waiting: Waiting, after: int, types: Sequence[str], batch: int
             elif await _woken(follower, time.monotonic() + PING):
                 follower.woken.clear()
             else:
-                yield b": alive\n\n"
+                # Also how far it was read: who sees few events resumes there, and not where others were long trimmed.
+                yield b": alive\nid: %d\n\n" % after
 
 
 async def _woken(follower: Follower, until: float) -> bool:
@@ -202,7 +208,8 @@ async def _woken(follower: Follower, until: float) -> bool:
 
 def _page(page: feed.Page) -> Response:
     events = b",".join(map(_encoded, page.events))
-    return Response(b'{"events":[%b],"next":%d}' % (events, page.next), media_type="application/json")
+    body = b'{"events":[%b],"next":%d,"last":%d}' % (events, page.next, page.last)
+    return Response(body, media_type="application/json")
 
 
 def _encoded(event: feed.Event) -> bytes:

@@ -112,15 +112,15 @@ class Waiting:
         Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future.
         """
         if after == self._position:
-            return feed.Page([], after)
+            return feed.Page([], after, after)
         if after < self._position and self._kept and self._kept[0].position <= after + 1:
             position, found = self._position, []
             for event in _above(self._kept, after):
                 if follower.wants(event):
                     found.append(event)
                     if len(found) == limit:
-                        return feed.Page(found, event.position)
-            return feed.Page(found, position)
+                        return feed.Page(found, event.position, position)
+            return feed.Page(found, position, position)
         return await run_in_threadpool(
             lambda: self._service.events(after, limit, types=follower.types, batch=follower.batch)
         )

@@ -72,10 +72,12 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Events in ascending order; `next` is the position up to which everything was looked at."""
+    """Events in ascending order; `next` is the position up to which everything was looked at, `last` that of the feed's
+    end."""
 
     events: list[Event]
     next: int
+    last: int
 
 
 def append(tx: Connection, events: Sequence[New]) -> None:
@@ -137,13 +139,16 @@ def head(tx: Connection) -> int:
 
 
 def read(
-    snapshot: Connection, after: int, limit: int, *, types: Collection[str] = (), batch: int | None = None
+    snapshot: Connection, after: int | None, limit: int, *, types: Collection[str] = (), batch: int | None = None
 ) -> Page:
-    """Events above `after`, at most `limit`. `snapshot` is one, so that what was trimmed can't look like a gap.
+    """Events above `after` (None: all that are kept), at most `limit`. `snapshot` is one, so that what was trimmed
+    can't look like a gap.
 
     Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was never given.
     """
     position, trimmed = snapshot.execute(sa.select(_head.position, _head.trimmed)).one()
+    if after is None:
+        after = trimmed
     if after < trimmed:
         raise errors.PositionTrimmed(after, trimmed)
     if after > position:
@@ -157,7 +162,7 @@ def read(
         Event(row.position, row.event_id, row.type, row.batch_id, row.event_key, row.data, row.appended_at)
         for row in snapshot.execute(query)
     ]
-    return Page(events, events[-1].position if len(events) == limit else position)
+    return Page(events, events[-1].position if len(events) == limit else position, position)
 
 
 def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], int | None] = lambda tx: None) -> int:

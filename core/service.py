@@ -166,7 +166,9 @@ class Service:
         """Append events of a user's own; of each, where it stands."""
         return self.database.write(lambda tx: feed.append_once(tx, events), repeatable=True)
 
-    def events(self, after: int, limit: int, *, types: Collection[str] = (), batch: int | None = None) -> feed.Page:
+    def events(
+        self, after: int | None, limit: int, *, types: Collection[str] = (), batch: int | None = None
+    ) -> feed.Page:
         """Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future."""
         return self.database.snapshot(lambda tx: feed.read(tx, after, limit, types=types, batch=batch))
 

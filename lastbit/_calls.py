@@ -5,6 +5,7 @@ Both clients drive these; neither knows a path or a field of its own.
 
 from __future__ import annotations
 
+import json
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,9 @@ from lastbit.ids import ItemId
 
 LONGEST_HOLD = 30
 """Seconds of one long poll. The service would hold 60, but that is also where many gateways give up."""
+
+MOST_EVENTS = 1000
+"""Events of one page."""
 
 Ids = str | ItemId | Iterable[str | ItemId]
 
@@ -99,6 +103,10 @@ def verify(service: Service, batch: int) -> Flow[models.Verification]:
 
 def watermark(service: Service, batch: int) -> Flow[models.Watermark]:
     return _ask(service, "GET", _path(batch, "watermark"), models.Watermark.from_json)
+
+
+def explain(service: Service, batch: int) -> Flow[models.Explanation]:
+    return _ask(service, "GET", _path(batch, "explain"), models.Explanation.from_json)
 
 
 def pending(service: Service, batch: int, page_size: int) -> Flow[None]:
@@ -220,3 +228,46 @@ def resolve(
         error.partial = result
         raise
     return result
+
+
+def events(
+    service: Service,
+    after: int | None,
+    types: str | Iterable[str],
+    batch: int | None,
+    wait: float = 0,
+    limit: int | None = None,
+) -> Flow[models.EventPage]:
+    asked = [("after", after), ("batch", batch), ("wait", wait or None), ("limit", limit)]
+    params = [(name, str(value)) for name, value in asked if value is not None]
+    params += [("type", name) for name in ((types,) if isinstance(types, str) else types)]
+    return _ask(service, "GET", "/v1/events", models.EventPage.from_json, params=tuple(params), hold=wait)
+
+
+def follow(service: Service, after: int | None, types: str | Iterable[str], batch: int | None) -> Flow[None]:
+    """Emits `Event`s, for ever. Each poll begins where the one before ended, whatever came between, so none is lost or
+    comes twice."""
+    types = types if isinstance(types, str) else tuple(types)
+    while True:
+        polled = service.now()
+        page = yield from events(service, after, types, batch, LONGEST_HOLD, MOST_EVENTS)
+        for event in page.events:
+            yield Emit(event)
+        after = page.next
+        # A poll that comes back at once with nothing must not become a storm: the service is stopping.
+        rest = 1.0 - (service.now() - polled)
+        if not page.events and rest > 0:
+            yield Pause(rest)
+
+
+def append(service: Service, new: Iterable[Mapping[str, Any]]) -> Flow[tuple[models.Appended, ...]]:
+    try:
+        body = {"events": [dict(event) for event in new]}
+        json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as cause:
+        raise errors.InvalidArgument(f"the events have no JSON form: {cause}") from cause
+
+    def appended(data: models.Json) -> tuple[models.Appended, ...]:
+        return tuple(map(models.Appended.from_json, data["events"]))
+
+    return _ask(service, "POST", "/v1/events", appended, body=body)

@@ -147,7 +147,7 @@ class Service:
         request = Request(method, self.url + path, params, headers, content, self.timeout + hold)
         named = f"{method} {path}"
 
-        started = self.now()
+        started = troubled = self.now()
         attempt = 0
         while True:
             attempt += 1
@@ -160,11 +160,15 @@ class Service:
                     # An earlier attempt whose answer was lost has deleted it: that is what was asked for.
                     return Answer(204, outcome.headers, b"")
                 raise self.error(named, outcome)
-            elapsed = self.now() - started
+            now = self.now()
+            if hold and attempt == 1:
+                # What was held back was no trouble: a long poll that breaks at its end still has all of the patience.
+                troubled = now
+            elapsed = now - started
             retry_after = retry_after_seconds(outcome.headers) if isinstance(outcome, Answer) else None
             pause = None
             if not (isinstance(outcome, Failure) and outcome.lasting):
-                pause = self.retry.pause(attempt, elapsed, retry_after, self.chance())
+                pause = self.retry.pause(attempt, now - troubled, retry_after, self.chance())
             if pause is None or (within is not None and elapsed + pause > within):
                 if isinstance(outcome, Answer):
                     raise self.error(named, outcome)

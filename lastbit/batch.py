@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lastbit import _calls, errors, progress
 from lastbit.ids import DEFAULT_GROUP_SIZE, ItemIds
-from lastbit.models import Batch, FailedRange, Opened, PendingRange, Sealed, Verification, Watermark
+from lastbit.models import Batch, Explanation, FailedRange, Opened, PendingRange, Sealed, Verification, Watermark
 
 if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
@@ -135,6 +135,10 @@ class BatchHandle(_Handle):
         """The ranges of failed items with the reasons that were given, ascending, fetched as they are asked for."""
         return self._client._iterate(_calls.failed(self._client._service, self.id, page_size))
 
+    def explain(self) -> Explanation:
+        """Why the batch is not done."""
+        return self._client._run(_calls.explain(self._client._service, self.id))
+
     def verify(self) -> Verification:
         """Have the service recount the batch's bits and compare them with its counts."""
         return self._client._run(_calls.verify(self._client._service, self.id))
@@ -193,6 +197,10 @@ class AsyncBatchHandle(_Handle):
     def failed(self, *, page_size: int = 1000) -> AsyncIterator[FailedRange]:
         """The ranges of failed items with the reasons that were given, ascending, fetched as they are asked for."""
         return self._client._iterate(_calls.failed(self._client._service, self.id, page_size))
+
+    async def explain(self) -> Explanation:
+        """Why the batch is not done."""
+        return await self._client._run(_calls.explain(self._client._service, self.id))
 
     async def verify(self) -> Verification:
         """Have the service recount the batch's bits and compare them with its counts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -30,7 +30,7 @@ from lastbit._protocol import (
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.ids import ItemId
-from lastbit.models import AckResult, Batch, Completed
+from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage
 from lastbit.retry import Retry
 
 T = TypeVar("T")
@@ -126,6 +126,37 @@ class Client:
     def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
         """Resolve items as given up; as `ack`. An item that is acked stays so; one that failed can still be acked."""
         return self._run(_calls.resolve(self._service, "failures", _masks.pieces(ids), reason))
+
+    def events(
+        self,
+        *,
+        after: int | None = None,
+        types: str | Iterable[str] = (),
+        batch: int | None = None,
+        wait: float = 0,
+        limit: int | None = None,
+    ) -> EventPage:
+        """One page of the feed: the events above the position `after`, or all that are kept, in the order of their
+        commits. `types`: one or several, which mean or. `wait`: seconds to wait, up to 60, where there is none yet.
+        Raises `PositionTrimmed`."""
+        return self._run(_calls.events(self._service, after, types, batch, wait, limit))
+
+    def follow(
+        self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
+    ) -> Iterator[Event]:
+        """The events above `after`, or all that are kept, and then each one when it comes, for ever. Goes on where it
+        was when the service was away for a while; keep the `position` of the last event that you are done with, and
+        begin after it another time. Raises `PositionTrimmed`."""
+        return self._iterate(_calls.follow(self._service, after, types, batch))
+
+    def append(self, events: Iterable[Mapping[str, Any]]) -> tuple[Appended, ...]:
+        """Append events of your own, at most 1,000, in one transaction: mappings with `id`, `type` and, if you like,
+        `key` and `data` (any JSON). An id that was there before is a repeat, whatever else it came with."""
+        return self._run(_calls.append(self._service, events))
+
+    def append_event(self, *, id: str, type: str, key: str | None = None, data: Any = None) -> Appended:
+        """Append one event of your own; see `append`."""
+        return self.append([{"id": id, "type": type, "key": key, "data": data}])[0]
 
     def acker(
         self,
@@ -257,6 +288,32 @@ class AsyncClient:
     async def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
         """Resolve items as given up; see `Client.fail`."""
         return await self._run(_calls.resolve(self._service, "failures", _masks.pieces(ids), reason))
+
+    async def events(
+        self,
+        *,
+        after: int | None = None,
+        types: str | Iterable[str] = (),
+        batch: int | None = None,
+        wait: float = 0,
+        limit: int | None = None,
+    ) -> EventPage:
+        """One page of the feed; see `Client.events`."""
+        return await self._run(_calls.events(self._service, after, types, batch, wait, limit))
+
+    def follow(
+        self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
+    ) -> AsyncIterator[Event]:
+        """The events, as they come, for ever; see `Client.follow`."""
+        return self._iterate(_calls.follow(self._service, after, types, batch))
+
+    async def append(self, events: Iterable[Mapping[str, Any]]) -> tuple[Appended, ...]:
+        """Append events of your own; see `Client.append`."""
+        return await self._run(_calls.append(self._service, events))
+
+    async def append_event(self, *, id: str, type: str, key: str | None = None, data: Any = None) -> Appended:
+        """Append one event of your own; see `append`."""
+        return (await self.append([{"id": id, "type": type, "key": key, "data": data}]))[0]
 
     def acker(
         self,

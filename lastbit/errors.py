@@ -12,6 +12,7 @@
     │   ├── Conflict             the batch's state does not take this verb
     │   │   ├── BatchSealed
     │   │   └── BatchEnded       batch_complete, batch_expired, batch_cancelled
+    │   ├── PositionTrimmed      the events that were asked for are not kept any more
     │   ├── RateLimited
     │   └── Unavailable          overloaded, or its database is away; also what a gateway says for it (502, 504)
     ├── ServiceUnreachable       no answer at all
@@ -108,6 +109,10 @@ class BatchEnded(Conflict):
     """The batch is complete, expired or cancelled, as `code` says."""
 
 
+class PositionTrimmed(ServiceError):
+    """Events after that position are not kept any more: they were trimmed before they were read."""
+
+
 class RateLimited(ServiceError):
     """Too many requests, even after the retries."""
 
@@ -130,6 +135,7 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "batch_complete": BatchEnded,
     "batch_expired": BatchEnded,
     "batch_cancelled": BatchEnded,
+    "position_trimmed": PositionTrimmed,
     "rate_limited": RateLimited,
     "unavailable": Unavailable,
 }

@@ -301,3 +301,77 @@ class Watermark:
     @classmethod
     def from_json(cls, data: Json) -> Self:
         return cls(data["watermark"], data["item"])
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a batch is not done: a stable `code`, a sentence for people, and the facts that belong to the code."""
+
+    code: str
+    text: str
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        facts = {name: value for name, value in data.items() if name not in ("code", "text")}
+        return cls(data["code"], data["text"], facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a batch is not done, or that it is (`done`: complete)."""
+
+    batch: int
+    state: str
+    done: bool
+    reasons: tuple[Reason, ...]
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["batch"], data["state"], data["done"], tuple(map(Reason.from_json, data["reasons"])))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of the feed. `batch` is None for events of your own; `data` is whatever JSON they came with, of a
+    batch's transition the batch's labels and counts."""
+
+    position: int
+    id: str
+    type: str
+    batch: int | None
+    key: str | None
+    data: Any
+    at: datetime
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        at = _time(data["at"])
+        return cls(data["position"], data["id"], data["type"], data["batch"], data["key"], data["data"], at)
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Events in the order of their commits. `next`: up to where everything was looked at, so where to go on after;
+    `last`: the feed's last position."""
+
+    events: tuple[Event, ...]
+    next: int
+    last: int
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(tuple(map(Event.from_json, data["events"])), data["next"], data["last"])
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where an event of your own stands; `repeated`: it had been appended before, and stands where it stood."""
+
+    id: str
+    position: int
+    repeated: bool
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["id"], data["position"], data["repeated"])

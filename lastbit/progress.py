@@ -5,6 +5,8 @@ The estimate is honest only for a sealed batch; an open one may still grow, and 
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,28 +20,57 @@ if TYPE_CHECKING:
 STATE_STYLES = {"open": "cyan", "sealed": "blue", "complete": "green", "expired": "red", "cancelled": "yellow"}
 
 
+WINDOW = 30.0
+"""Seconds over which the rate is taken: long enough to be calm, short enough to notice a change."""
+
+
+class Pace:
+    """How fast a batch goes, from when it was seen and how much was resolved then."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._began = now()
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def saw(self, batch: Batch) -> None:
+        now = self._now()
+        self._seen.append((now, batch.resolved))
+        # One from before the window stays, so that the window is covered.
+        while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW:
+            self._seen.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Items a second."""
+        if len(self._seen) < 2:
+            return 0.0
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (ended - began) if ended > began else 0.0
+
+    def words(self, batch: Batch) -> str:
+        """`250/s, about 3 min 20 s left`, or why there is no estimate."""
+        if batch.ended:
+            return f"in {duration(self._now() - self._began)}"
+        rate = self.rate
+        text = ""
+        if rate > 0:
+            text = f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+        elif batch.pending:
+            text = "waiting for acks"
+        if batch.state == "open":
+            return f"{text}, not sealed" if text else "not sealed"
+        return f"{text}, about {duration(batch.pending / rate)} left" if rate > 0 else text
+
+
 @contextmanager
 def bar(console: Console | None = None) -> Iterator[Callable[[Batch], None]]:
     """A live bar, by default on standard error; call what it gives with the batch whenever it was seen. Raises
     `MissingExtra` without rich."""
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-        from rich.text import Text
+        from rich.progress import BarColumn, Progress, TextColumn
     except ImportError as cause:
         raise MissingExtra("cli", "a progress bar") from cause
-
-    class Pace(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            if task.finished:
-                return Text(f"in {duration(task.elapsed or 0.0)}", style="dim")
-            speed = task.speed
-            if not speed:
-                return Text("waiting for acks" if task.remaining else "", style="dim")
-            text = f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.1f}/s"
-            if task.fields["state"] == "sealed" and task.remaining is not None:
-                return Text(f"{text}, about {duration(task.remaining / speed)} left", style="dim")
-            return Text(f"{text}, not sealed yet", style="dim")
 
     columns = (
         TextColumn("batch {task.description}"),
@@ -47,22 +78,25 @@ def bar(console: Console | None = None) -> Iterator[Callable[[Batch], None]]:
         BarColumn(bar_width=None),
         TextColumn("{task.completed:,} of {task.fields[items]:,}"),
         TextColumn("{task.fields[failures]}"),
-        Pace(),
+        TextColumn("[dim]{task.fields[pace]}"),
     )
     with Progress(*columns, console=console or Console(stderr=True), expand=True) as progress:
-        task = progress.add_task("", total=None, state="", style="dim", failures="", items=0)
+        task = progress.add_task("", total=None, state="", style="dim", failures="", items=0, pace="")
+        pace = Pace()
 
         def saw(batch: Batch) -> None:
+            pace.saw(batch)
             progress.update(
                 task,
                 description=str(batch.id),
-                # Without an end in sight the bar pulses.
-                total=batch.items if batch.items or batch.ended else None,
+                # Without an end in sight the bar pulses; that of an open batch without pending items is not the end.
+                total=batch.items if batch.pending or batch.ended else None,
                 completed=batch.resolved,
                 items=batch.items,
                 state=batch.state,
                 style=STATE_STYLES.get(batch.state, "default"),
                 failures=f"[red]{batch.failed:,} failed" if batch.failed else "",
+                pace=pace.words(batch),
             )
 
         yield saw

@@ -6,11 +6,15 @@ It knows nothing that the client does not; each command is one call and a way to
 from __future__ import annotations
 
 from lastbit.cli.app import cli
-from lastbit.cli.batches import cancel, extend, list_batches, open_batch, seal, status, verify
+from lastbit.cli.batches import cancel, explain, extend, list_batches, open_batch, seal, status, verify
+from lastbit.cli.events import append, events
 from lastbit.cli.items import ack, fail, pending
 from lastbit.cli.watch import watch
 
-for _command in (open_batch, extend, seal, ack, fail, status, watch, pending, list_batches, cancel, verify):
+for _command in (
+    *(open_batch, extend, seal, ack, fail, status, watch, explain, pending, list_batches, cancel, verify),
+    *(events, append),
+):
     cli.add_command(_command)
 
 __all__ = ["cli"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -71,7 +72,34 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
         return int(match[1]) * _SECONDS[match[2]]
 
 
+class Position(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A position of the feed: a decimal integer, 0 before the first event."""
+
+    name = "position"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if not _DECIMAL.fullmatch(value) or int(value) >= INTEGER_LIMIT:
+            self.fail(f"{value!r} is no position of the feed: expected a whole number, like 4711", param, ctx)
+        return int(value)
+
+
+class Json(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """Any JSON."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError) as error:
+            self.fail(f"this is no JSON: {error}", param, ctx)
+
+
 BATCH = BatchId()
+POSITION = Position()
+JSON = Json()
 COUNT = Count()
 LABEL = Label()
 DURATION = Duration()

@@ -125,6 +125,20 @@ def status(s: Session, batch: int) -> None:
         s.output.console.print(rendering.batch_lines(seen))
 
 
+@click.command()
+@click.argument("batch", type=BATCH)
+@session
+def explain(s: Session, batch: int) -> None:
+    """Say why BATCH is not done."""
+    found = s.client.batch(batch).explain()
+    if s.output.as_json:
+        reasons = [{"code": reason.code, "text": reason.text, **reason.facts} for reason in found.reasons]
+        s.output.document({**plain(found), "reasons": reasons})
+    else:
+        for line in rendering.explanation(found):
+            s.output.say(line)
+
+
 @click.command("list")
 @click.option(
     "--state",

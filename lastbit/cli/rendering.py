@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from lastbit.cli.output import safe
 from lastbit.ids import ItemIds
-from lastbit.models import AckResult, Batch, Completed
+from lastbit.models import AckResult, Batch, Completed, Event, Explanation
 from lastbit.progress import STATE_STYLES, duration
 
 BAR_WIDTH = 40
@@ -137,6 +138,23 @@ def completion(done: Completed) -> str:
     else:
         how = " already"
     return f"{title(done.batch, done.key)} is {outcome}{how}"
+
+
+def explanation(found: Explanation) -> list[str]:
+    """A sentence a reason."""
+    done = "[green]done[/]" if found.done else "[yellow]not done[/]"
+    lines = [f"[bold]batch {found.batch}[/]  {safe(found.state)}, {done}"]
+    return lines + [f"  {safe(reason.text)}" for reason in found.reasons]
+
+
+def event(one: Event) -> str:
+    """An event on a line."""
+    line = f"[bold]{one.position}[/]  [dim]{one.at:%Y-%m-%d %H:%M:%S}[/]  {safe(one.type)}  {safe(one.id)}"
+    if one.key is not None:
+        line += f"  {safe(one.key)}"
+    if one.data is not None:
+        line += f"  [dim]{safe(json.dumps(one.data, ensure_ascii=False))}[/]"
+    return line
 
 
 def resolved(result: AckResult, verb: str) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import click
 
 from lastbit import progress
@@ -18,27 +16,18 @@ class Lines:
 
     def __init__(self, s: Session) -> None:
         self._output = s.output
-        self._first: tuple[float, int] | None = None
+        self._pace = progress.Pace()
         self._last: tuple[str, int, int] | None = None
 
     def __call__(self, batch: Batch) -> None:
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (now, batch.resolved)
+        self._pace.saw(batch)
         seen = (batch.state, batch.resolved, batch.items)
         if seen == self._last:
             return
         self._last = seen
-        began, resolved = self._first
-        rate = (batch.resolved - resolved) / (now - began) if now > began else 0.0
-        pace = ""
-        if rate > 0 and not batch.ended:
-            pace = f", {rate:,.1f}/s"
-            if batch.state == "sealed":
-                pace += f", about {progress.duration(batch.pending / rate)} left"
         self._output.say(
             f"batch {batch.id} {batch.state}: {batch.resolved:,} of {batch.items:,} resolved, "
-            f"{rendering.share(batch)}{pace}"
+            f"{rendering.share(batch)}, {self._pace.words(batch)}"
         )
 
 

@@ -16,7 +16,10 @@ import pytest
 
 from lastbit import Client, ItemIds
 
-COMMANDS = ["open", "extend", "seal", "ack", "fail", "status", "watch", "pending", "list", "cancel", "verify"]
+COMMANDS = [
+    *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "verify"),
+    *("events", "append"),
+]
 
 
 class Lastbit:
@@ -294,9 +297,12 @@ def test_a_batch_is_watched_on_its_way(lastbit: Lastbit) -> None:
             text=True,
         )
         assert process.stdout is not None
-        assert process.stdout.readline() == f"batch {batch.id} sealed: 0 of 2 resolved, 0.0 %\n"
+        assert process.stdout.readline() == f"batch {batch.id} sealed: 0 of 2 resolved, 0.0 %, waiting for acks\n"
         client.ack(batch.ids[0])
-        assert process.stdout.readline().startswith(f"batch {batch.id} sealed: 1 of 2 resolved, 50.0 %, ")
+        line = process.stdout.readline()
+        assert re.fullmatch(
+            rf"batch {batch.id} sealed: 1 of 2 resolved, 50\.0 %, [0-9.]+/s, about \d+ \w+( \d+ s)? left\n", line
+        )
         client.ack(batch.ids[1])
         rest = process.stdout.read()
         process.stdout.close()

@@ -1,0 +1,107 @@
+"""The commands of the feed: events, append."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import click
+
+from lastbit.cli import rendering
+from lastbit.cli.app import Session, session
+from lastbit.cli.arguments import BATCH, JSON, POSITION
+
+
+@click.command()
+@click.option("--after", type=POSITION, help="Begin above this position; by default with the oldest that is kept.")
+@click.option("--last", type=click.IntRange(min=0), metavar="N", help="Begin with the last N of the feed.")
+@click.option("--type", "types", multiple=True, help="Only events of this type; several mean or.")
+@click.option("--batch", type=BATCH, help="Only events of this batch.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many.  [default: 50; with --follow: no end]")
+@click.option("--follow", is_flag=True, help="Go on with new ones as they come; by default with new ones alone.")
+@session
+def events(
+    s: Session,
+    after: int | None,
+    last: int | None,
+    types: tuple[str, ...],
+    batch: int | None,
+    limit: int | None,
+    follow: bool,
+) -> None:
+    """Show the feed: what happened, in the order of the commits.
+
+    With --follow and --json each event is a JSON document on a line of its own.
+    """
+    if after is not None and last is not None:
+        raise click.UsageError("--after and --last both say where to begin")
+    if after is None and (last is not None or follow):
+        after = _before_the_last(s, last or 0)
+    if follow:
+        with _ended_by_signals():
+            for event in islice(s.client.follow(after=after, types=types, batch=batch), limit):
+                if s.output.as_json:
+                    s.output.document(event)
+                else:
+                    s.output.say(rendering.event(event))
+        return
+    page = s.client.events(after=after, types=types, batch=batch, limit=min(limit or 50, 1000))
+    found, next_after = list(page.events), page.next
+    while len(found) < (limit or 50) and next_after < page.last:
+        page = s.client.events(after=next_after, types=types, batch=batch, limit=min((limit or 50) - len(found), 1000))
+        found, next_after = found + list(page.events), page.next
+    if s.output.as_json:
+        s.output.document({"events": found, "next": next_after, "last": page.last})
+        return
+    for event in found:
+        s.output.say(rendering.event(event))
+    if not found:
+        s.output.say("no events")
+    elif next_after < page.last:
+        s.output.say(f"[dim]There are more; go on with --after {next_after}.[/]")
+
+
+def _before_the_last(s: Session, count: int) -> int:
+    """The position after which the last `count` events that are kept stand."""
+    page = s.client.events(limit=1)
+    kept = page.events[0].position if page.events else page.last + 1
+    return max(kept - 1, page.last - count)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """What never ends by itself is ended by Ctrl-C or SIGTERM, and that is no failure."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@click.command()
+@click.argument("id")
+@click.argument("type")
+@click.option("--key", help="What it is about; a name of yours.")
+@click.option("--data", type=JSON, help="Any JSON.")
+@session
+def append(s: Session, id: str, type: str, key: str | None, data: Any) -> None:
+    """Append an event of your own to the feed.
+
+    ID makes it one event: the same again is a repeat.
+    """
+    appended = s.client.append_event(id=id, type=type, key=key, data=data)
+    if s.output.as_json:
+        s.output.document(appended)
+    else:
+        again = ", where it stood before" if appended.repeated else ""
+        s.output.say(f"position [bold]{appended.position}[/]{again}")
