@@ -47,5 +47,7 @@ def _first() -> list[Any]:
 
 def _last() -> list[Any]:
     if sys.stderr.isatty():
-        return [structlog.dev.set_exc_info, structlog.dev.ConsoleRenderer()]
+        # Plain: with the values of all variables a traceback takes seconds, and shows passwords.
+        console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        return [structlog.dev.set_exc_info, console]
     return [structlog.processors.ExceptionRenderer(), structlog.processors.JSONRenderer()]

@@ -199,8 +199,10 @@ class ServiceProcess:
 @contextlib.contextmanager
 def running_service(database_url: str, *, workers: int = 1, **environment: str) -> Iterator[ServiceProcess]:
     """A service that is gone when the context ends; `environment` are its LASTBIT_… settings."""
-    service = ServiceProcess(database_url, workers=workers, environment=environment).start()
-    try:
-        yield service
-    finally:
-        service.stop(signal.SIGKILL)
+    with tempfile.TemporaryDirectory(prefix="lastbit-service-", dir=memory(), ignore_cleanup_errors=True) as folder:
+        # It is killed in the end, so what several workers share stays behind.
+        service = ServiceProcess(database_url, workers=workers, environment={"TMPDIR": folder, **environment}).start()
+        try:
+            yield service
+        finally:
+            service.stop(signal.SIGKILL)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import signal
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import structlog
 
+from api import logs
 from tests.exposition import eventually
 from tests.http.test_batches import opened
 from tests.servers import ServiceProcess, sqlite_file
@@ -150,3 +154,24 @@ def test_an_ack_that_has_to_be_sent_again_is_in_the_log_under_its_id(logged: Log
     eventually(
         lambda: [(line["event"], line["level"]) for line in logged.of("later")], [("ack_unavailable", "warning")]
     )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_traceback_on_a_terminal_shows_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables may hold passwords; and to render them all would keep the event loop for seconds."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    logs.configure("info")
+    try:
+        password = "".join(["s3", "cret"])  # so that it is not in the source
+        raise ValueError(len(password))
+    except ValueError:
+        structlog.get_logger().exception("request_failed")
+    finally:
+        structlog.reset_defaults()
+    assert "ValueError: 6" in terminal.getvalue()
+    assert "s3cret" not in terminal.getvalue()
