@@ -165,7 +165,8 @@ class ServiceProcess:
                 *("--database-url", self.database_url),
             ],
             cwd=ROOT,
-            env={**os.environ, **self.environment},
+            # A line a request is of use only where somebody reads it.
+            env={**({} if log else {"LASTBIT_LOG_LEVEL": "warning"}), **os.environ, **self.environment},
             stderr=log,
             start_new_session=True,
         )
