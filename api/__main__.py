@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 
 import uvicorn
 from pydantic import ValidationError
@@ -54,13 +57,20 @@ def main(arguments: list[str] | None = None) -> int:
     # Worker processes build their own application, from the environment.
     for name, value in settings.model_dump().items():
         os.environ[f"LASTBIT_{name.upper()}"] = str(value)
+    with _shared_metrics(settings.workers):
+        _serve(settings)
+    return 0
+
+
+def _serve(settings: Settings) -> None:
     uvicorn.run(
         "api.app:create",
         factory=True,
         host=settings.host,
         port=settings.port,
         workers=settings.workers,
-        log_level="info" if settings.log_level == "debug" else "warning",
+        log_config=logs.STANDARD,
+        log_level=settings.log_level,
         access_log=False,
         http=AckProtocol,
         server_header=False,
@@ -68,7 +78,18 @@ def main(arguments: list[str] | None = None) -> int:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
     )
-    return 0
+
+
+@contextlib.contextmanager
+def _shared_metrics(workers: int) -> Iterator[None]:
+    """A scrape reaches one of several workers, so each of them keeps what it measures where the others see it."""
+    if workers == 1:
+        yield
+        return
+    # A worker that was killed on the way out may leave something; it is nothing to fail for.
+    with tempfile.TemporaryDirectory(prefix="lastbit-metrics-", ignore_cleanup_errors=True) as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        yield
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import body, problems
-from api.ops import ACKS
+from api.metrics import ACK_REQUESTS, ACKS, RESULTS
 from api.problems import Place, Problem
+from api.requests import HEADER, Requests, given_id, request_id
 from core import errors
 from core.calls import Answer, Call, Rejected, Verb
 from core.combiner import Pending
@@ -108,7 +109,7 @@ class AckRoutes:
     """Takes the ack routes and passes everything else on."""
 
     def __init__(self, app: FastAPI) -> None:
-        self.app: ASGIApp = app
+        self.app: ASGIApp = Requests(app)
         self.fastapi = app
         self.state = app.state
         self._receive = self._deliver  # one object, by which the combiner knows us
@@ -121,7 +122,7 @@ class AckRoutes:
         try:
             status, content, headers = 200, await self._answer(verb, scope, receive), {}
         except Exception as error:  # noqa: BLE001  # the outermost place there is: all becomes a problem
-            problem = problem_of(error)
+            problem = refusal(verb, error, given_id(scope["headers"]))
             status, content, headers = problem.status, problem.body(), problem.headers
         media_type = b"application/json" if status == 200 else problems.MEDIA_TYPE.encode()
         start = {
@@ -232,15 +233,24 @@ def _bits(position: int, text: str) -> bytes:
         raise problems.invalid([Place(f"body.groups[{position}].bits", f"expected base64: {error}")]) from None
 
 
-def problem_of(error: Exception) -> Problem:
+def refusal(verb: Verb, error: Exception, given: bytes | None) -> Problem:
+    """The answer to a call that went wrong, under its id: the caller's, if it `given` one. It is counted, and logged
+    where it is not the caller's doing; the ack routes log nothing else."""
+    name = request_id(given)
     if isinstance(error, Problem):
-        return error
-    if isinstance(error, errors.CoreError):
-        if error.code == "internal":
-            log.error("ack_failed", error=str(error))
-        return problems.from_core(error)
-    log.exception("ack_failed")
-    return problems.internal()
+        problem = error
+    elif isinstance(error, errors.CoreError):
+        problem = problems.from_core(error)
+    else:
+        problem = problems.internal()
+    if problem.status == 500:
+        trace = None if isinstance(error, errors.CoreError) else error
+        log.error("ack_failed", request_id=name, verb=verb.value, error=str(error), exc_info=trace)
+    elif problem.status > 500:
+        log.warning("ack_unavailable", request_id=name, verb=verb.value, error=problem.detail)
+    ACK_REQUESTS.labels(verb.value, str(problem.status)).inc()
+    problem.headers[HEADER] = name
+    return problem
 
 
 def _shown(answer: Answer) -> AckAnswer:
@@ -260,13 +270,21 @@ def _rejected(each: Rejected) -> RejectedItem:
 
 def _tell(over: Sequence[Pending]) -> None:
     counts: dict[tuple[Verb, str], int] = {}
+    acks = failures = 0
     for pending in over:
-        answer = pending.answer
-        rejected = sum(each.count for each in answer.rejected) if answer.rejected else 0
-        for result, count in (("applied", answer.applied), ("repeated", answer.repeated), ("rejected", rejected)):
-            if count and pending.error is None:
-                counts[pending.verb, result] = counts.get((pending.verb, result), 0) + count
+        if pending.error is None:
+            answer, verb = pending.answer, pending.verb
+            if verb is Verb.ACK:
+                acks += 1
+            else:
+                failures += 1
+            rejected = sum(each.count for each in answer.rejected) if answer.rejected else 0
+            for result, count in zip(RESULTS, (answer.applied, answer.repeated, rejected), strict=True):
+                if count:
+                    counts[verb, result] = counts.get((verb, result), 0) + count
         pending.to(pending)
+    for verb, count in ((Verb.ACK, acks), (Verb.FAIL, failures)):
+        ACK_REQUESTS.labels(verb.value, "200").inc(count)
     for (verb, result), count in counts.items():
         ACKS.labels(verb.value, result).inc(count)
 

@@ -16,8 +16,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.staticfiles import StaticFiles
 
-from api import acks, batches, events, ops, problems
+from api import acks, batches, events, logs, ops, problems
 from api.acks import AckRoutes
+from api.metrics import DatabaseGauges
 from api.waiting import Waiting
 from core import janitor, schema
 from core.combiner import Combiner
@@ -40,6 +41,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        logs.configure(settings.log_level)  # in a worker process nobody has
         database = Database(settings.database_url)
         if database.is_sqlite:
             schema.migrate(database)
@@ -47,6 +49,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
         service.check_ready()
         sys.setswitchinterval(SWITCH_INTERVAL)
         app.state.service = service
+        app.state.gauges = DatabaseGauges(database)
         app.state.loop = asyncio.get_running_loop()
         app.state.waiting = Waiting(service)
         with contextlib.ExitStack() as running:

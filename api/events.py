@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -189,7 +190,7 @@ async def _stream(waiting: Waiting, after: int, types: Sequence[str], batch: int
             page = await waiting.read(follower, after, STREAM_READ)
             after = page.next
             if page.events:
-                yield b"".join(b"id: %d\ndata: %b\n\n" % (event.position, _encoded(event)) for event in page.events)
+                yield b"".join(map(_message, page.events))
             elif await _woken(follower, time.monotonic() + PING):
                 follower.woken.clear()
             else:
@@ -204,6 +205,12 @@ async def _woken(follower: Follower, until: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _message(event: feed.Event) -> bytes:
+    """The same for all who follow, of whom there are many."""
+    return b"id: %d\ndata: %b\n\n" % (event.position, _encoded(event))
 
 
 def _page(page: feed.Page) -> Response:

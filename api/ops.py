@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
-from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
+from api.metrics import exposition
 from api.problems import documented
 
 router = APIRouter(tags=["operations"])
-
-ACKS: Final = Counter("lastbit_acks_total", "Items of acks and failures that were answered", ["verb", "result"])
 
 _ICON: Final = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
@@ -34,9 +34,11 @@ def readyz(request: Request) -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def metrics() -> Response:
+async def metrics(request: Request) -> Response:
     """Prometheus text."""
-    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+    # Not in the pool of the other routes' threads: while the database is away they may all be waiting for it.
+    content = await asyncio.to_thread(exposition, request.app.state.gauges)
+    return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/docs", include_in_schema=False)

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -15,6 +16,8 @@ from starlette.exceptions import HTTPException
 from core import errors
 
 MEDIA_TYPE: Final = "application/problem+json"
+
+log = structlog.get_logger(__name__)
 
 STATUS: Final[dict[str, int]] = {
     "invalid_request": 422,
@@ -132,6 +135,8 @@ def install(app: FastAPI) -> None:
         if isinstance(error, Problem):
             return response(error)
         if isinstance(error, errors.CoreError):
+            if error.code == "internal":
+                log.error("request_failed", error=str(error))
             return response(from_core(error))
         if isinstance(error, RequestValidationError):
             return response(_from_pydantic(error))

@@ -19,7 +19,8 @@ from typing import Any, Final, NamedTuple
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api import body, problems
-from api.acks import PATHS, AckRoutes, problem_of
+from api.acks import PATHS, AckRoutes, refusal
+from api.requests import WIRE_HEADER
 from core.calls import Call, Verb
 from core.combiner import Pending
 from core.service import MaskPlaces
@@ -38,6 +39,7 @@ class _Exchange:
         "length",
         "message_event",
         "parts",
+        "request_id",
         "response_complete",
         "verb",
     )
@@ -46,6 +48,8 @@ class _Exchange:
         self._protocol = protocol
         self.verb = verb
         self.key = key
+        self.request_id: bytes | None = None
+        """As the caller gave it."""
         self.length = 0
         self.parts: list[bytes] = []
         self.keep_alive = True
@@ -61,7 +65,7 @@ class _Exchange:
             self._answer(STATUS_LINE[200], b"application/json", self._protocol.acks.encoded(over.answer))
 
     def refuse(self, error: Exception) -> None:
-        problem = problem_of(error)
+        problem = refusal(self.verb, error, self.request_id)
         if "Connection" in problem.headers:
             self.keep_alive = False
         more = b"".join(
@@ -106,8 +110,8 @@ class _Head(NamedTuple):
 
 
 _heads: Final[dict[bytes, _Head]] = {}
-"""Of plain requests without an Idempotency-Key. A client's requests differ in their bodies, and what the parser makes
-of the same bytes is the same; so it need not be asked again."""
+"""Of plain requests without an Idempotency-Key or an id. A client's requests differ in their bodies, and what the
+parser makes of the same bytes is the same; so it need not be asked again."""
 _MOST_HEADS: Final = 4096
 
 
@@ -147,7 +151,12 @@ class AckProtocol(HttpToolsProtocol):
             return
         super().data_received(data)
         made: Any = self.cycle
-        if made is not cycle and type(made) is _Exchange and made.key is None and len(data) == end + made.length:
+        if (
+            made is not cycle
+            and type(made) is _Exchange
+            and made.key is made.request_id is None
+            and len(data) == end + made.length
+        ):
             if len(_heads) >= _MOST_HEADS:
                 _heads.clear()
             _heads[head] = _Head(made.verb, made.length)
@@ -174,7 +183,7 @@ class AckProtocol(HttpToolsProtocol):
         ):
             return False
         content_type = length = b""
-        key = None
+        key = request_id = None
         for name, value in self.headers:
             if name == b"content-type":
                 content_type = value
@@ -184,10 +193,13 @@ class AckProtocol(HttpToolsProtocol):
                 return False
             elif name == b"idempotency-key" and key is None:
                 key = value
+            elif name == WIRE_HEADER and request_id is None:
+                request_id = value
         if not length.isdigit() or not 0 < int(length) <= body.LIMIT or not body.is_json(content_type):
             return False
         exchange = _Exchange(self, verb, key)
         exchange.length = int(length)
+        exchange.request_id = request_id
         self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
         return True
 

@@ -1,5 +1,6 @@
 """How long after its batch ended is a long poll answered? 1,000 waiters on 1,000 batches, which end at a steady pace or
-all at once (acked over eight connections without a pause), and 1,000 waiters on one batch.
+all at once (acked over eight connections without a pause), and 1,000 waiters on one batch. And with 200 followers of
+the feed beside them, each of whom is told of each end.
 
 The commit precedes the ack's answer by little, and can't be seen from outside. So there are two figures a waiter: from
 when the last ack's answer arrived, which is a little too short (it can even be negative: waiters are told when the ack
@@ -18,6 +19,7 @@ import resource
 import select
 import socket
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -30,8 +32,11 @@ from tests.servers import MariaDB
 
 PACE = 200
 """Batches that end a second, where the pace is steady."""
+FOLLOWED = 20
+"""The same where each end is told to each stream too."""
 ACKING = 8
 """Connections that ack."""
+_ENDED = re.compile(rb'"batch:(\d+):completed"')
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 
 
@@ -62,6 +67,57 @@ class Heard:
 
     def close(self) -> None:
         self._connection.close()
+
+
+class Streams:
+    """Followers of the feed, a thread of their own for all: when each of them was told of each batch's end."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self.told: dict[int, list[float]] = {}
+        self._count = count
+        self._poll = select.epoll()
+        self._sockets: dict[int, socket.socket] = {}
+        request = load.encoded("/v1/events/stream?type=batch.completed", None, "GET")
+        for _ in range(count):
+            made = socket.create_connection(("127.0.0.1", port))
+            made.sendall(request)
+            begun = b""
+            while b"retry: " not in begun:
+                begun += made.recv(65_536)
+            self._sockets[made.fileno()] = made
+            self._poll.register(made, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._stop = threading.Event()
+        self._thread.start()
+
+    def _listen(self) -> None:
+        parts = dict.fromkeys(self._sockets, b"")
+        while not self._stop.is_set():
+            for number, _ in self._poll.poll(0.1):
+                data = self._sockets[number].recv(1_048_576)
+                now = time.perf_counter()
+                *messages, parts[number] = (parts[number] + data).split(b"\n\n")
+                for message in messages:
+                    batch = _ENDED.search(message)
+                    if batch:
+                        self.told.setdefault(int(batch[1]), []).append(now)
+
+    def wait_for(self, batches: Sequence[int]) -> None:
+        """Until each of them was told of each of these."""
+        until = time.monotonic() + 60
+        while any(len(self.told.get(batch, ())) < self._count for batch in batches):
+            if time.monotonic() > until:
+                raise RuntimeError("a stream was not told of a batch's end within a minute")
+            time.sleep(0.05)
+        if any(len(self.told[batch]) > self._count for batch in batches):
+            raise RuntimeError("a stream was told twice")
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._poll.close()
+        for each in self._sockets.values():
+            each.close()
 
 
 class Connections:
@@ -119,9 +175,9 @@ class Waiters:
         heard.wait_for_selects(looks)  # each waiter looks once before it waits
         time.sleep(0.5)
 
-    def end(self, pace: float | None) -> list[tuple[float, float]]:
+    def end(self, pace: float | None, streams: Streams | None = None) -> list[tuple[float, float]]:
         """Ack the item of each batch, so many a second or as fast as they are answered: for each waiter, seconds from
-        the ack's sending and from its answer until its own answer."""
+        the ack's sending and from its answer until its own answer; with `streams`, for each of them too."""
         waiting = deque(dict.fromkeys(self._batch_of.values()))
         requests = {batch: load.encoded("/v1/acks", {"items": [item_id(batch, 0)]}) for batch in waiting}
         free = [self._connections.connect() for _ in range(min(ACKING, len(waiting)))]
@@ -151,7 +207,11 @@ class Waiters:
             told: dict[str, Any] = json.loads(body)
             if not (told["id"] == batch and told["state"] == "complete" and told["acked"] == told["items"] == 1):
                 raise RuntimeError(f"who waited for {batch} was answered {told}")
-        return [(now - sent[batch], now - answered[batch]) for batch, now, _ in woken]
+        told_at = [(batch, now) for batch, now, _ in woken]
+        if streams is not None:
+            streams.wait_for(list(sent))
+            told_at += [(batch, now) for batch in sent for now in streams.told[batch]]
+        return [(now - sent[batch], now - answered[batch]) for batch, now in told_at]
 
     def close(self) -> None:
         self._connections.close()
@@ -172,17 +232,26 @@ def _check(port: int, batches: list[int]) -> None:
 
 
 def _round(
-    heard: Heard, port: int, batches: int, waiters: int, pace: float | None, idle: list[tuple[float, float]]
+    heard: Heard,
+    port: int,
+    batches: int,
+    waiters: int,
+    pace: float | None,
+    idle: list[tuple[float, float]],
+    follow: int,
 ) -> dict[str, float]:
     """Quantiles by name, in seconds."""
     opened = _open(port, batches)
     waiting = Waiters(heard, port, opened * (waiters // batches))
+    streams = Streams(port, follow) if follow else None
     try:
         if batches > 1 or waiters == 1:
             idle.append(heard.rates(1))
-        took = waiting.end(pace)
+        took = waiting.end(pace, streams)
     finally:
         waiting.close()
+        if streams is not None:
+            streams.close()
     _check(port, opened)
     since_sent, since_answer = (sorted(each[place] for each in took) for place in (0, 1))
     return {
@@ -203,10 +272,15 @@ def allow_files(wanted: int) -> None:
 def run(scale: Scale) -> None:
     waiters = scale.requests // 20
     allow_files(2 * waiters + 512)
-    ways: dict[str, tuple[int, int, float | None]] = {
-        f"{waiters:,} on {waiters:,} batches, {PACE} end a second": (waiters, waiters, PACE),
-        f"{waiters:,} on {waiters:,} batches, all at once": (waiters, waiters, None),
-        f"{waiters:,} on one batch": (1, waiters, None),
+    streams = waiters // 5
+    ways: dict[str, tuple[int, int, float | None, int]] = {
+        f"{waiters:,} on {waiters:,} batches, {PACE} end a second": (waiters, waiters, PACE, 0),
+        f"{waiters:,} on {waiters:,} batches, all at once": (waiters, waiters, None, 0),
+        f"{waiters:,} on {waiters:,} batches and {streams:,} streams, {FOLLOWED} end a second": (
+            *(waiters, waiters, FOLLOWED),
+            streams,
+        ),
+        f"{waiters:,} on one batch": (1, waiters, None, 0),
     }
     found: dict[str, list[dict[str, float]]] = {}
     idle: dict[int, list[tuple[float, float]]] = {0: [], 1: [], waiters: []}
@@ -217,9 +291,11 @@ def run(scale: Scale) -> None:
     ):
         for _ in range(scale.rounds):
             idle[0].append(heard.rates(1))
-            _round(heard, service.port, 1, 1, None, idle[1])
-            for name, (batches, count, pace) in ways.items():
-                found.setdefault(name, []).append(_round(heard, service.port, batches, count, pace, idle[waiters]))
+            _round(heard, service.port, 1, 1, None, idle[1], 0)
+            for name, (batches, count, pace, follow) in ways.items():
+                found.setdefault(name, []).append(
+                    _round(heard, service.port, batches, count, pace, idle[waiters], follow)
+                )
     measure.show(
         f"wait: from the last ack to the long poll's answer, MariaDB, one worker (medians of {scale.rounds} rounds)",
         ["waiters", "from its answer: p50 ms", "p99 ms", "from its sending: p50 ms", "p99 ms"],

@@ -27,14 +27,16 @@ concerned fails. Bad input never gets here.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
 
-from core import errors
+from core import errors, metrics
 from core.calls import UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
+from core.faults import Fault
 
 FLUSH_UNITS: Final = 4096
 """The most units of one flush; single acks of one group would otherwise be taken without end."""
@@ -138,6 +140,13 @@ class _Lane:
         self.stopping = False
         self.waiting = 0
         """Units in the queues."""
+        self._left = 0
+        """Units that are not in the queues any more."""
+        self._came: deque[tuple[int, float]] = deque()
+        """(units before it, time) of the first unit that came after each flush, as long as it, or one that came after
+        it and before the next flush, waits. A look at the clock for each unit would cost too much."""
+        self._noted = False
+        """Whether a unit has come since the last flush."""
         self.wake_at: int | None = None
         """The thread sleeps until so many wait; None: it is at work."""
         self._flush = flush
@@ -148,6 +157,9 @@ class _Lane:
         if queue is None:
             queue = self.queues[unit.batch] = deque()
         queue.append((unit, pending))
+        if not self._noted:
+            self._noted = True
+            self._came.append((self._left + self.waiting, time.monotonic()))
         self.waiting += 1
         if self.wake_at is not None and self.waiting >= self.wake_at:
             self.wake.notify()
@@ -167,7 +179,7 @@ class _Lane:
                 if taken and count + more > UNIT_GROUPS:
                     self.queues[batch] = queue
                     self.queues.move_to_end(batch, last=False)
-                    self.waiting -= len(taken)
+                    self._leave(len(taken))
                     return taken
                 unit, pending = queue.popleft()
                 known |= unit.groups()
@@ -176,14 +188,27 @@ class _Lane:
                 turn -= 1
             if queue:
                 self.queues[batch] = queue
-        self.waiting -= len(taken)
+        self._leave(len(taken))
         return taken
 
     def give_up(self, batch: int) -> Sequence[_Waiting]:
         """Take out all that waits for a batch."""
         behind = self.queues.pop(batch, ())
-        self.waiting -= len(behind)
+        self._leave(len(behind))
         return behind
+
+    def oldest(self) -> float | None:
+        """When the unit came that has waited for longest, to within one flush."""
+        return self._came[0][1] if self._came else None
+
+    def _leave(self, units: int) -> None:
+        self.waiting -= units
+        self._left += units
+        self._noted = False
+        while len(self._came) > 1 and self._came[1][0] <= self._left:
+            self._came.popleft()
+        if not self.waiting:
+            self._came.clear()
 
     def _run(self) -> None:
         shared = 0
@@ -192,9 +217,13 @@ class _Lane:
                 if shared > 1:
                     self._sleep(self.waiting + shared, GATHER)
                 self._sleep(1, None)
+                oldest = self.oldest()
                 taken = self.take()
             if not taken:
                 return
+            metrics.FLUSH_UNITS.observe(len(taken))
+            if oldest is not None:
+                metrics.FLUSH_WAIT.observe(time.monotonic() - oldest)
             self._flush(taken)
             shared = len(taken)
 
@@ -294,6 +323,7 @@ class Combiner:
             outage = isinstance(error, errors.Unavailable) and not stuck
             # An outage is nobody's fault in particular: all are told at once. A stuck row or a broken batch is sought.
             if not last and not outage and (stuck or not one_batch):
+                (metrics.RETRIED[Fault.LOCK_WAIT] if stuck else metrics.RETRIED_APART).inc()
                 return False
             if not isinstance(error, errors.CoreError):
                 log.exception("flush_failed", units=len(live))

@@ -16,6 +16,7 @@ and the caller's Idempotency-Key sorts it out.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeVar
@@ -26,7 +27,7 @@ from pymysql.constants import CLIENT
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from core import errors, faults, statements
+from core import errors, faults, metrics, statements
 
 T = TypeVar("T")
 
@@ -41,6 +42,13 @@ class _Faulted(Exception):  # it carries the trouble to the retry, and never lea
         self.fault = fault
         self.cause = cause
         self.committing = committing
+
+
+def _count(retry: tenacity.RetryCallState) -> None:
+    """Between two tries."""
+    trouble = retry.outcome.exception() if retry.outcome else None
+    if isinstance(trouble, _Faulted):
+        metrics.RETRIED[trouble.fault].inc()
 
 
 class Database:
@@ -104,6 +112,7 @@ class Database:
             retry=tenacity.retry_if_exception_type(_Faulted),
             stop=tenacity.stop_after_attempt(60),
             wait=tenacity.wait_random_exponential(multiplier=0.005, max=0.4),
+            before_sleep=_count,
             reraise=True,
         )
         try:
@@ -113,6 +122,8 @@ class Database:
 
     def _once(self, work: Callable[[Connection], T]) -> T:
         committing = False
+        begun = time.perf_counter()
+        outcome = metrics.ROLLED_BACK
         try:
             with self.engine.connect() as tx:
                 if self.is_sqlite:
@@ -129,15 +140,19 @@ class Database:
                     # Nobody knows in which state it is now, so it must not go back into the pool.
                     tx.invalidate()
                     raise
-                if appended is not None:
-                    for react in self._on_append:
-                        react(appended)
-                return result
+            outcome = metrics.COMMITTED
+            if appended is not None:
+                for react in self._on_append:
+                    react(appended)
+            return result
         except Exception as error:
             fault = faults.classify(error)
             if fault is None:
                 raise
+            outcome = metrics.TROUBLED[fault]
             raise _Faulted(fault, error, committing=committing) from error
+        finally:
+            outcome.observe(time.perf_counter() - begun)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which only reads, each statement seeing what is committed when it begins."""
@@ -164,6 +179,7 @@ class Database:
             retry=tenacity.retry_if_exception_type(_Faulted),
             stop=tenacity.stop_after_attempt(4),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
+            before_sleep=_count,
             reraise=True,
         )
         try:

@@ -34,7 +34,7 @@ _LOST: Final = {0, 2006, 2013, 2014, 2045, 2055, 1927, 4031}
 
 class Fault(enum.Enum):
     CONFLICT = "conflict"
-    LOCK_WAIT = "lock wait"
+    LOCK_WAIT = "lock_wait"
     OUTAGE = "outage"
 
 

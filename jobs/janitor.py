@@ -1,7 +1,7 @@
 """`python -m jobs.janitor`: one pass over orphaned and ended batches, for cron. A JSON report on standard output.
 
-Expires what is idle for too long (a batch's own `expires_in` comes before these defaults) and deletes what ended long
-ago. Safe to run twice at once, to kill anywhere and to run again; the rules live in `core.janitor`.
+Tells the parents of nested batches what a crash kept from them, expires what is idle for too long (a batch's own
+`expires_in` comes before these defaults), deletes what ended long ago, and trims the feed. Safe to run twice at once, to kill anywhere and to run again; the rules live in `core.janitor`.
 
 Exit status: 0 done, 1 the database can't be worked with, 2 wrong use.
 """
@@ -42,6 +42,8 @@ def shown(report: Report) -> dict[str, object]:
         "dry_run": report.dry_run,
         "expired": {"open": len(report.expired_open), "sealed": len(report.expired_sealed)},
         "deleted": len(report.deleted),
+        "parents": report.parents,
+        "events": report.events,
         "batches": {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)},
     }
 
@@ -72,6 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="30d",
         help="delete batches that ended so long ago (30d)",
     )
+    parser.add_argument(
+        "--keep-events",
+        type=duration,
+        default=defaults.keep_events,
+        metavar="30d",
+        help="remove events from the feed that are so old (30d)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     parser.add_argument("--database-url", metavar="URL", help="LASTBIT_DATABASE_URL, if not given")
     given = parser.parse_args(arguments)
@@ -79,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with Database(settings.database_url) as database:
             database.read(schema.check)
-            policy = Policy(given.open_idle, given.sealed_idle, given.keep)
+            policy = Policy(given.open_idle, given.sealed_idle, given.keep, given.keep_events)
             report = run_once(database, policy, dry_run=given.dry_run)
     except errors.CoreError as error:
         print(f"lastbit janitor: {error}", file=sys.stderr)  # noqa: T201

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import httpx
 import pymysql
@@ -133,28 +134,42 @@ class ServiceProcess:
     """`python -m api` (or another module) on a free port."""
 
     def __init__(
-        self, database_url: str, *, workers: int = 1, module: str = "api", environment: Mapping[str, str] | None = None
+        self,
+        database_url: str,
+        *,
+        workers: int = 1,
+        module: str = "api",
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
     ) -> None:
         self.database_url = database_url
         self.workers = workers
         self.module = module
         self.environment = dict(environment or {})
+        self.log = log
+        """Where its standard error goes, if not to ours."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> ServiceProcess:
+        with contextlib.ExitStack() as stack:
+            self._spawn(None if self.log is None else stack.enter_context(self.log.open("ab")))
+        self.wait_until_ready()
+        return self
+
+    def _spawn(self, log: IO[bytes] | None) -> None:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", self.module, "--port", str(self.port), "--workers", str(self.workers)),
                 *("--database-url", self.database_url),
             ],
             cwd=ROOT,
-            env={**os.environ, **self.environment},
+            # A line a request is of use only where somebody reads it.
+            env={**({} if log else {"LASTBIT_LOG_LEVEL": "warning"}), **os.environ, **self.environment},
+            stderr=log,
             start_new_session=True,
         )
-        self.wait_until_ready()
-        return self
 
     def wait_until_ready(self, seconds: float = 60) -> None:
         """Ask /readyz until it says yes; each try waits for the connection, so nothing spins."""
@@ -185,8 +200,10 @@ class ServiceProcess:
 @contextlib.contextmanager
 def running_service(database_url: str, *, workers: int = 1, **environment: str) -> Iterator[ServiceProcess]:
     """A service that is gone when the context ends; `environment` are its LASTBIT_… settings."""
-    service = ServiceProcess(database_url, workers=workers, environment=environment).start()
-    try:
-        yield service
-    finally:
-        service.stop(signal.SIGKILL)
+    with tempfile.TemporaryDirectory(prefix="lastbit-service-", dir=memory(), ignore_cleanup_errors=True) as folder:
+        # It is killed in the end, so what several workers share stays behind.
+        service = ServiceProcess(database_url, workers=workers, environment={"TMPDIR": folder, **environment}).start()
+        try:
+            yield service
+        finally:
+            service.stop(signal.SIGKILL)

@@ -184,6 +184,17 @@ def test_every_problem_code_is_documented() -> None:
         assert re.search(rf"^\| {status} \| .*`{problem}`", page, re.MULTILINE), problem
 
 
+def test_every_event_of_the_log_is_documented() -> None:
+    """And no others."""
+    page = (ROOT / "docs/operations.md").read_text()
+    (table,) = re.findall(r"^\| event \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
+    documented = {
+        each for row in re.findall(r"^\| ([^|]*) \|", table, re.MULTILINE) for each in re.findall(r"`(\w+)`", row)
+    }
+    sources = [path.read_text() for folder in ("core", "api") for path in (ROOT / folder).glob("*.py")]
+    assert documented == {each for text in sources for each in re.findall(r"\blog\.\w+\(\s*\"(\w+)\"", text)}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_snippets_compile(page: Path) -> None:
     """Python as Python, JSON as JSON, YAML as YAML."""

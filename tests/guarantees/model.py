@@ -16,11 +16,20 @@ from core import batches, errors, janitor, tables
 from core.calls import Call, Verb
 from core.lifecycle import State
 from core.service import Service
+from lastbit.ids import ItemId
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
 
-DEFAULTS = {"key": None, "labels": {}, "group_size": 8192, "items": 0, "sealed": False, "expires_in": None}
+DEFAULTS = {
+    "key": None,
+    "labels": {},
+    "group_size": 8192,
+    "items": 0,
+    "sealed": False,
+    "expires_in": None,
+    "parent": None,
+}
 """Of an opening. Two that mean the same are the same."""
 LONG_AGO = 40
 """Days by which `time_passes` moves a batch into the past: longer than any patience of the janitor."""
@@ -51,7 +60,7 @@ def _perform(service: Service, request: Request) -> Answer:
     verb, key = request["verb"], request.get("key")
     match verb:
         case "open":
-            opened = service.open(batches.Opening(**request["opening"]), key)
+            opened = service.open(_opening(request), key)
             return {"batch": opened.batch.id, "state": opened.batch.state} | {
                 name: getattr(opened, name) for name in ("start", "count", "newly", "replayed")
             }
@@ -89,6 +98,12 @@ def _perform(service: Service, request: Request) -> Answer:
     return counts | {"rejected": sorted(rejected), "completed": completed}
 
 
+def _opening(request: Request) -> batches.Opening:
+    opening = dict(request["opening"])
+    parent = opening.pop("parent", None)
+    return batches.Opening(**opening, parent=None if parent is None else ItemId(*parent))
+
+
 def call(request: Request) -> Call:
     """The call that an ack or fail request is."""
     return Call.of(
@@ -113,6 +128,10 @@ class ModelBatch:
     extends: dict[str, tuple[int, int]] = field(default_factory=dict)
     completed_by: Any = None
     succeeded_by: Any = None
+    parent: tuple[int, int] | None = None
+    """The batch and the number of the item that it is."""
+    events: list[str] = field(default_factory=list)
+    """What happened to it, as the feed tells it."""
     idle: bool = False
     """It was not changed since `time_passes`."""
     ended_long_ago: bool = False
@@ -127,6 +146,7 @@ class ModelBatch:
 
     def end(self, state: State) -> None:
         self.state, self.idle, self.ended_long_ago = state, False, False
+        self.events.append("completed" if state is State.COMPLETE else str(state))
 
 
 class Model:
@@ -134,12 +154,48 @@ class Model:
 
     def __init__(self) -> None:
         self.batches: dict[int, ModelBatch] = {}
-        self.deleted: set[int] = set()
+        self.deleted: dict[int, list[str]] = {}
+        """Batches that are gone → what the feed still tells of them."""
         self.opens: dict[str, tuple[int, dict[str, Any]]] = {}
+        self.owing: list[ModelBatch] = []
+        """Batches that ended, whose parent's item is to be resolved when the request is done."""
 
     def perform(self, request: Request, opened: int | None = None) -> Answer:
         """Apply the request; `opened` is the id that a new batch got."""
-        return getattr(self, f"_{request['verb']}")(request, opened)
+        answer: Answer = getattr(self, f"_{request['verb']}")(request, opened)
+        while self.owing:
+            self._pay(self.owing.pop(0))
+        return answer
+
+    def _ended(self, batch: ModelBatch) -> None:
+        if batch.parent is not None:
+            self.owing.append(batch)
+
+    def _pay(self, child: ModelBatch) -> None:
+        """Its end resolves the item that it is: an ordinary ack or failure, which nobody sees the answer of."""
+        assert child.parent is not None
+        parent = self.batches.get(child.parent[0])
+        if parent is None or parent.state in (State.EXPIRED, State.CANCELLED):
+            return
+        done = child.state is State.COMPLETE and not child.failed
+        how = "completed with failures" if child.state is State.COMPLETE else str(child.state)
+        reason = None if done else f"batch {child.id}, which this item is, {how}"
+        nobody: Answer = {"applied": 0, "repeated": 0, "completed": {}}
+        request = {"verb": "ack" if done else "fail", "reason": reason}
+        self._resolve(parent, {child.parent[1]}, request, object(), nobody)
+
+    def _impossible_parent(self, item: tuple[int, int, int]) -> str | None:
+        batch_id, group, index = item
+        parent = self.batches.get(batch_id)
+        if parent is None:
+            return "invalid_request"
+        if not parent.live:
+            return f"batch_{parent.state}"
+        number = group * parent.group_size + index
+        if index >= parent.group_size or number not in parent.pending:
+            return "invalid_request"
+        taken = any(each.parent == (batch_id, number) for each in self.batches.values())
+        return "invalid_request" if taken else None
 
     def _find(self, request: Request) -> ModelBatch | None:
         return self.batches.get(request["batch"])
@@ -154,14 +210,22 @@ class Model:
             batch = self.batches[batch_id]
             facts = {"batch": batch_id, "state": batch.state, "start": 0, "count": opening["items"]}
             return facts | {"newly": batch.completed_by == fingerprint, "replayed": True}
+        parent = opening["parent"]
+        if parent is not None and (impossible := self._impossible_parent(parent)):
+            return {"error": impossible}
         assert opened is not None
         assert opened not in self.batches
         assert opened not in self.deleted, "an id came back"
         items, sealed = opening["items"], opening["sealed"]
         state = State.COMPLETE if sealed and not items else State.SEALED if sealed else State.OPEN
         batch = ModelBatch(opened, opening["key"], opening["group_size"], items, state)
+        batch.events = ["opened", *(["sealed"] if sealed else [])]
+        if parent is not None:
+            batch.parent = parent[0], parent[1] * self.batches[parent[0]].group_size + parent[2]
         if batch.state is State.COMPLETE:
             batch.completed_by = batch.succeeded_by = fingerprint
+            batch.events += ["completed", "succeeded"]
+            self._ended(batch)
         self.batches[opened] = batch
         if key is not None:
             self.opens[key] = opened, opening
@@ -195,6 +259,7 @@ class Model:
         mine = _fingerprint("seal", request.get("key"), str(batch.id))
         if batch.state is State.OPEN:
             batch.state, batch.idle = State.SEALED, False
+            batch.events.append("sealed")
             self._settle(batch, mine)
         return {
             "state": batch.state,
@@ -210,28 +275,43 @@ class Model:
             return {"error": f"batch_{batch.state}"}
         if batch.state is not State.CANCELLED:
             batch.end(State.CANCELLED)
+            self._ended(batch)
         return {"state": State.CANCELLED}
 
     def _delete(self, request: Request, _: object) -> Answer:
         batch = self._find(request)
         if batch is None:
             return {"error": "batch_not_found"}
+        if batch.live:
+            batch.end(State.CANCELLED)
+            if batch.parent is not None:
+                self._pay(batch)
         self._forget(batch)
         return {}
 
     def _forget(self, batch: ModelBatch) -> None:
         del self.batches[batch.id]
-        self.deleted.add(batch.id)
+        self.deleted[batch.id] = batch.events
         self.opens = {key: value for key, value in self.opens.items() if value[0] != batch.id}
 
     def _janitor(self, _: Request, __: object) -> Answer:
-        expired = [batch for batch in self.batches.values() if batch.idle and batch.live]
-        for batch in expired:
-            batch.end(State.EXPIRED)
+        expired = []
+        # Ascending in each state, and each pays at once: so a parent is idle, or not, as its children left it.
+        for state in (State.OPEN, State.SEALED):
+            for batch in sorted(self.batches.values(), key=lambda each: each.id):
+                if batch.state is state and batch.idle and not self._has_live_children(batch):
+                    batch.end(State.EXPIRED)
+                    expired.append(batch)
+                    self._ended(batch)
+                    while self.owing:
+                        self._pay(self.owing.pop(0))
         deleted = [batch for batch in self.batches.values() if batch.ended_long_ago]
         for batch in deleted:
             self._forget(batch)
         return {"expired": sorted(each.id for each in expired), "deleted": sorted(each.id for each in deleted)}
+
+    def _has_live_children(self, batch: ModelBatch) -> bool:
+        return any(each.live and each.parent and each.parent[0] == batch.id for each in self.batches.values())
 
     def _ack(self, request: Request, _: object) -> Answer:
         masks: dict[tuple[int, int], set[int]] = {}
@@ -309,8 +389,11 @@ class Model:
         if batch.state is State.SEALED and not batch.pending:
             batch.end(State.COMPLETE)
             batch.completed_by = mine
+            self._ended(batch)
         if batch.state is State.COMPLETE and not batch.failed and batch.succeeded_by is None:
             batch.succeeded_by = mine
+            batch.events.append("succeeded")
+            self._ended(batch)
 
     def time_passes(self, service: Service, batch_id: int) -> None:
         """Move a batch into the past, in the model and in the database."""
@@ -349,8 +432,16 @@ def assert_equal(service: Service, model: Model, *, limit: int = 1000) -> None:
     for batch_id in model.deleted:
         with_error = perform(service, {"verb": "seal", "batch": batch_id})
         assert with_error == {"error": "batch_not_found"}
+        assert events_of(service, batch_id) == model.deleted[batch_id]
     for batch in model.batches.values():
         assert_equal_batch(service, batch, limit=limit)
+
+
+def events_of(service: Service, batch_id: int) -> list[str]:
+    """What the feed tells of a batch, in its order."""
+    events = service.events(0, 1000, batch=batch_id).events
+    assert [each.id for each in events] == [f"batch:{batch_id}:{each.type.removeprefix('batch.')}" for each in events]
+    return [each.type.removeprefix("batch.") for each in events]
 
 
 def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000) -> None:
@@ -365,6 +456,10 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
         found.complete,
         found.succeeded,
     )
+    assert events_of(service, batch.id) == batch.events
+    assert found.parent_due is None
+    parent = (found.parent_batch, found.parent_number) if found.parent is not None else None
+    assert parent == batch.parent
     complete = batch.state is State.COMPLETE
     counts = len(batch.acked), len(batch.failed), len(batch.pending)
     assert facts == (batch.key, batch.state, batch.items, *counts, complete, complete and not batch.failed)

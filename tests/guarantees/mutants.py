@@ -73,6 +73,9 @@ _MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_does_what
 _COMBINER = "test_combiner.py::"
 _ANCESTOR = "test_ancestor.py::"
 
+_FOLLOW = "test_feed.py::test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do"
+_TREE = "test_nested.py::test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die"
+
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
@@ -133,7 +136,7 @@ MUTANTS = [
     Mutant(
         "expiry-is-not-judged-again-under-the-lock",
         "core.janitor:_expire",
-        "if not _idle(batch, now, policy):",
+        "if not _idle(batch, now, policy) or nested.has_live_children(tx, batch_id):",
         "if False:",
         _EXPIRE,
     ),
@@ -373,6 +376,69 @@ MUTANTS = [
         "self.changed.add(index >> 3)",
         "self.changed.add(0)",
         "test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
+    ),
+    # The feed.
+    Mutant(
+        "positions-as-auto-increment-gives-them",
+        "core.feed:append",
+        "_insert(tx, events, _lock(tx))",
+        "rows = [dict(event_id=e.id, type=e.type, batch_id=e.batch, event_key=e.key, data=e.data) for e in events]\n"
+        "        with tx.engine.begin() as other:\n"
+        "            other.exec_driver_sql(f'UPDATE feed_head SET position = position + {len(rows)}')\n"
+        "            last = other.exec_driver_sql('SELECT position FROM feed_head').scalar()\n"
+        "        for place, row in enumerate(reversed(rows)):\n"
+        "            row['position'] = last - place\n"
+        "        tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)",
+        _FOLLOW,
+    ),
+    Mutant("the-head-is-not-locked", "core.feed:_lock", ".with_for_update()", "", _FOLLOW),
+    Mutant(
+        "the-feed-is-read-without-a-snapshot",
+        "core.service:Service.events",
+        "self.database.snapshot(",
+        "self.database.read(",
+        _FOLLOW,
+    ),
+    Mutant("a-completion-makes-no-event", "core.completion:_announce", "feed.append(tx, events)", "pass", _MACHINE),
+    Mutant(
+        "trimmed-events-are-a-gap",
+        "core.feed:read",
+        "after < trimmed",
+        "False",
+        "test_feed.py::test_a_reader_that_comes_after_the_trimming_is_told_so",
+    ),
+    # Nested batches.
+    Mutant(
+        "a-childs-end-is-told-in-its-process-alone",
+        "core.payments:sweep",
+        "if not dues:",
+        "if True:",
+        _TREE,
+    ),
+    Mutant("a-child-tells-nobody", "core.service:Service._pay", "payments.pay(", "(lambda *_: None)(", _MACHINE),
+    Mutant(
+        "a-child-that-failed-acks-its-parent",
+        "core.nested:owed",
+        "state is State.COMPLETE and failed == 0",
+        "state is State.COMPLETE",
+        _MACHINE,
+    ),
+    Mutant(
+        "a-resolved-item-gets-a-child", "core.nested:adopt", "if group.resolved[item.index]:", "if False:", _MACHINE
+    ),
+    Mutant(
+        "a-parent-with-live-children-is-idle",
+        "core.nested:has_live_children",
+        "is not None",
+        "is not None and False",
+        _MACHINE,
+    ),
+    Mutant(
+        "whatever-was-paid-nothing-is-due-any-more",
+        "core.nested:strike_out",
+        "_batches.id.in_(children), _batches.parent_due == verb",
+        "_batches.id.in_(children)",
+        "test_nested.py::test_a_late_payment_of_a_failure_does_not_undo_the_redrive",
     ),
     # The ancestor.
     Mutant(

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pymysql
 import pytest
 import sqlalchemy as sa
+from prometheus_client import REGISTRY
 
-from core import batches, db, errors, tables
+from core import batches, combiner, db, errors, schema, tables
 from core.calls import UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
 from core.combiner import Acks, Combiner, Commit, Inline
 from core.db import Database
@@ -253,6 +254,40 @@ def test_stop_answers_what_waits_and_takes_no_more(database: Database) -> None:
         with pytest.raises(errors.Unavailable):
             gate.service.ack(Call.of(Verb.ACK, [(batch, 0, 0)]))
         assert gate.service.get(batch).state is State.COMPLETE
+
+
+def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is in the third flush has waited for the two before it too, though only first comers look at the clock."""
+    monkeypatch.setattr(combiner, "FLUSH_UNITS", 2)
+    now = 1000.0
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now
+
+    monkeypatch.setattr(combiner, "time", Clock)
+
+    def measured(name: str) -> float:
+        found = REGISTRY.get_sample_value(f"lastbit_flush_{name}")
+        assert found is not None
+        return found
+
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        with gated(database) as gate:
+            batch = new(gate.service, 10)
+            before = measured("wait_seconds_count"), measured("wait_seconds_sum"), measured("units_sum")
+            gate.occupy()
+            futures = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(5)]
+            now += 100
+            gate.gate.opened.set()
+            assert [future.result(30).applied for future in futures] == [1] * 5
+            assert [len(flush) for flush in gate.gate.flushes] == [1, 2, 2, 1]
+            now += 1000
+            ack(gate.service, (batch, 0, 9))  # an idle service: nothing of the old wait is left
+        after = measured("wait_seconds_count"), measured("wait_seconds_sum"), measured("units_sum")
+        assert [this - that for this, that in zip(after, before, strict=True)] == [5, 300, 7]
 
 
 @contextlib.contextmanager

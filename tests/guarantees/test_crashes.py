@@ -15,7 +15,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from core import schema, tables
+from core import payments, schema, tables
 from core.combiner import Inline
 from core.db import Database
 from core.service import Service
@@ -128,6 +128,42 @@ def completes_two_batches_in_one_transaction(ground: Ground) -> Request:
     return {"verb": "ack", "items": [[other, 1, 0], [one, 0, 1], [one, 0, 2]], "key": "both"}
 
 
+def _child(ground: Ground, items: int = 2, *, sealed: bool = True) -> int:
+    """A child of a child: its success is that of both."""
+    root = ground.batch(1, sealed=True)
+    middle = ground.batch(1, sealed=True, parent=[root, 0, 0])
+    return ground.batch(items, sealed=sealed, parent=[middle, 0, 0])
+
+
+def completes_a_child(ground: Ground) -> Request:
+    child = _child(ground)
+    ground.ack(child, 0)
+    return {"verb": "ack", "items": [[child, 0, 1]], "key": "delivery"}
+
+
+def seals_a_child_and_completes_it(ground: Ground) -> Request:
+    child = _child(ground, sealed=False)
+    ground.ack(child, 0)
+    ground.ack(child, 1, verb="fail")
+    return {"verb": "seal", "batch": child, "key": "seal-1"}
+
+
+def redrives_a_child(ground: Ground) -> Request:
+    child = _child(ground)
+    ground.ack(child, 0)
+    ground.ack(child, 1, verb="fail", reason="no parser")
+    return {"verb": "ack", "items": [[child, 0, 1]], "key": "redrive"}
+
+
+def cancels_a_child(ground: Ground) -> Request:
+    return {"verb": "cancel", "batch": _child(ground)}
+
+
+def opens_a_child_that_is_complete_at_once(ground: Ground) -> Request:
+    parent = ground.batch(1, sealed=True)
+    return {"verb": "open", "opening": {"sealed": True, "parent": [parent, 0, 0]}, "key": f"open-{next(numbers)}"}
+
+
 def expires_idle_batches(ground: Ground) -> Request:
     for sealed in (False, True):
         batch = ground.batch(5, sealed=sealed)
@@ -160,6 +196,8 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
     *(opens_a_batch, opens_a_batch_that_is_complete_at_once, extends, seals, seals_and_completes, cancels),
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction),
+    *(completes_a_child, seals_a_child_and_completes_it, redrives_a_child, cancels_a_child),
+    opens_a_child_that_is_complete_at_once,
 ]
 FEWEST_POINTS = 8
 """BEGIN or a first read, a write, COMMIT, before and after each: fewer would mean that the points are not counted."""
@@ -187,6 +225,7 @@ def test_a_retry_after_a_crash_at_any_point_brings_what_the_model_says(
         if scenario.__name__.endswith(("completes", "completes_the_batch", "complete_at_once")):
             told = answer.get("completed", {0: answer})
             assert all(each["newly"] for each in told.values())  # type: ignore[attr-defined]
+        payments.sweep(database)
         assert_equal(ground.service, ground.model)
         if death is None:
             break

@@ -152,6 +152,20 @@ class Machine(RuleBasedStateMachine):
     def open(self, opening: dict[str, Any], key: str | None, way: str) -> None:
         self.do_in_some_way({"verb": "open", "opening": opening, "key": key}, way)
 
+    @rule(
+        place=which,
+        number=st.sampled_from([0, 1, 2, GROUP, GROUP + 1]),
+        items=st.sampled_from([0, 1, 2, 3]),
+        sealed=st.booleans(),
+        key=keys,
+        way=ways,
+    )
+    def nest(self, place: int | str, number: int, items: int, sealed: bool, key: str | None, way: str) -> None:
+        """A child, of an item that is there or not, resolved or not, a child already or not; at any depth."""
+        parent = [self.batch(place), *divmod(number, GROUP)]
+        opening = {"group_size": GROUP, "items": items, "sealed": sealed, "parent": parent}
+        self.do_in_some_way({"verb": "open", "opening": opening, "key": key}, way)
+
     @rule(place=which, count=counts, key=keys, way=ways)
     def extend(self, place: int | str, count: int, key: str | None, way: str) -> None:
         self.do_in_some_way({"verb": "extend", "batch": self.batch(place), "count": count, "key": key}, way)
@@ -238,6 +252,9 @@ class Machine(RuleBasedStateMachine):
     def resolve_at_once(self, batches: list[tuple[int | str, str, set[int]]]) -> None:
         """Calls that are submitted before the first is answered; they may be merged, and count in their order."""
         requests = [{"verb": verb, "items": self.ids(self.batch(place), found)} for place, verb, found in batches]
+        named = [self.model.batches.get(batch) for request in requests for batch in self.batches_of(request)]
+        if any(batch is not None and batch.parent is not None for batch in named):
+            return  # which of them come before a parent is told is not known
         futures = [self.service.ack(call(request)) for request in requests]
         for request, future in zip(requests, futures, strict=True):
             answer, expected = future.result(120), self.model.perform(request)

@@ -188,6 +188,8 @@ def test_the_command_reports_in_json(service: Service) -> None:
         "dry_run": False,
         "expired": {"open": 1, "sealed": 0},
         "deleted": 0,
+        "parents": 0,
+        "events": 0,
         "batches": {"expired": [idle], "deleted": []},
     }
 

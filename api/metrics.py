@@ -1,0 +1,91 @@
+"""What /metrics says: the process's own measurements, those of its sibling workers, and the database's gauges."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+import structlog
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from core import errors, gauges
+from core.calls import Verb
+from core.db import Database
+
+ACKS: Final = Counter("lastbit_acks_total", "Items of acks and failures that were answered", ["verb", "result"])
+ACK_REQUESTS: Final = Counter("lastbit_ack_requests_total", "Calls of the two ack routes", ["verb", "status"])
+REQUESTS: Final = Histogram(
+    "lastbit_http_request_seconds",
+    "Calls of all other routes, long polls with their waiting",
+    ["method", "route", "status"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
+)
+
+RESULTS: Final = ("applied", "repeated", "rejected")
+for _verb in Verb:
+    ACK_REQUESTS.labels(_verb.value, "200")
+    for _result in RESULTS:
+        ACKS.labels(_verb.value, _result)
+
+FRESH: Final = 3.0
+"""Seconds for which gauges that were read are good enough."""
+PATIENCE: Final = 2.0
+"""Seconds that a scrape waits for the database; Prometheus itself gives up after ten."""
+
+log = structlog.get_logger(__name__)
+
+
+class DatabaseGauges(Collector):
+    """`core.gauges`, and whether they could be read. A reading has a thread of its own: a database that is away makes
+    its callers wait in many ways, and a scrape must have its answer in time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._reading: Future[Sequence[Metric]] | None = None
+        self._begun = 0.0
+
+    def collect(self) -> Iterable[Metric]:
+        reading, begun = self._latest()
+        try:
+            found = reading.result(max(0.0, begun + PATIENCE - time.monotonic()))
+        except (TimeoutError, errors.CoreError):
+            found = None
+        yield GaugeMetricFamily("lastbit_database_up", "Whether the database answered this scrape", found is not None)
+        yield from found or ()
+
+    def _latest(self) -> tuple[Future[Sequence[Metric]], float]:
+        """The reading that is under way or good enough, else a new one, and when it began."""
+        with self._lock:
+            now = time.monotonic()
+            if self._reading is None or (self._reading.done() and now - self._begun > FRESH):
+                self._reading, self._begun = Future(), now
+                threading.Thread(target=self._read, args=(self._reading,), name="gauges", daemon=True).start()
+            return self._reading, self._begun
+
+    def _read(self, reading: Future[Sequence[Metric]]) -> None:
+        try:
+            reading.set_result(self._database.snapshot(gauges.read))
+        except Exception as error:  # whoever waits is told
+            if not isinstance(error, errors.CoreError):
+                log.exception("gauges_failed")
+                error = errors.Unavailable("the gauges can't be read")
+            reading.set_exception(error)
+
+
+def exposition(database: DatabaseGauges) -> bytes:
+    """All that is measured, as Prometheus text. May take `PATIENCE`."""
+    own: Collector = REGISTRY
+    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        # Each worker writes to files there, and any of them may be asked. Files of workers that died stay: what they
+        # counted has happened.
+        own = CollectorRegistry()
+        MultiProcessCollector(own)  # type: ignore[no-untyped-call]
+    return generate_latest(own) + generate_latest(database)

@@ -1,0 +1,66 @@
+"""Around every request but those of the ack routes: its id, its line in the log, its time."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.metrics import REQUESTS
+
+HEADER: Final = "X-Request-Id"
+WIRE_HEADER: Final = HEADER.lower().encode()
+"""As servers hand it on."""
+_GIVEN: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+_METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+
+log = structlog.get_logger(__name__)
+
+
+def request_id(given: bytes | None) -> str:
+    """The one that the caller gave, if it can be one, else a new one."""
+    return given.decode() if given is not None and _GIVEN.fullmatch(given) else uuid.uuid4().hex
+
+
+def given_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The id that the caller sent."""
+    return next((value for name, value in headers if name == WIRE_HEADER), None)
+
+
+class Requests:
+    """Stands outside of FastAPI's stack, so that the answer to an unexpected error has its id too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        name = request_id(given_id(scope["headers"]))
+        method, path = scope["method"], scope["path"]
+        status = 500
+        begun = time.perf_counter()
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (WIRE_HEADER, name.encode())]
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=name):
+            try:
+                await self.app(scope, receive, send_named)
+            except Exception:  # FastAPI has answered it
+                log.exception("request_failed", method=method, path=path)
+            seconds = time.perf_counter() - begun
+            log.info("request", method=method, path=path, status=status, ms=round(seconds * 1000, 1))
+        # By the route, not by the path: each path would be series of its own.
+        route = getattr(scope.get("route"), "path", "none")
+        REQUESTS.labels(method if method in _METHODS else "other", route, str(status)).observe(seconds)

@@ -1,0 +1,59 @@
+"""Gauges of what the database knows: how much there is to do, and for how long. Read when they are asked for.
+
+Every process of the service reads the same database and says the same, so they are not to be summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import sqlalchemy as sa
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from sqlalchemy.engine import Connection
+
+from core import tables
+from core.lifecycle import State
+
+_table: Final = tables.batches.c
+
+
+def read(tx: Connection) -> Sequence[Metric]:
+    """All of them, at one point in time: `tx` is a snapshot. A new one is added here, and to docs/operations.md."""
+    return _live_batches(tx)
+
+
+def _live_batches(tx: Connection) -> Sequence[Metric]:
+    # The index on (state, id) has all of this. Ids are given out in the order of opening: the smallest is the oldest.
+    counted = tx.execute(
+        sa.select(_table.state, sa.func.count(), sa.func.min(_table.id))
+        .where(_table.state.in_([State.OPEN, State.SEALED]))
+        .group_by(_table.state)
+    ).all()
+    counts = {state: count for state, count, _ in counted}
+    opened = tx.execute(
+        sa.select(_table.state, _table.created_at, tables.utc_now().label("now")).where(
+            _table.id.in_([oldest for _, _, oldest in counted])
+        )
+    ).all()
+    ages = {row.state: max(0.0, (row.now - row.created_at).total_seconds()) for row in opened}
+    return [
+        GaugeMetricFamily(name, documentation, values.get(state, 0))
+        for name, documentation, state, values in (
+            ("lastbit_open_batches", "Batches that are open: more items may come", State.OPEN, counts),
+            ("lastbit_sealed_batches", "Batches that are sealed and have pending items", State.SEALED, counts),
+            (
+                "lastbit_oldest_unsealed_age_seconds",
+                "Since the oldest batch that is not sealed yet was opened; 0 where there is none",
+                State.OPEN,
+                ages,
+            ),
+            (
+                "lastbit_oldest_pending_age_seconds",
+                "Since the oldest sealed batch that has pending items was opened; 0 where there is none",
+                State.SEALED,
+                ages,
+            ),
+        )
+    ]

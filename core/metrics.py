@@ -1,0 +1,42 @@
+"""What a process of Lastbit measures of its own work, for Prometheus. What the database knows is in `gauges`.
+
+An ack costs microseconds, so nothing here is touched once an ack: a flush is measured, a transaction, a retry. All
+label values are there from the start, at zero: a rate over a series that has just appeared misses its first step.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import Counter, Histogram, disable_created_metrics
+
+from core.faults import Fault
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, with its birthday
+
+_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+FLUSH_UNITS: Final = Histogram(
+    "lastbit_flush_units",
+    "Units (what a call has for one batch) that the combiner took into one flush",
+    buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 4096),
+)
+FLUSH_WAIT: Final = Histogram(
+    "lastbit_flush_wait_seconds", "How long the oldest unit of a flush had waited for it", buckets=_SECONDS
+)
+_TRANSACTION: Final = Histogram(
+    "lastbit_transaction_seconds",
+    "Writing transactions, from the wait for a connection to the end of the COMMIT or the trouble",
+    ["outcome"],
+    buckets=_SECONDS,
+)
+_RETRIES: Final = Counter("lastbit_retries_total", "Transactions that were begun again, whole or in parts", ["cause"])
+
+COMMITTED: Final = _TRANSACTION.labels("committed")
+ROLLED_BACK: Final = _TRANSACTION.labels("rolled_back")
+"""What the transaction was for raised something: a refusal, mostly."""
+TROUBLED: Final = {fault: _TRANSACTION.labels(fault.value) for fault in Fault}
+
+RETRIED: Final = {fault: _RETRIES.labels(fault.value) for fault in Fault}
+RETRIED_APART: Final = _RETRIES.labels("error")
+"""A flush that failed for no trouble of the database's is tried batch by batch, so that one alone fails."""

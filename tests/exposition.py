@@ -1,0 +1,47 @@
+"""Reading what /metrics says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import httpx
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+T = TypeVar("T")
+
+
+def families(client: httpx.Client) -> dict[str, Metric]:
+    """Lastbit's own, by the names that they have in the text."""
+    answer = client.get("/metrics")
+    assert answer.status_code == 200, answer.text
+    # The parser takes the ending off the names of counters.
+    found = {
+        family.name + "_total" * (family.type == "counter"): family
+        for family in text_string_to_metric_families(answer.text)
+    }
+    return {name: family for name, family in found.items() if name.startswith("lastbit_")}
+
+
+def value(client: httpx.Client, sample: str, **labels: str) -> float:
+    """The sum of the samples of this name that have these labels."""
+    return sum(
+        each.value
+        for family in families(client).values()
+        for each in family.samples
+        if each.name == sample and labels.items() <= each.labels.items()
+    )
+
+
+def eventually(ask: Callable[[], T], wanted: T, tries: int = 600) -> None:
+    """Ask until the answer is as wanted. For what a process says of itself a moment after it has answered."""
+    pause = threading.Event()
+    answer = ask()
+    for _ in range(tries):
+        if answer == wanted:
+            return
+        pause.wait(0.05)
+        answer = ask()
+    raise AssertionError(f"{answer!r} never became {wanted!r}")

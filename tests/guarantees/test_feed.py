@@ -1,0 +1,186 @@
+"""The feed: positions in commit order without a gap, whoever writes, holds and rolls back."""
+
+from __future__ import annotations
+
+import random
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import batches, errors, feed, janitor, tables
+from core.db import Database
+from core.service import Service
+from tests.guarantees.rounds import ROUNDS
+
+WRITERS = 4
+
+
+class Regret(errors.CoreError):
+    """A transaction is rolled back after it has appended."""
+
+
+@pytest.mark.mariadb
+@pytest.mark.timeout(7200)
+def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb_database: Database) -> None:
+    """Writers append, hold their transaction and roll back at random; who follows never meets a gap, and nothing ever
+    comes in below what was read."""
+    url = mariadb_database.url.render_as_string(hide_password=False)
+    begun = Service(mariadb_database).feed_head()
+    committed: list[set[str]] = [set() for _ in range(WRITERS)]
+    done = threading.Event()
+    trouble: list[BaseException] = []
+
+    def write(writer: int) -> None:
+        dice = random.Random(writer)
+        with Database(url) as database:
+            for number in range(ROUNDS // WRITERS):
+                ids = [f"{writer}-{number}-{place}" for place in range(dice.choice((1, 1, 2, 5)))]
+                holds, regrets, own = dice.randrange(12), dice.random() < 0.2, dice.random() < 0.2
+
+                def work(
+                    tx: Connection, ids: list[str] = ids, holds: int = holds, regrets: bool = regrets, own: bool = own
+                ) -> None:
+                    new = [feed.New(each, "test.event") for each in ids]
+                    if own:
+                        feed.append_once(tx, new)
+                    else:
+                        feed.append(tx, new)
+                    for _ in range(holds):
+                        tx.exec_driver_sql("SELECT 1")
+                    if regrets:
+                        raise Regret
+
+                try:
+                    database.write(work)
+                    committed[writer].update(ids)
+                except Regret:
+                    pass
+
+    def follow(read: dict[int, str]) -> None:
+        with Database(url) as database:
+            service, after = Service(database), begun
+            while True:
+                last = done.is_set()
+                page = service.events(after, 100)
+                for event in page.events:
+                    assert event.position == after + 1, f"{event.position} came after {after}"
+                    after = event.position
+                    read[after] = event.id
+                assert page.next == after
+                if last and not page.events:
+                    return
+
+    def guarded(run: object, *arguments: object) -> None:
+        try:
+            run(*arguments)  # type: ignore[operator]
+        except BaseException as error:  # noqa: BLE001  # it is raised in the test's own thread
+            trouble.append(error)
+
+    reads: list[dict[int, str]] = [{}, {}]
+    followers = [threading.Thread(target=guarded, args=(follow, read)) for read in reads]
+    writers = [threading.Thread(target=guarded, args=(write, writer)) for writer in range(WRITERS)]
+    for thread in (*followers, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    for thread in followers:
+        thread.join()
+    assert not trouble, trouble
+    wanted = set().union(*committed)
+    for read in reads:
+        assert set(read.values()) == wanted
+        assert list(read) == list(range(begun + 1, begun + 1 + len(wanted)))
+
+
+def _ids(service: Service, after: int = 0) -> list[str]:
+    return [event.id for event in service.events(after, 1000).events]
+
+
+def test_an_id_that_was_appended_before_stands_where_it_stood(service: Service) -> None:
+    """Also within one call, and beside new ones."""
+    start = service.feed_head()
+    first = service.append([feed.New("order-1", "order.paid", "o1", '{"a":1}'), feed.New("order-2", "order.paid")])
+    again = service.append([feed.New("order-2", "other"), feed.New("order-3", "x"), feed.New("order-3", "y")])
+    assert first == [feed.Appended(start + 1, False), feed.Appended(start + 2, False)]
+    assert again == [feed.Appended(start + 2, True), feed.Appended(start + 3, False), feed.Appended(start + 3, True)]
+    assert _ids(service, start) == ["order-1", "order-2", "order-3"]
+    event = service.events(start, 1).events[0]
+    assert (event.type, event.key, event.data, event.batch) == ("order.paid", "o1", '{"a":1}', None)
+
+
+def test_ids_are_compared_by_their_bytes(service: Service) -> None:
+    """`Job` and `job` are two."""
+    new = [feed.New(each, "x") for each in ("Job", "job", "j\u00f6b", "job ")]
+    assert [each.repeated for each in service.append(new)] == [False] * 4
+
+
+def test_a_page_is_filtered_and_still_says_how_far_it_looked(service: Service) -> None:
+    """`next` moves past events that are not wanted."""
+    start = service.feed_head()
+    one = service.open(batches.Opening(items=1)).batch.id
+    other = service.open(batches.Opening(sealed=True)).batch.id
+    service.seal(one)
+    everything = service.events(start, 1000)
+    assert [event.id for event in everything.events] == [
+        *(f"batch:{one}:opened", f"batch:{other}:opened", f"batch:{other}:sealed", f"batch:{other}:completed"),
+        *(f"batch:{other}:succeeded", f"batch:{one}:sealed"),
+    ]
+    found = service.events(start, 1000, batch=one)
+    assert [event.type for event in found.events] == ["batch.opened", "batch.sealed"]
+    assert found.next == everything.next == start + 6
+    found = service.events(start, 1, types=["batch.sealed", "batch.completed"])
+    assert ([event.batch for event in found.events], found.next) == ([other], start + 3)
+    assert service.events(start + 6, 10, batch=one) == feed.Page([], start + 6)
+
+
+def test_a_position_that_was_never_given_is_refused(service: Service) -> None:
+    with pytest.raises(errors.InvalidRequest, match=r"query\.after: expected at most"):
+        service.events(service.feed_head() + 1, 10)
+
+
+def test_a_reader_that_comes_after_the_trimming_is_told_so(service: Service) -> None:
+    """What is young stays, positions go on, and who has read far enough notices nothing."""
+    start = service.feed_head()
+    service.append([feed.New(f"old-{number}", "x") for number in range(5)])
+    with service.database.engine.begin() as tx:
+        tx.execute(
+            sa.update(tables.feed)
+            .where(tables.feed.c.position <= start + 3)
+            .values(appended_at=datetime(2001, 1, 1, tzinfo=UTC))
+        )
+    report = janitor.run_once(service.database, janitor.Policy(keep_events=timedelta(days=1)))
+    assert report.events == start + 3
+    with pytest.raises(errors.PositionTrimmed, match=f"trimmed up to {start + 3}") as told:
+        service.events(start + 2, 10)
+    assert told.value.trimmed == start + 3
+    assert _ids(service, start + 3) == ["old-3", "old-4"]
+    assert service.append([feed.New("new", "x")]) == [feed.Appended(start + 6, False)]
+    assert janitor.run_once(service.database, janitor.Policy(keep_events=timedelta(days=1))).events == 0
+
+
+def test_everything_can_be_trimmed_but_what_somebody_needs(service: Service) -> None:
+    """The position goes on from where it was."""
+    start = service.feed_head()
+    service.append([feed.New(f"old-{number}", "x") for number in range(5)])
+    keep = timedelta(seconds=-60)  # the database's clock has a minute to go before any event is that young
+    assert feed.trim(service.database, keep, needed=lambda tx: start + 4) == start + 3
+    assert _ids(service, start + 3) == ["old-3", "old-4"]
+    assert feed.trim(service.database, keep) == 2
+    assert service.events(start + 5, 10).events == []
+    assert service.append([feed.New("new", "x")]) == [feed.Appended(start + 6, False)]
+
+
+def test_a_commit_that_appended_is_heard_of_in_its_process_and_a_rollback_is_not(service: Service) -> None:
+    """With the feed's last position."""
+    heard: list[int] = []
+    service.on_append(heard.append)
+    batch = service.open(batches.Opening(items=2)).batch.id
+    service.extend(batch, 1)
+    with pytest.raises(errors.BatchNotFound):
+        service.seal(batch + 1000)
+    service.seal(batch)
+    assert heard == [service.feed_head() - 1, service.feed_head()]

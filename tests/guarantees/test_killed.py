@@ -1,0 +1,164 @@
+"""The database and the service are killed while batches complete; each completion is one event, and none is missing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import pytest
+
+from core import errors, schema
+from core.batches import Opening
+from core.combiner import Combiner
+from core.db import Database
+from core.service import Service
+from lastbit import Client, Retry
+from tests.guarantees.model import events_of
+from tests.guarantees.rounds import ack
+from tests.servers import MariaDB, ServiceProcess
+
+T = TypeVar("T")
+WORKERS = 3
+KILLS = 4
+BETWEEN = 40
+"""Batches that complete between two kills."""
+
+
+@pytest.fixture
+def mortal() -> Iterator[MariaDB]:
+    """A server that only this test knows, so that it may be killed."""
+    server = MariaDB()
+    try:
+        if not server.available:
+            (pytest.fail if os.environ.get("CI") else pytest.skip)("mariadb-server is not installed")
+        server.install()
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+class Progress:
+    """Counts what was done, and wakes who waits for it."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.trouble: list[BaseException] = []
+        self._changed = threading.Condition()
+
+    def add(self, batch: int) -> None:
+        with self._changed:
+            self.done.append(batch)
+            self._changed.notify_all()
+
+    def reaches(self, count: int) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.done) >= count or bool(self.trouble), 120)
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self.trouble.append(error)
+            self._changed.notify_all()
+
+
+def _until_answered(call: Callable[[], T]) -> T:
+    while True:
+        try:
+            return call()
+        except errors.Unavailable:
+            continue
+
+
+def _work(progress: Progress, complete: Callable[[str], int], stop: threading.Event, name: int) -> None:
+    try:
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            progress.add(complete(f"{name}-{number}"))
+    except BaseException as error:  # noqa: BLE001  # it is raised in the test's own thread
+        progress.fail(error)
+
+
+def _kill_now_and_then(complete: Callable[[str], int], kill: Callable[[], None]) -> list[int]:
+    """Let workers complete batches while something is killed; the batches that they completed."""
+    progress, stop = Progress(), threading.Event()
+    workers = [threading.Thread(target=_work, args=(progress, complete, stop, name)) for name in range(WORKERS)]
+    for worker in workers:
+        worker.start()
+    try:
+        for number in range(1, KILLS + 1):
+            assert progress.reaches(number * BETWEEN)
+            kill()
+        assert progress.reaches((KILLS + 1) * BETWEEN)
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+    assert not progress.trouble, progress.trouble
+    return progress.done
+
+
+def _assert_each_completed_once(service: Service, completed: list[int]) -> None:
+    for batch in completed:
+        assert service.get(batch).succeeded
+        assert events_of(service, batch) == ["opened", "sealed", "completed", "succeeded"]
+        assert service.verify(batch).ok
+    after = 0
+    while page := service.events(after, 1000).events:
+        assert [event.position for event in page] == list(range(after + 1, after + 1 + len(page)))
+        after = page[-1].position
+
+
+@pytest.mark.mariadb
+@pytest.mark.timeout(600)
+def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each(mortal: MariaDB) -> None:
+    """What was answered is there when it is back, what was not is sent again; each batch completed exactly once."""
+    with Database(mortal.new_database()) as database:
+        schema.migrate(database)
+        service = Service(database, combiner=Combiner)
+
+        def complete(name: str) -> int:
+            opening = Opening(items=2, sealed=True)
+            batch = _until_answered(lambda: service.open(opening, name)).batch.id
+            for index in range(2):
+                _until_answered(lambda index=index: ack(service, (batch, 0, index), key=f"{name}-{index}"))  # type: ignore[misc]
+            return batch
+
+        def kill() -> None:
+            mortal.stop(signal.SIGKILL)
+            mortal.start()
+
+        _assert_each_completed_once(service, _kill_now_and_then(complete, kill))
+        service.stop()
+
+
+@pytest.mark.mariadb
+@pytest.mark.timeout(600)
+def test_a_service_that_is_killed_while_batches_complete_has_one_event_for_each(mariadb_url: str) -> None:
+    """Real processes, two workers, killed under load; clients send again what was not answered."""
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+        running = ServiceProcess(mariadb_url, workers=2).start()
+        clients = [Client(running.url, retry=Retry(attempts=1000, cap=0.2)) for _ in range(WORKERS)]
+        try:
+
+            def complete(name: str) -> int:
+                client = clients[int(name.partition("-")[0])]
+                batch = client.open(items=2, sealed=True, idempotency_key=name)
+                for index in range(2):
+                    client.ack(f"{batch.id}:0:{index}")
+                return batch.id
+
+            def kill() -> None:
+                running.stop(signal.SIGKILL)
+                running.start()
+
+            _assert_each_completed_once(Service(database), _kill_now_and_then(complete, kill))
+        finally:
+            for client in clients:
+                client.close()
+            running.stop()

@@ -1,0 +1,304 @@
+"""Nested batches: a child's end reaches its parent, level by level, whatever dies on the way, and counts once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from core import acks, batches, errors, janitor, nested, payments, purge, tables
+from core.calls import Answer, Call, Verb
+from core.combiner import Combiner
+from core.db import Database
+from core.held import Held
+from core.lifecycle import State
+from core.service import Service
+from lastbit.ids import ItemId
+from tests.guarantees.dying import mortals
+from tests.guarantees.model import events_of
+from tests.guarantees.rounds import ack
+
+GROUP = 64
+DEPTH = 5
+LEAVES = 1_000
+
+
+@dataclass
+class Tree:
+    """Batches by level, the root first, and the items that are no batches."""
+
+    levels: list[list[int]] = field(default_factory=lambda: [[] for _ in range(DEPTH)])
+    children: dict[int, list[int]] = field(default_factory=dict)
+    leaves: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def grow(
+        self, service: Service, dice: random.Random, leaves: int, level: int = 0, parent: ItemId | None = None
+    ) -> int:
+        last = level == DEPTH - 1
+        parts = [leaves] if last else _split(dice, leaves)
+        items = leaves if last else len(parts)
+        batch = service.open(batches.Opening(group_size=GROUP, items=items, sealed=True, parent=parent)).batch.id
+        self.levels[level].append(batch)
+        if last:
+            self.leaves += [(batch, *divmod(number, GROUP)) for number in range(items)]
+        else:
+            self.children[batch] = [
+                self.grow(service, dice, part, level + 1, ItemId(batch, 0, number)) for number, part in enumerate(parts)
+            ]
+        return batch
+
+
+def _split(dice: random.Random, leaves: int) -> list[int]:
+    count = min(leaves, dice.randint(2, 4))
+    cuts = sorted(dice.sample(range(1, leaves), count - 1)) if count > 1 else []
+    return [end - start for start, end in zip([0, *cuts], [*cuts, leaves], strict=True)]
+
+
+@pytest.mark.timeout(600)
+def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(database: Database) -> None:
+    """A thousand leaves at depth five, acked in random order, several at a time; now and then a process dies at a
+    random point and its items are delivered again. Each batch completes once, after all of its children."""
+    dice = random.Random(5)
+    service = Service(database, combiner=Combiner)
+    tree = Tree()
+    tree.grow(service, dice, LEAVES)
+    every = [batch for level in tree.levels for batch in level]
+    assert all(tree.levels)
+    dice.shuffle(tree.leaves)
+    url = database.url.render_as_string(hide_password=False)
+    deaths = 0
+    with mortals() as dying:
+        for start in range(0, LEAVES, 10):
+            some = tree.leaves[start : start + 10]
+            if start % 50 == 0:
+                request = {"verb": "ack", "items": [list(item) for item in some]}
+                deaths += dying.run(url, request, dice.randrange(60), combined=True) is not None
+            futures = [service.ack(Call.of(Verb.ACK, [item])) for item in some]
+            for future in futures:
+                future.result(120)
+    assert deaths > LEAVES / 50 / 4
+    # What died between a child's commit and its parent's: a sweep tells the parents.
+    payments.sweep(database)
+    position = {event.id: event.position for event in _all_events(service)}
+    for batch in every:
+        found = service.get(batch)
+        assert (found.state, found.succeeded, found.pending) == (State.COMPLETE, True, 0)
+        assert service.verify(batch).ok
+        assert events_of(service, batch) == ["opened", "sealed", "completed", "succeeded"]
+        for child in tree.children.get(batch, ()):
+            assert position[f"batch:{child}:completed"] < position[f"batch:{batch}:completed"]
+    service.stop()
+
+
+def _all_events(service: Service) -> list[Any]:
+    events: list[Any] = []
+    while len((page := service.events(len(events), 1000)).events) > 0:
+        events += page.events
+    return events
+
+
+@pytest.fixture
+def parent(service: Service) -> int:
+    return service.open(batches.Opening(group_size=GROUP, items=GROUP + 2)).batch.id
+
+
+def _child(service: Service, item: ItemId, **opening: Any) -> int:
+    opening = {"group_size": GROUP, "items": 2, "sealed": True, "parent": item, **opening}
+    return service.open(batches.Opening(**opening)).batch.id
+
+
+def succeeds(service: Service, child: int) -> None:
+    ack(service, (child, 0, 0), (child, 0, 1))
+
+
+def completes_with_failures(service: Service, child: int) -> None:
+    ack(service, (child, 0, 0))
+    ack(service, (child, 0, 1), verb=Verb.FAIL, reason="no parser")
+
+
+def is_redriven(service: Service, child: int) -> None:
+    completes_with_failures(service, child)
+    ack(service, (child, 0, 1))
+
+
+def is_cancelled(service: Service, child: int) -> None:
+    service.cancel(child)
+
+
+def is_deleted(service: Service, child: int) -> None:
+    service.delete(child)
+
+
+def expires(service: Service, child: int) -> None:
+    _pass_time(service, child)
+    assert child in janitor.run_once(service.database, janitor.Policy()).expired_sealed
+
+
+def _pass_time(service: Service, batch: int) -> None:
+    long_ago = datetime.now(UTC) - timedelta(days=100)
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.batches).where(tables.batches.c.id == batch).values(updated_at=long_ago))
+
+
+@pytest.mark.parametrize(
+    ("ends", "acked", "failed", "reason"),
+    [
+        (succeeds, 1, 0, None),
+        (completes_with_failures, 0, 1, "completed with failures"),
+        (is_redriven, 1, 0, None),
+        (is_cancelled, 0, 1, "cancelled"),
+        (is_deleted, 0, 1, "cancelled"),
+        (expires, 0, 1, "expired"),
+    ],
+)
+def test_a_childs_end_is_told_to_its_parent(
+    service: Service, parent: int, ends: Callable[[Service, int], None], acked: int, failed: int, reason: str | None
+) -> None:
+    """Before the call that ended it is answered, with the reason where it didn't succeed."""
+    item = ItemId(parent, 1, 1)
+    child = _child(service, item)
+    if ends is not is_deleted:
+        assert service.get(child).parent == str(item)
+    ends(service, child)
+    found = service.get(parent)
+    assert (found.acked, found.failed) == (acked, failed)
+    told = service.ranges(parent, "failed", 0, 10)[1].ranges
+    assert [each.reasons for each in told] == (
+        [] if reason is None else [{GROUP + 1: f"batch {child}, which this item is, {reason}"}]
+    )
+    assert nested_debts(service) == []
+
+
+def nested_debts(service: Service) -> list[nested.Due]:
+    return service.database.read(nested.debts)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (lambda parent: ItemId(parent + 1000, 0, 0), "there is no batch"),
+        (lambda parent: ItemId(parent, 1, 2), "was never issued"),
+        (lambda parent: ItemId(parent, 0, GROUP), "was never issued"),
+        (lambda parent: ItemId(parent, 0, 1), "is resolved already"),
+        (lambda parent: ItemId(parent, 0, 2), "is resolved already"),
+        (lambda parent: ItemId(parent, 0, 3), "an item has one child"),
+    ],
+)
+def test_an_item_that_can_have_no_child_is_refused(
+    service: Service, parent: int, item: Callable[[int], ItemId], message: str
+) -> None:
+    """Unknown, never issued, acked, failed, or a child already; nothing is opened."""
+    ack(service, (parent, 0, 1))
+    ack(service, (parent, 0, 2), verb=Verb.FAIL)
+    _child(service, ItemId(parent, 0, 3))
+    before = service.feed_head()
+    with pytest.raises(errors.InvalidRequest, match=rf"body\.parent: .*{message}"):
+        _child(service, item(parent))
+    assert service.feed_head() == before
+
+
+@pytest.mark.parametrize("state", [State.COMPLETE, State.CANCELLED, State.EXPIRED])
+def test_a_parent_that_has_ended_takes_no_child(service: Service, parent: int, state: State) -> None:
+    """It is said how it ended."""
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.batches).where(tables.batches.c.id == parent).values(state=state))
+    with pytest.raises(errors.BatchEnded) as told:
+        _child(service, ItemId(parent, 0, 0))
+    assert told.value.code == f"batch_{state}"
+
+
+def test_a_replayed_open_is_answered_though_its_parent_has_ended(service: Service, parent: int) -> None:
+    """The key is looked up before the parent is judged; another parent under the same key is another body."""
+    opening = batches.Opening(items=1, parent=ItemId(parent, 0, 7))
+    opened = service.open(opening, "child-1")
+    service.cancel(parent)
+    again = service.open(opening, "child-1")
+    assert (again.replayed, again.batch.id) == (True, opened.batch.id)
+    with pytest.raises(errors.IdempotencyKeyReused):
+        service.open(batches.Opening(items=1, parent=ItemId(parent, 0, 8)), "child-1")
+
+
+def test_a_parent_with_live_children_is_not_idle(service: Service, parent: int) -> None:
+    """It expires after its last child has ended, not before."""
+    child = _child(service, ItemId(parent, 0, 0))
+    _pass_time(service, parent)
+    assert janitor.run_once(service.database, janitor.Policy(), dry_run=True).expired_open == []
+    assert janitor.run_once(service.database, janitor.Policy()).expired_open == []
+    service.cancel(child)
+    _pass_time(service, parent)
+    assert janitor.run_once(service.database, janitor.Policy(), dry_run=True).expired_open == [parent]
+    assert janitor.run_once(service.database, janitor.Policy()).expired_open == [parent]
+
+
+def test_a_child_whose_parent_is_gone_or_has_ended_owes_nobody(service: Service, parent: int) -> None:
+    """Its end is its own."""
+    one, other = _child(service, ItemId(parent, 0, 0)), _child(service, ItemId(parent, 0, 1))
+    service.cancel(parent)
+    succeeds(service, one)
+    service.delete(parent)
+    succeeds(service, other)
+    assert service.get(one).succeeded
+    assert service.get(other).succeeded
+    assert nested_debts(service) == []
+
+
+def _unpaid(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on the process dies before it tells a parent, as far as the database can see."""
+    monkeypatch.setattr(service, "_pay", lambda children: None)
+
+
+def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
+    service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever pays the old debt comes late; the ack stays, or stays due."""
+    child = _child(service, ItemId(parent, 0, 0))
+    _unpaid(service, monkeypatch)
+    completes_with_failures(service, child)
+    (old,) = nested_debts(service)
+    ack(service, (child, 0, 1))
+    (new,) = nested_debts(service)
+    assert (old.verb, new.verb) == (Verb.FAIL, Verb.ACK)
+    service.database.write(lambda tx: acks.flush(tx, nested.payment(old).chunks(), Held()))
+    service.database.write(lambda tx: nested.strike_out(tx, [old]))
+    assert nested_debts(service) == [new]
+    assert payments.sweep(service.database) == 1
+    found = service.get(parent)
+    assert (found.acked, found.failed) == (1, 0)
+
+
+def test_a_child_is_not_removed_before_its_parent_was_told(
+    service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion pays first; where it can't, it says so and can be sent again. The janitor sweeps before it removes."""
+    one, other = _child(service, ItemId(parent, 0, 0)), _child(service, ItemId(parent, 0, 1))
+    with monkeypatch.context() as broken:
+        _unpaid(service, broken)
+        succeeds(service, one)
+        succeeds(service, other)
+        with pytest.raises(errors.Unavailable, match="its parent can't be told"):
+            service.delete(one)
+        assert not service.database.write(lambda tx: purge.condemn(tx, other))
+    service.delete(one)
+    assert service.get(parent).acked == 1
+    everything = janitor.Policy(keep=timedelta(0))
+    assert janitor.run_once(service.database, everything).deleted == [other]
+    assert service.get(parent).acked == 2
+
+
+def test_a_stuck_parent_keeps_nobody_else_waiting(
+    service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the counts of one parent are broken, the others are told; its own debt stays."""
+    broken = service.open(batches.Opening(group_size=GROUP, items=2)).batch.id
+    children = [_child(service, ItemId(batch, 0, 0), items=1) for batch in (broken, parent)]
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.batches).where(tables.batches.c.id == broken).values(acked=2))
+    answer: Answer = ack(service, *((child, 0, 0) for child in children))
+    assert all(each.newly for each in answer.completed.values())
+    assert service.get(parent).acked == 1
+    assert [due.child for due in nested_debts(service)] == children[:1]

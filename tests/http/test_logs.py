@@ -1,0 +1,177 @@
+"""Request ids, from the caller to the log and back; each line of the log is JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import signal
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+
+from api import logs
+from tests.exposition import eventually
+from tests.http.test_batches import opened
+from tests.servers import ServiceProcess, sqlite_file
+
+MADE = re.compile("[0-9a-f]{32}")
+
+
+class Logged:
+    """A service, a client of it, its log and its database."""
+
+    def __init__(self, running: ServiceProcess, http: httpx.Client, log: Path, database: Path) -> None:
+        self.running = running
+        self.http = http
+        self.log = log
+        self.database = database
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it has said so far, all of it JSON objects."""
+        return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def of(self, request_id: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if line.get("request_id") == request_id]
+
+    def change(self, statement: str) -> None:
+        with contextlib.closing(sqlite3.connect(self.database)) as connection:
+            connection.execute(statement)
+            connection.commit()
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Iterator[Logged]:
+    with sqlite_file() as url:
+        running = ServiceProcess(url, log=tmp_path / "log")
+        try:
+            running.start()
+            with httpx.Client(base_url=running.url, timeout=30) as http:
+                yield Logged(running, http, tmp_path / "log", Path(url.removeprefix("sqlite:///")))
+        finally:
+            running.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("given", ["a", "x" * 128, "!~ab:c-1"])
+def test_a_callers_request_id_comes_back(sqlite_http: httpx.Client, given: str) -> None:
+    """With answers and with problems, of every route but an ack that went right."""
+    headers = {"X-Request-Id": given}
+    batch = sqlite_http.post("/v1/batches", json={"items": 1}, headers=headers)
+    assert batch.headers["x-request-id"] == given
+    for path in ("/v1/batches/999999", "/nowhere", "/v1/acks"):
+        refused = sqlite_http.get(path, headers=headers)
+        assert (refused.status_code // 100, refused.headers["x-request-id"]) == (4, given)
+    for _ in range(2):  # a head that was seen before has its id all the same
+        refused = sqlite_http.post("/v1/acks", json={"items": ["x"]}, headers=headers)
+        assert (refused.status_code, refused.headers["x-request-id"]) == (422, given)
+    acked = sqlite_http.post("/v1/acks", json={"items": [f"{batch.json()['id']}:0:0"]}, headers=headers)
+    assert acked.status_code == 200
+    assert "x-request-id" not in acked.headers
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "a b", "é".encode(), None])
+def test_what_can_be_no_request_id_is_replaced(sqlite_http: httpx.Client, given: str | bytes | None) -> None:
+    """By a new one for each request; nobody is refused for it."""
+    headers = {} if given is None else {"X-Request-Id": given}
+    answers = [
+        *(sqlite_http.get("/healthz", headers=headers) for _ in range(2)),
+        *(sqlite_http.post("/v1/acks", json={"items": ["x"]}, headers=headers) for _ in range(3)),
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200, 422, 422, 422]
+    made = {answer.headers["x-request-id"] for answer in answers}
+    assert len(made) == 5
+    assert all(MADE.fullmatch(each) for each in made)
+
+
+def test_requests_are_logged_once_and_acks_are_not(logged: Logged) -> None:
+    """One line a request, with its id; the process's start and end are lines of the same kind."""
+    batch = opened(logged.http, items=1)["id"]
+    logged.http.post("/v1/acks", json={"items": [f"{batch}:0:0"]}, headers={"X-Request-Id": "an-ack"})
+    logged.http.post("/v1/acks", json={"items": ["x"]}, headers={"X-Request-Id": "a-wrong-ack"})
+    logged.http.get(f"/v1/batches/{batch}?wait=0", headers={"X-Request-Id": "look"})
+    eventually(lambda: len(logged.of("look")), 1)
+    (line,) = logged.of("look")
+    assert line.pop("ms") >= 0
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "event": "request",
+        "level": "info",
+        "method": "GET",
+        "path": f"/v1/batches/{batch}",
+        "status": 200,
+        "request_id": "look",
+    }
+    assert logged.of("an-ack") == logged.of("a-wrong-ack") == []
+    logged.running.stop()
+    lines = logged.lines()
+    assert all(line["timestamp"] and line["level"] and line["event"] for line in lines)
+    said = [line["event"] for line in lines if line.get("logger") == "uvicorn.error"]
+    assert any(event.startswith("Uvicorn running on") for event in said)
+    assert any(event.startswith("Finished server process") for event in said)
+
+
+def test_an_unexpected_error_is_in_the_log_under_its_id(logged: Logged) -> None:
+    """Once, with its traceback, whatever the route; the caller has the id, and none of the rest."""
+    batch = opened(logged.http, items=1)["id"]
+    logged.change(f"UPDATE batches SET labels = 'no JSON' WHERE id = {batch}")
+    answer = logged.http.get(f"/v1/batches/{batch}", headers={"X-Request-Id": "broken"})
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert answer.headers["x-request-id"] == "broken"
+    eventually(lambda: [line["event"] for line in logged.of("broken")], ["request_failed", "request"])
+    failed, request = logged.of("broken")
+    assert (failed["level"], request["status"]) == ("error", 500)
+    assert "Traceback" in failed["exception"]
+    assert sum("Traceback" in json.dumps(line) for line in logged.lines()) == 1
+
+
+def test_a_failed_ack_is_in_the_log_under_its_id(logged: Logged) -> None:
+    """The ack routes log what is no fault of the caller's: one line, with its id."""
+    batch = opened(logged.http, items=2)["id"]
+    item = {"items": [f"{batch}:0:0"]}
+    assert logged.http.post("/v1/acks", json=item).status_code == 200
+    logged.change(f"UPDATE batches SET acked = 2 WHERE id = {batch}")  # one item is left, and all are acked
+    answer = logged.http.post("/v1/acks", json={"items": [f"{batch}:0:1"]}, headers={"X-Request-Id": "broken"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "broken")
+    eventually(lambda: [line["event"] for line in logged.of("broken")], ["ack_failed"])
+    assert f"batch {batch} is inconsistent" in logged.of("broken")[0]["error"]
+
+
+def test_an_ack_that_has_to_be_sent_again_is_in_the_log_under_its_id(logged: Logged) -> None:
+    """A stranger keeps the database locked: 503, one line."""
+    batch = opened(logged.http, items=1)["id"]
+    with contextlib.closing(sqlite3.connect(logged.database, isolation_level=None)) as stranger:
+        stranger.execute("BEGIN IMMEDIATE")
+        answer = logged.http.post("/v1/acks", json={"items": [f"{batch}:0:0"]}, headers={"X-Request-Id": "later"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (503, "later")
+    assert answer.headers["retry-after"] == "1"
+    eventually(
+        lambda: [(line["event"], line["level"]) for line in logged.of("later")], [("ack_unavailable", "warning")]
+    )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_traceback_on_a_terminal_shows_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables may hold passwords; and to render them all would keep the event loop for seconds."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    logs.configure("info")
+    try:
+        password = "".join(["s3", "cret"])  # so that it is not in the source
+        raise ValueError(len(password))
+    except ValueError:
+        structlog.get_logger().exception("request_failed")
+    finally:
+        structlog.reset_defaults()
+    assert "ValueError: 6" in terminal.getvalue()
+    assert "s3cret" not in terminal.getvalue()

@@ -1,0 +1,219 @@
+"""What /metrics says after real traffic, while the database is away, and of two workers; the dashboard reads nothing
+else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from core import schema
+from core.db import Database
+from tests.exposition import eventually, families, value
+from tests.http.test_acks import bits, send
+from tests.http.test_batches import opened
+from tests.servers import ROOT, MariaDB, ServiceProcess, running_service
+
+
+def acks(http: httpx.Client) -> dict[tuple[str, str], float]:
+    samples = families(http)["lastbit_acks_total"].samples
+    return {(each.labels["verb"], each.labels["result"]): each.value for each in samples}
+
+
+def test_acks_are_counted_by_result(http: httpx.Client) -> None:
+    """Items, not calls; one that changes from failed to acked is applied."""
+    batch = opened(http, items=10)["id"]
+    before = acks(http)
+    send(http, items=[f"{batch}:0:0", f"{batch}:0:1"])
+    send(http, items=[f"{batch}:0:1"], groups=[{"batch": batch, "group": 0, "bits": bits(2, 3, 12, 13, 14)}])
+    send(http, "failures", items=[f"{batch}:0:4", f"{batch}:0:0"])
+    send(http, items=[f"{batch}:0:4"])
+    after = acks(http)
+    assert {key: count - before[key] for key, count in after.items()} == {
+        ("ack", "applied"): 5,
+        ("ack", "repeated"): 1,
+        ("ack", "rejected"): 3,
+        ("fail", "applied"): 1,
+        ("fail", "repeated"): 1,
+        ("fail", "rejected"): 0,
+    }
+
+
+def test_calls_are_counted_by_status_and_route(http: httpx.Client) -> None:
+    """The ack routes on their short way and off it; all others by their templates, so that paths make no series."""
+    batch = opened(http, items=2)["id"]
+
+    def counts() -> dict[str, float]:
+        route = {"method": "GET", "route": "/v1/batches/{id}"}
+        name = "lastbit_http_request_seconds_count"
+        return {
+            "acked": value(http, "lastbit_ack_requests_total", verb="ack", status="200"),
+            "refused": value(http, "lastbit_ack_requests_total", verb="ack", status="422"),
+            "wrong type": value(http, "lastbit_ack_requests_total", verb="fail", status="415"),
+            "found": value(http, name, status="200", **route),
+            "not found": value(http, name, status="404", **route),
+            "nowhere": value(http, name, route="none", status="404"),
+        }
+
+    before = counts()
+    for _ in range(2):
+        send(http, items=[f"{batch}:0:0"])
+        http.post("/v1/acks", json={"items": ["x"]})
+        http.post("/v1/failures", content=b"x")
+        http.get(f"/v1/batches/{batch}")
+        http.get(f"/v1/batches/{batch + 10**9}")
+        http.get(f"/{batch}")
+    assert {name: count - before[name] for name, count in counts().items()} == dict.fromkeys(before, 2)
+    assert str(batch) not in {each.labels["route"] for each in families(http)["lastbit_http_request_seconds"].samples}
+
+
+def test_a_flush_is_measured_with_its_transaction(http: httpx.Client) -> None:
+    """A call of two batches is two units of one flush, in one transaction that is committed."""
+    first, second = opened(http, items=1)["id"], opened(http, items=1)["id"]
+
+    def counts() -> list[float]:
+        return [
+            value(http, "lastbit_flush_units_count"),
+            value(http, "lastbit_flush_units_sum"),
+            value(http, "lastbit_flush_wait_seconds_count"),
+            value(http, "lastbit_transaction_seconds_count", outcome="committed"),
+            value(http, "lastbit_transaction_seconds_count", outcome="rolled_back"),
+        ]
+
+    before = counts()
+    send(http, items=[f"{first}:0:0", f"{second}:0:0"])
+    http.post(f"/v1/batches/{10**9}/items", json={"count": 1})  # there is none, so it is rolled back
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [1, 2, 1, 1, 1]
+
+
+def test_a_database_that_does_not_answer_does_not_take_metrics_with_it(mariadb: MariaDB, mariadb_url: str) -> None:
+    """Its server stands still: the process's own metrics come in time, and say that it is away; then it is back."""
+    assert mariadb.process is not None
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+    with running_service(mariadb_url) as running, httpx.Client(base_url=running.url, timeout=30) as client:
+        batch = opened(client, items=1)["id"]
+        send(client, items=[f"{batch}:0:0"])
+        eventually(lambda: value(client, "lastbit_open_batches"), 1)
+        mariadb.process.send_signal(signal.SIGSTOP)
+        try:
+            eventually(lambda: value(client, "lastbit_database_up"), 0)
+            begun = time.monotonic()
+            found = families(client)
+            assert time.monotonic() - begun < 5
+            assert "lastbit_open_batches" not in found  # nobody knows
+            assert [each.value for each in found["lastbit_database_up"].samples] == [0]
+            assert acks(client)["ack", "applied"] == 1
+        finally:
+            mariadb.process.send_signal(signal.SIGCONT)
+        eventually(lambda: value(client, "lastbit_database_up"), 1)
+        assert value(client, "lastbit_open_batches") == 1
+
+
+def workers(running: ServiceProcess) -> list[int]:
+    """Process ids of the service's workers."""
+    assert running.process is not None
+    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+    return [int(each) for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
+@contextlib.contextmanager
+def standing(pid: int) -> Iterator[None]:
+    """This process stands still, so that others take what comes."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_scrape_of_any_worker_counts_for_all(mariadb_url: str, tmp_path: Path) -> None:
+    """Counters are summed, also over a worker that was killed; what the database says is not. Nothing is left."""
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+    with running_service(mariadb_url, workers=2, TMPDIR=str(tmp_path)) as running:
+
+        def client() -> httpx.Client:
+            """With a new connection, for whoever takes it."""
+            return httpx.Client(base_url=running.url, timeout=30)
+
+        def applied() -> float:
+            with client() as http:
+                return acks(http)["ack", "applied"]
+
+        with client() as http:
+            batch = opened(http, items=10)["id"]
+        eventually(lambda: len(workers(running)), 2)
+        pair = workers(running)
+        for other, numbers in zip(pair, ((0, 1, 2), (3, 4)), strict=True):
+            with standing(other), client() as http:
+                for number in numbers:
+                    send(http, items=[f"{batch}:0:{number}"])
+        eventually(applied, 5)
+        for other in pair:
+            with standing(other), client() as http:
+                found = families(http)
+                assert acks(http)["ack", "applied"] == 5
+                assert [each.value for each in found["lastbit_open_batches"].samples] == [1]
+                assert [each.labels for each in found["lastbit_database_up"].samples] == [{}]
+        os.kill(pair[0], signal.SIGKILL)
+        eventually(lambda: len(set(workers(running)) - {pair[0]}), 2)
+        assert applied() == 5
+        assert list(tmp_path.iterdir())
+        running.stop(signal.SIGTERM)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def measured(sqlite_http: httpx.Client) -> dict[str, Any]:
+    """Each metric of a live service with some traffic: its type and its labels."""
+    batch = opened(sqlite_http, items=1)["id"]
+    send(sqlite_http, items=[f"{batch}:0:0"])
+    return {
+        name: (family.type, {label for each in family.samples for label in each.labels} - {"le"})
+        for name, family in families(sqlite_http).items()
+    }
+
+
+def test_the_table_of_metrics_is_what_metrics_says(measured: dict[str, Any]) -> None:
+    """Names, types and labels of docs/operations.md."""
+    page = (ROOT / "docs/operations.md").read_text()
+    rows = re.findall(r"^\| `(lastbit_\w+)` \| (\w+) \|([^|]*)\|", page, re.MULTILINE)
+    assert {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows} == measured
+
+
+def test_the_dashboard_shows_all_metrics_and_no_others(measured: dict[str, Any]) -> None:
+    """By names and labels that a live service prints, from the data source that its reader chooses."""
+    dashboard = json.loads((ROOT / "docs/grafana.json").read_text())
+    names = {
+        name + suffix: name
+        for name, (kind, _) in measured.items()
+        for suffix in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))
+    }
+    assert {each["name"] for each in dashboard["templating"]["list"]} >= {"datasource"}
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    shown = set()
+    for panel in panels:
+        assert panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            expression = target["expr"]
+            used = set(re.findall(r"\blastbit_\w+", expression))
+            assert used, expression
+            assert used <= names.keys(), expression
+            shown |= {names[each] for each in used}
+            labels = {label for each in used for label in measured[names[each]][1]} | {"le", "job", "instance"}
+            asked = set(re.findall(r"(\w+)=~?\"", expression)) | set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            asked |= {label for each in re.findall(r"by \(([^)]*)\)", expression) for label in each.split(", ")}
+            assert asked <= labels, expression
+            assert target["datasource"]["uid"] == panel["datasource"]["uid"] == "${datasource}"
+    assert shown == measured.keys()

@@ -1,0 +1,194 @@
+"""What a process measures of its transactions, and the gauges that it reads from the database."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from prometheus_client import REGISTRY
+from sqlalchemy.engine import Connection
+
+from api.metrics import DatabaseGauges
+from core import db, errors, gauges, schema, tables
+from core.batches import Opening
+from core.calls import Call, Verb
+from core.db import Database
+from core.service import Service
+
+
+class Change:
+    """By how much a sample has changed since."""
+
+    def __init__(self, name: str, **labels: str) -> None:
+        self._name, self._labels = name, labels
+        self._before = self._now()
+
+    def _now(self) -> float:
+        found = REGISTRY.get_sample_value(self._name, self._labels)
+        assert found is not None, self._name
+        return found
+
+    def __call__(self) -> float:
+        return self._now() - self._before
+
+
+def retries(cause: str) -> Change:
+    return Change("lastbit_retries_total", cause=cause)
+
+
+def transactions(outcome: str) -> Change:
+    return Change("lastbit_transaction_seconds_count", outcome=outcome)
+
+
+def test_a_deadlock_is_counted_as_a_conflict(mariadb_database: Database) -> None:
+    """Two transactions lock two batches in opposite order; one of them is begun again, once."""
+    service = Service(mariadb_database)
+    ids = [service.open(Opening()).batch.id for _ in range(2)]
+    both_hold_one = threading.Barrier(2)
+    attempts: list[int] = []
+    conflicts, outcomes, committed = retries("conflict"), transactions("conflict"), transactions("committed")
+
+    def touch(tx: Connection, order: list[int]) -> None:
+        attempts.append(order[0])
+        for position, batch in enumerate(order):
+            tx.exec_driver_sql(f"UPDATE batches SET items = items + 1 WHERE id = {batch}")
+            if position == 0 and len(attempts) <= 2:
+                both_hold_one.wait(10)
+
+    threads = [
+        threading.Thread(target=mariadb_database.write, args=(lambda tx, o=order: touch(tx, o),))
+        for order in (ids, ids[::-1])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (conflicts(), outcomes(), committed()) == (1, 1, 2)
+
+
+def test_lock_waits_are_counted(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in vain as outcomes, and each that is followed by another try as a retry."""
+    monkeypatch.setattr(db, "LOCK_WAIT", 1)
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+        batch = Service(database).open(Opening()).batch.id
+        statement = f"SELECT id FROM batches WHERE id = {batch} FOR UPDATE"
+        with database.engine.begin() as holder:
+            holder.exec_driver_sql(statement)
+            waits, outcomes = retries("lock_wait"), transactions("lock_wait")
+            with pytest.raises(errors.LockTimeout):
+                database.write(lambda tx: tx.exec_driver_sql(statement).all(), lock_waits=1)
+        assert (waits(), outcomes()) == (1, 2)
+
+
+def test_a_batch_that_moves_to_the_second_lane_is_a_retry_after_a_lock_wait(
+    mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The combiner begins such a transaction again, with more patience."""
+    monkeypatch.setattr(db, "LOCK_WAIT", 1)
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+        service = Service(database)
+        batch = service.open(Opening(items=2)).batch.id
+        service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result(60)
+        waits = retries("lock_wait")
+        with database.engine.begin() as holder:
+            holder.exec_driver_sql(f"SELECT 1 FROM item_groups WHERE batch_id = {batch} FOR UPDATE")
+            acked = service.ack(Call.of(Verb.ACK, [(batch, 0, 1)]))
+            with pytest.raises(errors.LockTimeout):
+                acked.result(60)
+        service.stop()
+        # To the second lane, and three times there.
+        assert waits() == 4
+
+
+def test_an_outage_is_counted() -> None:
+    """Four tries are three retries, none of them committed."""
+    with Database("mysql://lastbit@127.0.0.1:1/nowhere") as database:
+        outages, outcomes, committed = retries("outage"), transactions("outage"), transactions("committed")
+        with pytest.raises(errors.Unavailable):
+            database.write(lambda tx: None)
+        assert (outages(), outcomes(), committed()) == (3, 4, 0)
+        with pytest.raises(errors.Unavailable):
+            database.read(lambda tx: None)
+        assert (outages(), outcomes()) == (6, 4)  # a read is no transaction that writes
+
+
+def read(database: Database) -> dict[str, float]:
+    return {family.name: family.samples[0].value for family in database.snapshot(gauges.read)}
+
+
+def test_live_batches_are_counted_and_the_oldest_is_known(database: Database) -> None:
+    """Ended ones are nobody's concern; an empty database has no age."""
+    nothing = {
+        "lastbit_open_batches": 0,
+        "lastbit_sealed_batches": 0,
+        "lastbit_oldest_unsealed_age_seconds": 0,
+        "lastbit_oldest_pending_age_seconds": 0,
+    }
+    assert read(database) == nothing
+    service = Service(database)
+    ended = service.open(Opening(items=1)).batch.id
+    sealed = [service.open(Opening(items=1, sealed=True)).batch.id for _ in range(2)]
+    opened = [service.open(Opening(items=1)).batch.id for _ in range(3)]
+    service.cancel(ended)
+    ages = {ended: 10_000, sealed[0]: 5_000, sealed[1]: 3_000, opened[0]: 2_000, opened[1]: 1_000}
+
+    def make_older(tx: Connection) -> None:
+        now = tx.scalar(sa.select(tables.utc_now()))
+        for batch, age in ages.items():
+            made = sa.update(tables.batches).where(tables.batches.c.id == batch)
+            tx.execute(made.values(created_at=now - timedelta(seconds=age)))
+
+    database.write(make_older)
+    found = read(database)
+    assert (found["lastbit_open_batches"], found["lastbit_sealed_batches"]) == (3, 2)
+    assert 2_000 <= found["lastbit_oldest_unsealed_age_seconds"] < 2_600
+    assert 5_000 <= found["lastbit_oldest_pending_age_seconds"] < 5_600
+    service.ack(Call.of(Verb.ACK, [(batch, 0, 0) for batch in sealed])).result(60)
+    for batch in opened:
+        service.cancel(batch)
+    assert read(database) == nothing
+    service.stop()
+
+
+def test_several_scrapes_at_once_read_the_database_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that follow soon take what was read."""
+    under_way, go_on = threading.Event(), threading.Event()
+    readings: list[int] = []
+
+    def slow(tx: Connection) -> object:
+        readings.append(1)
+        under_way.set()
+        assert go_on.wait(60)
+        return _read(tx)
+
+    _read = gauges.read
+    monkeypatch.setattr(gauges, "read", slow)
+    monkeypatch.setattr("api.metrics.PATIENCE", 60)
+    monkeypatch.setattr("api.metrics.FRESH", 3600)
+    collector = DatabaseGauges(database)
+    found: list[list[float]] = []
+
+    def scrape() -> None:
+        found.append([family.samples[0].value for family in collector.collect()])
+
+    threads = [threading.Thread(target=scrape) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert under_way.wait(60)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    scrape()
+    assert found == [[1, 0, 0, 0, 0]] * 4
+    assert len(readings) == 1
+
+
+def test_gauges_of_a_database_that_is_away_are_missing() -> None:
+    """What is known is that it is away."""
+    with Database("mysql://lastbit@127.0.0.1:1/nowhere") as database:
+        (only,) = DatabaseGauges(database).collect()
+        assert (only.name, only.samples[0].value) == ("lastbit_database_up", 0)
