@@ -61,7 +61,11 @@ class NewEvent(Body):
     @field_validator("data")
     @classmethod
     def _small(cls, value: Any) -> Any:
-        size = len(_json(value))
+        try:
+            size = len(_json(value))
+        except ValueError:
+            # Python reads NaN, 1e999 and half a surrogate pair; others would choke on the whole feed.
+            raise ValueError("expected JSON with finite numbers and Unicode text") from None
         if size > MAX_DATA:
             raise ValueError(f"expected at most {MAX_DATA:,} bytes of JSON, got {size:,}")
         return value
@@ -98,7 +102,7 @@ class AppendedEvents(BaseModel):
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 @router.post("", response_model=AppendedEvents, responses=documented(413, 415, 422))

@@ -1,0 +1,485 @@
+"""The feed over HTTP: appending, reading, waiting, following, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from core import feed, schema
+from core.db import Database
+from tests.http.test_batches import ack, code, opened
+from tests.servers import running_service
+
+MANY = 400
+
+
+def end(http: httpx.Client) -> int:
+    """The feed's last position."""
+    last: int = http.get("/v1/events?limit=1").json()["last"]
+    return last
+
+
+def append(http: httpx.Client, *events: dict[str, Any]) -> list[dict[str, Any]]:
+    response = http.post("/v1/events", json={"events": list(events)})
+    assert response.status_code == 200, response.text
+    answered: list[dict[str, Any]] = response.json()["events"]
+    return answered
+
+
+def new(type: str = "card.charged", **more: Any) -> dict[str, Any]:
+    return {"id": uuid.uuid4().hex, "type": type, **more}
+
+
+def read(http: httpx.Client, **params: Any) -> dict[str, Any]:
+    response = http.get("/v1/events", params=params)
+    assert response.status_code == 200, response.text
+    page: dict[str, Any] = response.json()
+    return page
+
+
+@contextlib.contextmanager
+def stream(http: httpx.Client, resume: int | None = None, **params: Any) -> Iterator[Iterator[dict[str, Any]]]:
+    """Its events, once it is open: by then it has answered."""
+    headers = {} if resume is None else {"Last-Event-ID": str(resume)}
+    with http.stream("GET", "/v1/events/stream", params=params, headers=headers) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = response.iter_lines()
+        assert next(lines) == "retry: 1000"
+        assert next(lines) == ""
+
+        def messages() -> Iterator[dict[str, Any]]:
+            id = None
+            for line in lines:
+                name, _, value = line.partition(": ")
+                if name == "id":
+                    id = int(value)
+                elif name == "data":
+                    event = json.loads(value)
+                    assert event["position"] == id
+                    yield event
+
+        yield messages()
+
+
+# -- appending and reading
+
+
+def test_events_are_read_as_they_were_appended(http: httpx.Client) -> None:
+    """With any JSON as data, in the order of the call, at consecutive positions."""
+    before = end(http)
+    data = [None, 0, "ü\u2028\0\n", [1, {"deep": [True, None]}], {}, 2**60, "😀"]
+    events = [new(data=each, key=f"order-{place} ü") for place, each in enumerate(data)]
+    answered = append(http, *events)
+    assert answered == [
+        {"id": event["id"], "position": before + place, "repeated": False} for place, event in enumerate(events, 1)
+    ]
+    page = read(http, after=before)
+    assert (page["next"], page["last"]) == (before + len(data), before + len(data))
+    for place, (event, shown) in enumerate(zip(events, page["events"], strict=True), 1):
+        assert list(shown) == ["position", "id", "type", "batch", "key", "data", "at"]
+        assert shown["position"] == before + place
+        assert (shown["id"], shown["type"], shown["key"], shown["data"], shown["batch"]) == (
+            *(event["id"], "card.charged", event["key"], event["data"]),
+            None,
+        )
+        assert shown["at"].endswith("Z")
+
+
+def test_a_repeated_append_is_answered_with_the_first_position(http: httpx.Client) -> None:
+    """Whatever it comes with, within one call too; the others of the call are appended."""
+    first, second = new(data=1), new()
+    (where,) = append(http, first)
+    before = end(http)
+    answers = append(http, {**first, "data": 2, "type": "other"}, second, second)
+    assert answers == [
+        {"id": first["id"], "position": where["position"], "repeated": True},
+        {"id": second["id"], "position": before + 1, "repeated": False},
+        {"id": second["id"], "position": before + 1, "repeated": True},
+    ]
+    page = read(http, after=where["position"] - 1)
+    assert [(event["id"], event["data"]) for event in page["events"]] == [(first["id"], 1), (second["id"], None)]
+    assert append(http) == []
+
+
+def test_every_transition_of_a_batch_is_an_event(http: httpx.Client) -> None:
+    """Once, with the batch's key, labels and counts, and nothing else is one."""
+    batch = opened(http, key="nightly", labels={"team": "search"}, items=2)["id"]
+    http.post(f"/v1/batches/{batch}/items", json={"count": 1})
+    http.post(f"/v1/batches/{batch}/seal")
+    http.post(f"/v1/batches/{batch}/seal")
+    ack(http, f"{batch}:0:0")
+    http.post("/v1/failures", json={"items": [f"{batch}:0:1", f"{batch}:0:2"]})
+    ack(http, f"{batch}:0:1", f"{batch}:0:2")
+    ack(http, f"{batch}:0:2")
+    events = read(http, batch=batch)["events"]
+    assert [event["type"] for event in events] == [
+        *("batch.opened", "batch.sealed", "batch.completed", "batch.succeeded")
+    ]
+    assert [event["id"] for event in events] == [
+        f"batch:{batch}:{name}" for name in ("opened", "sealed", "completed", "succeeded")
+    ]
+    assert {(event["batch"], event["key"]) for event in events} == {(batch, "nightly")}
+    assert [(event["data"]["acked"], event["data"]["failed"]) for event in events] == [(0, 0), (0, 0), (1, 2), (3, 0)]
+    assert events[0]["data"]["labels"] == {"team": "search"}
+
+
+def test_filters_by_type_and_batch_go_on_after_what_they_left_out(http: httpx.Client) -> None:
+    """Several types mean or; `next` is behind everything that was looked at, whether it fitted or not."""
+    before = end(http)
+    ours = [opened(http, items=1, sealed=True)["id"] for _ in range(2)]
+    append(http, new("a.b"), new("c.d"), new("a.bc"))
+    for batch in ours:
+        ack(http, f"{batch}:0:0")
+    last = end(http)
+
+    def types(**params: Any) -> list[str]:
+        page = read(http, after=before, **params)
+        assert page["next"] == last
+        return [event["type"] for event in page["events"]]
+
+    assert types(type="a.b") == ["a.b"]
+    assert types(type=["a.b", "c.d", "batch.completed"]) == ["a.b", "c.d", "batch.completed", "batch.completed"]
+    assert types(batch=ours[0]) == [f"batch.{name}" for name in ("opened", "sealed", "completed", "succeeded")]
+    assert types(batch=ours[1], type="batch.sealed") == ["batch.sealed"]
+    assert types(type="A.B") == types(type="a.b ") == types(type="none") == []
+    # A page that is full ends at its last event.
+    first = read(http, after=before, type="batch.completed", limit=1)
+    second = read(http, after=first["next"], type="batch.completed", limit=1)
+    assert [page["events"][0]["batch"] for page in (first, second)] == ours
+    assert first["next"] == first["events"][0]["position"] < last
+
+
+def test_pages_meet(http: httpx.Client) -> None:
+    """Read one by one or in pages of any size, it is the same feed from 1 to the end."""
+    append(http, *[new() for _ in range(20)])
+    whole = [event["position"] for limit in (1000,) for event in read(http, limit=limit)["events"]]
+    assert whole == list(range(1, len(whole) + 1))
+    found: list[int] = []
+    after = 0
+    while after < whole[-1]:
+        page = read(http, after=after, limit=7)
+        found += [event["position"] for event in page["events"]]
+        after = page["next"]
+    assert found == whole
+    assert read(http, after=after) == {"events": [], "next": after, "last": after}
+
+
+# -- bad input
+
+
+BAD_EVENTS: list[tuple[Any, str]] = [
+    ({"type": "a"}, "body.events[1].id"),
+    ({"id": "", "type": "a"}, "body.events[1].id"),
+    ({"id": None, "type": "a"}, "body.events[1].id"),
+    ({"id": 7, "type": "a"}, "body.events[1].id"),
+    ({"id": "two words", "type": "a"}, "body.events[1].id"),
+    ({"id": "ü", "type": "a"}, "body.events[1].id"),
+    ({"id": "x" * 256, "type": "a"}, "body.events[1].id"),
+    ({"id": "x\n", "type": "a"}, "body.events[1].id"),
+    ({"id": "batch:7:completed", "type": "a"}, "body.events[1].id"),
+    ({"id": "batch:", "type": "a"}, "body.events[1].id"),
+    ({"id": "x"}, "body.events[1].type"),
+    ({"id": "x", "type": ""}, "body.events[1].type"),
+    ({"id": "x", "type": "batch.completed"}, "body.events[1].type"),
+    ({"id": "x", "type": "batch.mine"}, "body.events[1].type"),
+    ({"id": "x", "type": "a" * 256}, "body.events[1].type"),
+    ({"id": "x", "type": "a", "key": "k" * 256}, "body.events[1].key"),
+    ({"id": "x", "type": "a", "key": 7}, "body.events[1].key"),
+    ({"id": "x", "type": "a", "data": "x" * 65_535}, "body.events[1].data"),
+    ({"id": "x", "type": "a", "data": "ü" * 32_768}, "body.events[1].data"),
+    ({"id": "x", "type": "a", "position": 1}, "body.events[1].position"),
+    ({"id": "x", "type": "a", "batch": 7}, "body.events[1].batch"),
+    ("x", "body.events[1]"),
+    (None, "body.events[1]"),
+]
+
+
+@pytest.mark.parametrize(("event", "place"), BAD_EVENTS, ids=[str(bad[0])[:50] for bad in BAD_EVENTS])
+def test_a_bad_event_is_named_and_spares_the_whole_call(sqlite_http: httpx.Client, event: Any, place: str) -> None:
+    """Reserved names, missing, wide or unknown fields; nothing is appended of the others."""
+    before = end(sqlite_http)
+    response = sqlite_http.post("/v1/events", json={"events": [new(), event]})
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"] == place
+    assert end(sqlite_http) == before
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *("NaN", "Infinity", "-Infinity", "1e999", "[1e999]", '"\\ud800"', '{"\\udfff": 1}'),
+        *("[" * depth + "]" * depth for depth in (900, 10_000, 30_000)),
+    ],
+    ids=lambda text: text[:12] + str(len(text)),
+)
+def test_data_that_is_no_json_for_everybody_is_refused(sqlite_http: httpx.Client, data: str) -> None:
+    """It would make the feed unreadable for all who come to it; deep JSON is refused or comes out as it went in."""
+    before = end(sqlite_http)
+    body = '{"events": [{"id": "' + uuid.uuid4().hex + '", "type": "a", "data": ' + data + "}]}"
+    response = sqlite_http.post("/v1/events", content=body, headers={"Content-Type": "application/json"})
+    if data.startswith("[[") and response.status_code == 200:
+        assert data in sqlite_http.get("/v1/events", params={"after": before}).text
+        return
+    assert code(response) == (422, "invalid_request")
+    assert read(sqlite_http, after=before)["events"] == []
+
+
+def test_data_may_be_as_large_as_is_promised(http: httpx.Client) -> None:
+    """65,536 bytes of JSON."""
+    before = end(http)
+    append(http, new(data="x" * 65_534))
+    assert len(read(http, after=before)["events"][0]["data"]) == 65_534
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "place"),
+    [
+        ({}, 422, "body.events"),
+        ({"events": None}, 422, "body.events"),
+        ({"events": {}}, 422, "body.events"),
+        ([], 422, "body"),
+        ({"events": [], "more": 1}, 422, "body.more"),
+        ({"events": [{"id": str(n), "type": "a"} for n in range(1001)]}, 422, "body.events"),
+    ],
+    ids=["none", "null", "object", "list", "unknown", "1001"],
+)
+def test_a_bad_call_is_refused(sqlite_http: httpx.Client, body: Any, status: int, place: str) -> None:
+    """Naming the place."""
+    response = sqlite_http.post("/v1/events", json=body)
+    assert response.status_code == status
+    assert response.json()["errors"][0]["place"] == place
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        *((f"wait={value}", "query.wait") for value in ("-1", "1000000000", "60.1", "x", "nan", "inf", "")),
+        *((f"limit={value}", "query.limit") for value in ("0", "-1", "1001", "1.5", "x", "")),
+        *(
+            (f"after={value}", "query.after")
+            for value in ("-1", "x", "1.0", "01", "%201", "9007199254740992", "9" * 30)
+        ),
+        *((f"batch={value}", "query.batch") for value in ("-1", "x", "07")),
+        ("after=9007199254740991", "query.after"),
+        ("after=9007199254740991&wait=60", "query.after"),
+    ],
+)
+def test_a_bad_query_is_named(sqlite_http: httpx.Client, query: str, place: str) -> None:
+    """At once, a position from the future too."""
+    response = sqlite_http.get(f"/v1/events?{query}")
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"] == place
+    if place in ("query.after", "query.batch") and "wait" not in query:
+        response = sqlite_http.get(f"/v1/events/stream?{query}")
+        assert code(response) == (422, "invalid_request")
+        assert response.json()["errors"][0]["place"] == place
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "1.5", "01", "9007199254740991", "9007199254740992", "batch:7:completed"])
+def test_a_bad_last_event_id_is_named(sqlite_http: httpx.Client, value: str) -> None:
+    """Whether it is no number, or from the future."""
+    response = sqlite_http.get("/v1/events/stream", headers={"Last-Event-ID": value})
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"] == "header Last-Event-ID"
+
+
+def test_what_was_trimmed_is_gone_and_not_a_gap(database_url: str) -> None:
+    """A position below is 410 for a reader, a waiter and a stream; without one it begins with what is kept."""
+    with Database(database_url) as database:
+        schema.migrate(database)
+        with running_service(database_url) as running, httpx.Client(base_url=running.url, timeout=70) as http:
+            append(http, *[new() for _ in range(5)])
+            assert feed.trim(database, timedelta(0)) == 5
+            assert read(http) == {"events": [], "next": 5, "last": 5}
+            append(http, new())
+            for after in range(5):
+                for response in (
+                    http.get(f"/v1/events?after={after}"),
+                    http.get(f"/v1/events?after={after}&wait=60"),
+                    http.get(f"/v1/events/stream?after={after}"),
+                    http.get("/v1/events/stream", headers={"Last-Event-ID": str(after)}),
+                ):
+                    assert code(response) == (410, "position_trimmed")
+                    assert "trimmed up to 5" in response.json()["detail"]
+            assert [event["position"] for event in read(http)["events"]] == [6]
+            assert read(http, after=5) == read(http)
+            with stream(http, resume=5) as messages:
+                assert next(messages)["position"] == 6
+
+
+# -- waiting
+
+
+def behind(http: httpx.Client, ask: Callable[[httpx.Client], httpx.Response], then: Callable[[], object]) -> Any:
+    """The answer to `ask`, where `then` is done once the request is under way."""
+    sent = threading.Event()
+
+    def asking() -> httpx.Response:
+        hooks: Any = {"request": [lambda _: sent.set()]}
+        with httpx.Client(base_url=http.base_url, timeout=70, event_hooks=hooks) as waiter:
+            return ask(waiter)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(asking)
+        assert sent.wait(30)
+        assert http.get("/healthz").status_code == 200  # a round trip behind the waiter's own
+        then()
+        return waiting.result(70).json()
+
+
+def test_a_long_poll_is_woken_by_a_commit(http: httpx.Client) -> None:
+    """At once, again and again, by events that it asked for and by no others."""
+    batch = opened(http, items=1)["id"]
+    began = time.monotonic()
+    for _ in range(10):
+        after = end(http)
+        page = behind(http, lambda to, at=after: to.get(f"/v1/events?after={at}&wait=60"), lambda: append(http, new()))
+        assert [event["position"] for event in page["events"]] == [after + 1]
+        assert page["next"] == after + 1
+    after = end(http)
+
+    def noise_then_seal() -> None:
+        append(http, new(), new("batchless"))
+        http.post(f"/v1/batches/{batch}/seal")
+
+    page = behind(http, lambda to: to.get(f"/v1/events?after={after}&wait=60&batch={batch}"), noise_then_seal)
+    assert [event["id"] for event in page["events"]] == [f"batch:{batch}:sealed"]
+    # A single one that waited for its time would have taken longer.
+    assert time.monotonic() - began < 55
+
+
+def test_a_long_poll_ends_with_its_time(http: httpx.Client) -> None:
+    """With nothing, and the position up to which there was nothing for it."""
+    after = end(http)
+    page = behind(
+        http, lambda to: to.get(f"/v1/events?after={after}&wait=0.5&type=none"), lambda: append(http, new(), new())
+    )
+    assert page["events"] == []
+    assert after <= page["next"] <= after + 2
+    assert read(http, after=page["next"], type="none")["events"] == []
+
+
+def test_a_long_poll_and_a_stream_hear_of_what_another_process_commits(mariadb_url: str) -> None:
+    """Two services on one database: the shared poll of one finds what the other has appended."""
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+    with (
+        running_service(mariadb_url) as one,
+        running_service(mariadb_url) as other,
+        httpx.Client(base_url=one.url, timeout=70) as here,
+        httpx.Client(base_url=other.url, timeout=70) as there,
+        stream(here) as messages,
+    ):
+        began = time.monotonic()
+        for position in range(1, 6):
+            page = behind(
+                here,
+                lambda to, at=position: to.get(f"/v1/events?after={at - 1}&wait=60"),
+                lambda: append(there, new()),
+            )
+            assert [event["position"] for event in page["events"]] == [position]
+            assert next(messages)["position"] == position
+        assert time.monotonic() - began < 55
+
+
+# -- following
+
+
+def test_a_stream_that_breaks_resumes_without_loss_or_repeat(http: httpx.Client) -> None:
+    """By Last-Event-ID, while a writer appends; it breaks anywhere."""
+    start = end(http)
+    ids = [f"{uuid.uuid4().hex}-{number}" for number in range(MANY)]
+
+    def write() -> None:
+        with httpx.Client(base_url=http.base_url, timeout=70) as writer:
+            for number in range(0, MANY, 4):
+                append(writer, *({"id": id, "type": "step"} for id in ids[number : number + 4]))
+
+    seen: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        connections = 0
+        while len(seen) < MANY:
+            connections += 1
+            resume = seen[-1]["position"] if seen else start
+            with stream(http, resume) as messages:
+                for event, _ in zip(messages, range(1 + 13 * connections % 50), strict=False):
+                    seen.append(event)
+                    if len(seen) == MANY:
+                        break
+        writing.result(60)
+    assert connections > 5
+    assert [event["position"] for event in seen] == list(range(start + 1, start + MANY + 1))
+    assert [event["id"] for event in seen] == ids
+
+
+def test_a_stream_shows_what_it_was_asked_for(http: httpx.Client) -> None:
+    """By type and batch, as the page does, and from the feed's end where no position is given."""
+    batch = opened(http, items=1)["id"]
+    with (
+        stream(http) as everything,
+        stream(http, type=["batch.sealed", "mine"]) as by_type,
+        stream(http, batch=batch) as by_batch,
+        stream(http, after=0, batch=batch) as from_the_start,
+    ):
+        after = end(http)
+        append(http, new("mine"), new("other"))
+        http.post(f"/v1/batches/{batch}/seal")
+        last = end(http)
+        page = read(http, after=after)["events"]
+        assert [next(everything) for _ in range(last - after)] == page
+        assert [next(by_type)["type"] for _ in range(2)] == ["mine", "batch.sealed"]
+        assert next(by_batch)["type"] == "batch.sealed"
+        assert [next(from_the_start)["type"] for _ in range(2)] == ["batch.opened", "batch.sealed"]
+
+
+def test_last_event_id_comes_before_after(http: httpx.Client) -> None:
+    """A browser repeats the address, with `after` as it was at first, when it comes back."""
+    first, second = append(http, new(), new())
+    with stream(http, resume=first["position"], after=0) as messages:
+        assert next(messages)["position"] == second["position"]
+
+
+def test_a_stop_ends_streams_and_long_polls_at_once(sqlite_url: str) -> None:
+    """SIGTERM: a stream ends as it should, a poll is answered with nothing, and the process doesn't wait for either."""
+    with (
+        running_service(sqlite_url) as running,
+        httpx.Client(base_url=running.url, timeout=70) as http,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        sent = threading.Semaphore(0)
+
+        def poll() -> Any:
+            hooks: Any = {"request": [lambda _: sent.release()]}
+            with httpx.Client(base_url=running.url, timeout=70, event_hooks=hooks) as waiter:
+                return waiter.get("/v1/events?wait=60").json()
+
+        def follow() -> list[Any]:
+            with httpx.Client(base_url=running.url, timeout=70) as follower, stream(follower) as messages:
+                sent.release()
+                return list(messages)
+
+        polls = [pool.submit(poll) for _ in range(3)]
+        streams = [pool.submit(follow) for _ in range(3)]
+        for _ in range(6):
+            assert sent.acquire(timeout=30)
+        assert http.get("/healthz").status_code == 200
+        http.close()
+        began = time.monotonic()
+        assert running.stop(signal.SIGTERM) == -signal.SIGTERM
+        # The time that requests under way are given is 15 s.
+        assert time.monotonic() - began < 10
+        assert [each.result(10) for each in polls] == [{"events": [], "next": 0, "last": 0}] * 3
+        assert [each.result(10) for each in streams] == [[]] * 3
