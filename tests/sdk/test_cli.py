@@ -7,8 +7,11 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +217,19 @@ def test_a_billion_ids_stream(lastbit: Lastbit) -> None:
         ["list", "--state", "shut"],
         ["list", "--limit", "0"],
         ["watch", "1", "--timeout", "x"],
+        ["explain", "07"],
+        ["events", "--after", "-1"],
+        ["events", "--after", "x"],
+        ["events", "--after", "9007199254740991"],
+        ["events", "--limit", "0"],
+        ["events", "--after", "1", "--last", "1"],
+        ["events", "--batch", "x"],
+        ["append", "x"],
+        ["append", "batch:7:completed", "a"],
+        ["append", "x", "batch.mine"],
+        ["append", "two words", "a"],
+        ["append", "x", "a", "--data", "{"],
+        ["append", "x", "a", "--data", "NaN"],
         ["status", "1", "--url", "localhost:8000"],
         ["status", "1", "--token", "two words"],
         ["frobnicate"],
@@ -371,3 +387,111 @@ def test_the_installed_command_is_this_one() -> None:
     done = subprocess.run([command, "--version"], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.startswith("lastbit, version ")
+
+
+# -- the feed
+
+
+def test_events_are_appended_and_shown(lastbit: Lastbit) -> None:
+    """Where the feed begins is said; the same id again is a repeat."""
+    id = uuid.uuid4().hex
+    first = lastbit.json("append", id, "card.charged", "--key", "order-1", "--data", '{"cents": 1, "of": "[red]x"}')
+    assert (first["id"], first["repeated"]) == (id, False)
+    assert "where it stood before" in lastbit.good("append", id, "card.charged")
+    after = str(first["position"] - 1)
+    page = lastbit.json("events", "--after", after)
+    assert [event["id"] for event in page["events"]] == [id]
+    assert page["events"][0]["data"] == {"cents": 1, "of": "[red]x"}
+    assert page["events"][0]["at"].endswith("Z")
+    assert page["next"] == page["last"] == first["position"]
+    line = lastbit.good("events", "--after", after)
+    assert line.startswith(f"{first['position']}  ")
+    assert f'card.charged  {id}  order-1  {{"cents": 1, "of": "[red]x"}}' in line
+    assert lastbit.good("events", "--after", after, "--type", "other").strip() == "no events"
+    for _ in range(2):
+        lastbit.good("append", uuid.uuid4().hex, "other")
+    assert f"go on with --after {first['position']}" in lastbit.good("events", "--after", after, "--limit", "1")
+    assert [event["type"] for event in lastbit.json("events", "--last", "3")["events"]] == [
+        *("card.charged", "other", "other")
+    ]
+    assert lastbit.json("events", "--last", "1000000", "--limit", "1")["events"][0]["position"] == 1
+    assert lastbit.json("events", "--last", "0")["events"] == []
+
+
+def test_the_events_of_a_batch_are_shown(lastbit: Lastbit) -> None:
+    """From its opening on, over as many pages as it takes."""
+    with Client(lastbit.url) as client:
+        batch = client.open(key="nightly", items=1, sealed=True)
+        client.append([{"id": uuid.uuid4().hex, "type": "noise"} for _ in range(1000)])
+        client.append([{"id": uuid.uuid4().hex, "type": "noise"} for _ in range(200)])
+        client.ack(batch.ids)
+    types = [event["type"] for event in lastbit.json("events", "--batch", str(batch.id))["events"]]
+    assert types == ["batch.opened", "batch.sealed", "batch.completed", "batch.succeeded"]
+    assert len(lastbit.json("events", "--type", "noise", "--limit", "1100")["events"]) == 1100
+
+
+@contextlib.contextmanager
+def following(lastbit: Lastbit, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "LASTBIT_URL": lastbit.url}
+    command = [sys.executable, "-m", "lastbit", "events", "--follow", *arguments]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_following_shows_events_as_they_come_until_it_is_told_to_stop(lastbit: Lastbit, number: int) -> None:
+    """A JSON document a line; it ends with whole lines, exit code 0 and nothing on standard error."""
+    with Client(lastbit.url) as client:
+        client.append_event(id=uuid.uuid4().hex, type="step", data=0)
+        with following(lastbit, "--last", "1", "--type", "step", "--json") as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert json.loads(process.stdout.readline())["data"] == 0
+            for data in range(1, 4):
+                client.append_event(id=uuid.uuid4().hex, type="noise")
+                client.append_event(id=uuid.uuid4().hex, type="step", data=data)
+                event = json.loads(process.stdout.readline())
+                assert (event["type"], event["data"]) == ("step", data)
+            process.send_signal(number)
+            rest, said = process.communicate(timeout=30)
+            assert (process.returncode, rest, said) == (0, "", "")
+
+
+def test_following_ends_with_its_limit_and_with_its_reader(lastbit: Lastbit) -> None:
+    """A script may wait for one event; and who has read enough ends it quietly."""
+    with Client(lastbit.url) as client:
+        start = client.events(limit=1).last
+        batch = client.open(items=1, sealed=True)
+        client.ack(batch.ids)
+        text = lastbit.good("events", "--follow", "--after", str(start), "--type", "batch.completed", "--limit", "1")
+        assert f"batch:{batch.id}:completed" in text
+        with following(lastbit, "--after", str(start)) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert "batch.opened" in process.stdout.readline()
+            process.stdout.close()
+            while process.poll() is None:
+                client.append_event(id=uuid.uuid4().hex, type="step")
+            assert process.stderr.read() == ""
+
+
+def test_a_batch_is_explained(lastbit: Lastbit) -> None:
+    """In sentences, or as the service's own document."""
+    parent = lastbit.json("open", "--items", "2", "--sealed")["id"]
+    child = lastbit.json("open", "--items", "5", "--parent", f"{parent}:0:1")
+    assert child["parent"] == f"{parent}:0:1"
+    text = lastbit.good("explain", str(parent))
+    assert f"batch {parent}  sealed, not done" in text
+    assert f"2 of 2 items are pending: {parent}:0:0 to {parent}:0:1" in text
+    assert f"it waits for batch {child['id']} (open, 5 pending)" in text
+    found = lastbit.json("explain", str(parent))
+    assert [reason["code"] for reason in found["reasons"]] == [
+        *("pending", "oldest_untouched_group", "waiting_for_children")
+    ]
+    assert found["reasons"][2]["children"][0]["batch"] == child["id"]
+    assert lastbit("explain", "999999").returncode == 1

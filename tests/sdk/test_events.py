@@ -1,0 +1,281 @@
+"""The feed and the explanation through both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from core import feed
+from core.db import Database
+from lastbit import (
+    Appended,
+    AsyncClient,
+    Client,
+    InvalidArgument,
+    InvalidRequest,
+    PositionTrimmed,
+    Retry,
+    ServiceUnreachable,
+    _calls,
+)
+from lastbit._protocol import Failure, Outcome, Request
+from tests.sdk.test_protocol import World, answer, problem, script
+from tests.servers import running_service
+
+EVENT = {
+    "position": 3,
+    "id": "x",
+    "type": "card.charged",
+    "batch": None,
+    "key": None,
+    "data": {"a": [1]},
+    "at": "2026-01-02T03:04:05.000001Z",
+}
+
+
+@pytest.fixture
+def client(service_url: str) -> Iterator[Client]:
+    with Client(service_url) as opened:
+        yield opened
+
+
+def page(next: int, *positions: int) -> Outcome:
+    events = [{**EVENT, "position": position, "id": str(position)} for position in positions]
+    return answer(200, {"events": events, "next": next, "last": next})
+
+
+# -- against the service
+
+
+def test_events_of_ones_own_are_appended_and_read(client: Client) -> None:
+    """One, or many in a transaction; the same id again is a repeat."""
+    before = client.events(limit=1).last
+    id = uuid.uuid4().hex
+    one = client.append_event(id=id, type="card.charged", key="order-1", data={"cents": 1})
+    assert one == Appended(id, before + 1, False)
+    again = client.append([{"id": id, "type": "card.charged"}, {"id": id + "b", "type": "item.reserved"}])
+    assert again == (Appended(id, before + 1, True), Appended(id + "b", before + 2, False))
+    assert client.append([]) == ()
+    found = client.events(after=before)
+    assert (found.next, found.last) == (before + 2, before + 2)
+    first = found.events[0]
+    assert (first.position, first.id, first.type, first.key, first.batch) == (
+        before + 1,
+        id,
+        "card.charged",
+        "order-1",
+        None,
+    )
+    assert first.data == {"cents": 1}
+    assert first.at.utcoffset() == timedelta(0)
+    assert [each.type for each in client.events(after=before, types="item.reserved").events] == ["item.reserved"]
+    both = client.events(after=before, types=["card.charged", "item.reserved"], limit=1)
+    assert (len(both.events), both.next, both.last) == (1, before + 1, before + 2)
+
+
+def test_following_hears_of_what_happens_and_goes_on_after_a_position(client: Client, service_url: str) -> None:
+    """By type and batch; the end of a batch comes to whoever follows, whoever brought it."""
+    batch = client.open(key="nightly", items=1, sealed=True)
+    start = client.events(limit=1).last
+    with ThreadPoolExecutor(1) as pool, Client(service_url) as other:
+        follower = other.follow(after=start, types=("batch.completed", "batch.succeeded"), batch=batch.id)
+        both = pool.submit(lambda: list(islice(follower, 2)))
+        client.append_event(id=uuid.uuid4().hex, type="noise")
+        client.ack(batch.ids)
+        completed, succeeded = both.result(60)
+    assert (completed.id, succeeded.id) == (f"batch:{batch.id}:completed", f"batch:{batch.id}:succeeded")
+    assert (completed.batch, completed.key, completed.data["acked"]) == (batch.id, "nightly", 1)
+    again = client.follow(after=completed.position, batch=batch.id)
+    assert next(again) == succeeded
+
+
+def test_the_async_client_does_the_same(service_url: str) -> None:
+    """Awaited, with an async iterator."""
+
+    async def work() -> None:
+        async with AsyncClient(service_url) as client:
+            start = (await client.events(limit=1)).last
+            ids = [uuid.uuid4().hex for _ in range(5)]
+
+            async def append() -> None:
+                for id in ids:
+                    await client.append_event(id=id, type="step")
+
+            appending = asyncio.create_task(append())
+            seen = []
+            async for event in client.follow(after=start, types="step"):
+                seen.append(event.id)
+                if len(seen) == len(ids):
+                    break
+            await appending
+            assert seen == ids
+            assert [each.repeated for each in await client.append([{"id": ids[0], "type": "step"}])] == [True]
+            batch = await client.open(items=1)
+            assert [reason.code for reason in (await batch.explain()).reasons][:1] == ["not_sealed"]
+
+    asyncio.run(work())
+
+
+def test_a_service_that_is_killed_and_comes_back_is_followed_on(sqlite_url: str) -> None:
+    """Without loss and without repeats, though it is away in the middle of a poll."""
+    with running_service(sqlite_url) as running:
+        under_way = threading.Event()
+        with Client(running.url) as client, ThreadPoolExecutor(1) as pool:
+
+            def follow() -> list[int]:
+                seen = []
+                with Client(running.url, retry=Retry(attempts=1000, cap=0.5)) as follower:
+                    for event in follower.follow():
+                        seen.append(event.position)
+                        if event.position == 3:
+                            under_way.set()
+                        if event.position == 6:
+                            break
+                return seen
+
+            following = pool.submit(follow)
+            client.append([{"id": str(number), "type": "a"} for number in range(3)])
+            assert under_way.wait(30)
+            running.stop(9)
+            running.start()
+            client.append([{"id": str(number), "type": "a"} for number in range(2, 6)])
+            assert following.result(60) == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_was_trimmed_is_an_error_of_its_own(sqlite_url: str) -> None:
+    """Following from there says so; without a position it begins with what is kept."""
+    with running_service(sqlite_url) as running, Client(running.url) as client:
+        client.append([{"id": str(number), "type": "a"} for number in range(4)])
+        with Database(sqlite_url) as database:
+            assert feed.trim(database, timedelta(0)) == 4
+        client.append_event(id="kept", type="a")
+        with pytest.raises(PositionTrimmed) as caught:
+            client.events(after=1)
+        assert (caught.value.status, caught.value.code) == (410, "position_trimmed")
+        with pytest.raises(PositionTrimmed):
+            next(client.follow(after=0))
+        assert next(client.follow()).id == "kept"
+
+
+def test_a_batch_is_explained(client: Client) -> None:
+    """The codes, the sentences, and the facts by name."""
+    batch = client.open(items=3)
+    client.ack(batch.ids[0])
+    found = batch.explain()
+    assert (found.batch, found.state, found.done) == (batch.id, "open", False)
+    assert [reason.code for reason in found.reasons] == ["not_sealed", "pending"]
+    assert found.reasons[1].facts["pending"] == 2
+    assert "code" not in found.reasons[1].facts
+    assert found.reasons[1].text.startswith("2 of 3 items are pending")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [1],
+        ["x"],
+        [{"id": "x", "type": "a", "data": {1, 2}}],
+        [{"id": "x", "type": "a", "data": float("nan")}],
+        [{"id": "\ud800"}],
+    ],
+    ids=["number", "text", "set", "nan", "surrogate"],
+)
+def test_events_without_a_json_form_are_refused_here(client: Client, events: list[Any]) -> None:
+    """Before anything is sent."""
+    with pytest.raises(InvalidArgument, match="JSON"):
+        client.append(events)
+
+
+def test_reserved_names_are_refused_by_the_service(client: Client) -> None:
+    """With the place."""
+    with pytest.raises(InvalidRequest) as caught:
+        client.append_event(id="batch:7:completed", type="a")
+    assert caught.value.errors[0]["place"] == "body.events[0].id"
+
+
+# -- without a socket
+
+
+def taken(world: World, count: int, **asked: Any) -> list[int]:
+    """The positions of the first events that a follower is given."""
+    flow = _calls.follow(world.service(), asked.get("after"), asked.get("types", ()), asked.get("batch"))
+
+    class Enough(Exception):
+        pass
+
+    class Some(list[Any]):
+        def append(self, event: Any) -> None:
+            super().append(event.position)
+            if len(self) == count:
+                raise Enough
+
+    world.emitted = Some()
+    with pytest.raises(Enough):
+        world.run(flow)
+    return world.emitted
+
+
+def test_each_poll_begins_where_the_one_before_ended() -> None:
+    """Also where a filter left everything out; a failed poll is asked again as it was."""
+    world = World(
+        script(
+            page(7, 2, 7), page(9), Failure("connection reset"), problem(503, "unavailable"), page(11, 11), page(12, 12)
+        )
+    )
+    assert taken(world, 4, types=["a", "b"], batch=7) == [2, 7, 11, 12]
+    asked = [dict(request.params).get("after") for request in world.requests]
+    assert asked == [None, "7", "9", "9", "9", "11"]
+    for request in world.requests:
+        assert ("type", "a") in request.params
+        assert ("type", "b") in request.params
+        assert ("batch", "7") in request.params
+        assert ("wait", "30") in request.params
+        assert request.timeout == 60
+
+
+def test_polls_that_come_back_at_once_are_no_storm() -> None:
+    """As of a service that is stopping: one a second."""
+    world = World(script(page(1), page(1), page(1), page(2, 2)))
+    taken(world, 1, after=1)
+    assert world.pauses == [1.0, 1.0, 1.0]
+
+
+def test_a_refusal_ends_the_following() -> None:
+    """A position that was trimmed is for the caller to deal with."""
+    world = World(script(page(3, 3), problem(410, "position_trimmed")))
+    with pytest.raises(PositionTrimmed):
+        world.run(_calls.follow(world.service(), None, (), None))
+
+
+def test_a_long_poll_that_breaks_at_its_end_has_all_of_the_patience_left() -> None:
+    """What the service held back was no trouble; a short patience still tries again."""
+    answers = iter([Failure("connection reset"), Failure("connection refused"), page(5, 5)])
+
+    def reply(request: Request) -> Outcome:
+        outcome = next(answers)
+        if isinstance(outcome, Failure) and "reset" in outcome.cause:
+            world.clock += 30
+        return outcome
+
+    world = World(reply)
+    impatient = world.service(retry=Retry(attempts=5, deadline=20))
+    found = world.run(_calls.events(impatient, 4, (), None, wait=30))
+    assert found.events[0].position == 5
+    assert found.events[0].data == json.loads(json.dumps(EVENT["data"]))
+
+
+def test_the_patience_of_a_long_poll_ends_too() -> None:
+    """It is counted from the first failure on."""
+    world = World(lambda _: Failure("connection refused"))
+    with pytest.raises(ServiceUnreachable):
+        world.run(_calls.events(world.service(retry=Retry(attempts=1000, deadline=20, cap=4)), 4, (), None, wait=30))
+    assert 15 < sum(world.pauses) < 20

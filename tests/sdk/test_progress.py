@@ -1,0 +1,103 @@
+"""How fast a batch goes, and how long still: with a clock that the test turns, and on a terminal's bar."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lastbit import progress
+from lastbit.models import Batch
+from tests.sdk.test_models import BATCH
+
+SEALED = Batch.from_json({**BATCH, "items": 10_000, "acked": 0, "failed": 0, "pending": 10_000})
+
+
+def seen(state: str = "sealed", resolved: int = 0, **more: Any) -> Batch:
+    return replace(SEALED, state=state, acked=resolved, pending=SEALED.items - resolved, **more)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_the_rate_is_that_of_the_last_half_minute(clock: Clock) -> None:
+    """A batch that was slow for an hour and is fast now is fast; one that stands still waits."""
+    pace = progress.Pace(clock)
+    resolved = 0
+    for step in (1, 100):
+        for _ in range(60):
+            pace.saw(seen(resolved=resolved))
+            clock.time += 1
+            resolved += step
+    batch = seen(resolved=resolved)
+    pace.saw(batch)
+    assert pace.rate == 100
+    assert pace.words(batch) == f"100/s, about {progress.duration(batch.pending / 100)} left"
+    for _ in range(31):
+        clock.time += 1
+        pace.saw(batch)
+    assert pace.rate == 0
+    assert pace.words(batch) == "waiting for acks"
+
+
+def test_looks_that_are_far_apart_make_a_rate_too(clock: Clock) -> None:
+    """Two are enough, however long ago the first was; one is not."""
+    pace = progress.Pace(clock)
+    pace.saw(seen())
+    assert (pace.rate, pace.words(seen())) == (0.0, "waiting for acks")
+    clock.time += 100
+    pace.saw(seen(resolved=150))
+    assert pace.words(seen(resolved=150)) == "1.5/s, about 1 h 49 min left"
+
+
+def test_an_open_batch_has_no_estimate(clock: Clock) -> None:
+    """It may still grow, and that is said instead, even where nothing is pending."""
+    pace = progress.Pace(clock)
+    pace.saw(seen("open"))
+    assert pace.words(seen("open")) == "waiting for acks, not sealed"
+    clock.time += 10
+    pace.saw(seen("open", 500))
+    assert pace.words(seen("open", 500)) == "50/s, not sealed"
+    clock.time += 100
+    idle = seen("open", SEALED.items)
+    pace.saw(idle)
+    for _ in range(40):
+        clock.time += 1
+        pace.saw(idle)
+    assert pace.words(idle) == "not sealed"
+
+
+def test_an_ended_batch_says_how_long_it_was_watched(clock: Clock) -> None:
+    """Whatever its end was."""
+    pace = progress.Pace(clock)
+    clock.time += 75
+    for state in ("complete", "expired", "cancelled"):
+        assert pace.words(seen(state, SEALED.items)) == "in 1 min 15 s"
+
+
+def test_the_bar_shows_it() -> None:
+    """Counts, state, failures and pace on one line; an open batch without pending items doesn't look finished."""
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=160, color_system=None)
+    with progress.bar(console) as saw:
+        saw(seen("open", SEALED.items))
+    assert "10,000 of 10,000" in shown.getvalue()
+    assert "not sealed" in shown.getvalue()
+    with progress.bar(console) as saw:
+        saw(seen(resolved=2_500, failed=3))
+    assert "2,503 of 10,000" in shown.getvalue()
+    assert "3 failed" in shown.getvalue()
+    assert "waiting for acks" in shown.getvalue()
