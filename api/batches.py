@@ -45,7 +45,7 @@ def _waiting(request: Request) -> Waiting:
 
 
 @router.post(
-    "", status_code=201, response_model=models.OpenedBatch, responses={201: REPLAYED, **documented(413, 415, 422)}
+    "", status_code=201, response_model=models.OpenedBatch, responses={201: REPLAYED, **documented(409, 413, 415, 422)}
 )
 def open_batch(
     body: models.OpenBody, request: Request, response: Response, idempotency_key: IdempotencyKey = None

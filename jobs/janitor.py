@@ -1,7 +1,8 @@
 """`python -m jobs.janitor`: one pass over orphaned and ended batches, for cron. A JSON report on standard output.
 
 Tells the parents of nested batches what a crash kept from them, expires what is idle for too long (a batch's own
-`expires_in` comes before these defaults), deletes what ended long ago, and trims the feed. Safe to run twice at once, to kill anywhere and to run again; the rules live in `core.janitor`.
+`expires_in` comes before these defaults), deletes what ended long ago, and trims the feed. Safe to run twice at once,
+to kill anywhere and to run again; the rules live in `core.janitor`.
 
 Exit status: 0 done, 1 the database can't be worked with, 2 wrong use.
 """

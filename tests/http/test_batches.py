@@ -57,6 +57,29 @@ def test_an_open_without_a_body_is_an_open_with_defaults(http: httpx.Client) -> 
     assert response.json()["items"] == 0
 
 
+def test_a_child_acks_the_item_that_it_is(http: httpx.Client) -> None:
+    """Before the call that ended it is answered; at any depth."""
+    root = opened(http, items=1, sealed=True)["id"]
+    middle = opened(http, items=1, sealed=True, parent=f"{root}:0:0")
+    assert middle["parent"] == f"{root}:0:0"
+    child = opened(http, items=2, sealed=True, parent=f"{middle['id']}:0:0")["id"]
+    assert [each["batch"] for each in ack(http, f"{child}:0:0", f"{child}:0:1")["completed"]] == [child]
+    assert http.get(f"/v1/batches/{root}").json()["succeeded"]
+
+
+def test_a_parent_that_can_have_no_child_is_named(http: httpx.Client) -> None:
+    """Unknown, never issued, resolved, taken: the place is the body's parent. Ended: it is said how."""
+    parent = opened(http, items=3)["id"]
+    ack(http, f"{parent}:0:0")
+    opened(http, parent=f"{parent}:0:1")
+    for item in (f"{parent + 999}:0:0", f"{parent}:0:3", f"{parent}:0:8192", f"{parent}:0:0", f"{parent}:0:1"):
+        response = http.post("/v1/batches", json={"parent": item})
+        assert code(response) == (422, "invalid_request")
+        assert response.json()["errors"][0]["place"] == "body.parent"
+    http.post(f"/v1/batches/{parent}/cancel")
+    assert code(http.post("/v1/batches", json={"parent": f"{parent}:0:2"})) == (409, "batch_cancelled")
+
+
 def test_an_empty_batch_completes_when_it_is_sealed(http: httpx.Client) -> None:
     """By a seal, or by an open that seals at once."""
     batch = opened(http)
