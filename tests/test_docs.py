@@ -248,7 +248,7 @@ def fresh_url(sqlite_url: str) -> Iterator[str]:
 def test_the_tour_runs(fresh_url: str, tmp_path: Path) -> None:
     """In its order, against a real service, with a queue that delivers everything twice."""
     snippets = [snippet for snippet in blocks(README, "python") if "pyspark" not in snippet]
-    assert len(snippets) == 5
+    assert len(snippets) == 6
     between = """
 with Client() as client:
     for batch in (1, 2):
@@ -272,6 +272,34 @@ def test_the_page_on_the_client_runs(service_url: str, tmp_path: Path) -> None:
     """docs/sdk.md, as one script."""
     snippets = blocks(ROOT / "docs/sdk.md", "python")
     ran = run_script(tmp_path / "sdk.py", "\n".join([PRELUDE, *snippets]), service_url)
+    assert ran.returncode == 0, ran.stderr
+
+
+CONSUMED = """
+class Enough(Exception): pass
+acted, positions = [], {}
+def act(event):
+    acted.append(event.id)
+    if event.key == "the last":
+        raise Enough
+with Client() as client:
+    client.ack(client.open(key="the last", items=1, sealed=True).ids)
+    for _ in range(2):
+        try:
+            catch_up(client, positions, act)
+        except Enough:
+            pass
+# What was not done with came again, and none of what was before it.
+assert acted == ["batch:1:succeeded", "batch:2:succeeded", "batch:2:succeeded"], acted
+assert published == ["catalog-42"], published
+"""
+
+
+@pytest.mark.parametrize(("name", "after"), [("concepts", ""), ("events", CONSUMED)])
+def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_path: Path) -> None:
+    """As one script, and what they define does what the page says."""
+    snippets = blocks(ROOT / f"docs/{name}.md", "python")
+    ran = run_script(tmp_path / f"{name}.py", "\n".join([PRELUDE, *snippets, after]), fresh_url)
     assert ran.returncode == 0, ran.stderr
 
 
