@@ -88,18 +88,17 @@ def make_up(api: httpx.Client) -> int:
 
 def make_older(database: str) -> None:
     """Else all of them would be from just now."""
+
+    def earlier(column: str, minutes: int, batch: str) -> str:
+        ago = f"printf('-%d minutes', {minutes} * (9 - {batch}) * (9 - {batch}))"
+        return f"{column} = strftime('%Y-%m-%d %H:%M:%f', {column}, {ago})"
+
+    moments = {"created_at": ("opened", 9), "sealed_at": ("sealed", 4), "ended_at": ("completed", 1)}
     with contextlib.closing(sqlite3.connect(database.removeprefix("sqlite:///"))) as file, file:
-        for column, event, minutes in (
-            ("created_at", "batch.opened", 9),
-            ("sealed_at", "batch.sealed", 4),
-            ("ended_at", "batch.completed", 1),
-        ):
-            for table, id, moment in (("batches", "id", column), ("feed", "batch_id", "appended_at")):
-                earlier = f"printf('-%d minutes', {minutes} * (9 - {id}) * (9 - {id}))"
-                which = "" if table == "batches" else f"WHERE type = '{event}'"
-                file.execute(
-                    f"UPDATE {table} SET {moment} = strftime('%Y-%m-%d %H:%M:%f', {moment}, {earlier}) {which}"
-                )
+        for column, (event, minutes) in moments.items():
+            file.execute(f"UPDATE batches SET {earlier(column, minutes, 'id')}")
+            at = earlier("appended_at", minutes, "batch_id")
+            file.execute(f"UPDATE feed SET {at} WHERE type = 'batch.{event}'")
 
 
 def shoot(page: Page, name: str, folder: Path, *, whole: bool = False) -> None:
