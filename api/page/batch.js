@@ -64,7 +64,7 @@ export function batchView(main, id) {
     make("section.progress", { "aria-label": "Progress" }, share, bar.node, numbers),
     why.node,
     picture.node,
-    make("div.panels", {}, pending.node, failed.node, events.node, deliveries.node),
+    make("div.panels", {}, make("div", {}, pending.node), make("div", {}, failed.node, events.node, deliveries.node)),
   );
   main.append(
     make("p.up", {}, make("a", { href: "#/" }, "All batches")),

@@ -29,8 +29,10 @@ def opened(api: httpx.Client, **body: Any) -> int:
     return found
 
 
-def resolve(api: httpx.Client, batch: int, chance: random.Random, shares: list[float], lost: float, size: int) -> None:
-    """Ack so much of each group, in no order, and fail some."""
+def resolve(
+    api: httpx.Client, batch: int, chance: random.Random, shares: list[float], lost: set[int], size: int
+) -> None:
+    """Ack so much of each group, in no order, and fail three items of those of `lost`."""
     for first in range(0, len(shares), 64):
         acks, failures = [], []
         for group, share in enumerate(shares[first : first + 64], first):
@@ -38,7 +40,7 @@ def resolve(api: httpx.Client, batch: int, chance: random.Random, shares: list[f
             failed = bytearray(size // 8)
             for index in chance.sample(range(size), int(size * share)) if 0 < share < 1 else []:
                 acked[index // 8] |= 1 << (index % 8)
-            if chance.random() < lost:
+            if group in lost:
                 for index in chance.sample(range(size), 3):
                     failed[index // 8] |= 1 << (index % 8)
             acked = bytearray(byte & ~lost_byte for byte, lost_byte in zip(acked, failed, strict=True))
@@ -80,7 +82,7 @@ def make_up(api: httpx.Client) -> int:
     shares = [share if share in (0.0, 1.0) else min(1.0, share + chance.uniform(-0.12, 0.12)) for share in shares]
     shares = [max(0.0, share) for share in shares]
     shares[37], shares[61] = 0.9985, 0.9991
-    resolve(api, looked_at, chance, shares, 0.04, size)
+    resolve(api, looked_at, chance, shares, {61, 120, 147}, size)
     api.post(f"/v1/batches/{looked_at}/seal").raise_for_status()
     small("translations-pt", 900, 0.12, labels={"team": "content", "language": "pt"})
     return looked_at
@@ -105,7 +107,7 @@ def shoot(page: Page, name: str, folder: Path, *, whole: bool = False) -> None:
     page.screenshot(path=folder / f"{name}.png", full_page=whole, animations="disabled", caret="hide")
 
 
-def take(browser: Browser, url: str, batch: int, folder: Path) -> None:
+def take(browser: Browser, url: str, api: httpx.Client, batch: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for scheme, suffix in (("light", ""), ("dark", "-dark")):
         with browser.new_context(viewport=DESKTOP, color_scheme=scheme, reduced_motion="reduce") as context:
@@ -117,9 +119,13 @@ def take(browser: Browser, url: str, batch: int, folder: Path) -> None:
             page.goto(f"{url}/#/batches/{batch}")
             expect(page.locator(".tile")).to_have_count(184)
             expect(page.locator(".events li")).to_have_count(2)
+            # So that there is a pace.
+            moved = {"batch": batch, "group": 180 if scheme == "light" else 181, "bits": "/" * 136}
+            api.post("/v1/acks", json={"groups": [moved]}).raise_for_status()
+            expect(page.locator(".big .words")).to_contain_text("left")
             shoot(page, f"batch{suffix}", folder, whole=True)
             if scheme == "light":
-                page.locator(".tile").nth(37).click()
+                page.locator(".tile").nth(61).click()
                 field = page.get_by_role("slider", name="Item")
                 expect(field).to_be_focused()
                 page.locator(".picture").screenshot(path=folder / "group.png", animations="disabled")
@@ -146,8 +152,8 @@ def main() -> int:
     with sqlite_file() as database, running_service(database) as service, running_browser(path) as browser:
         with httpx.Client(base_url=service.url, timeout=60) as api:
             batch = make_up(api)
-        make_older(database)
-        take(browser, service.url, batch, folder)
+            make_older(database)
+            take(browser, service.url, api, batch, folder)
     return 0
 
 
