@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # pytest-xdist: two processes, one MariaDB each.
 TEST_PROCESSES ?= 2
 
-.PHONY: demo test test-spark test-soak mutants serve lint format bench venv zip openapi clean
+.PHONY: demo test test-spark test-soak mutants serve lint format bench venv zip openapi screenshots clean
 
 $(RUNS): pyproject.toml requirements/server.txt constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -29,8 +29,8 @@ demo: $(RUNS) ## a real fan-out, with crashes and duplicates, to its exact end
 serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api
 
-test: $(READY) ## every test, on SQLite, on a MariaDB and on a Spark cluster of its own
-	@scripts/need.sh mariadb-server default-jre-headless
+test: $(READY) ## every test, on SQLite, on a MariaDB, on a Spark cluster of its own and in a Chromium
+	@scripts/need.sh mariadb-server default-jre-headless chromium
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 test-spark: $(READY) ## of these, lastbit.spark and its job alone
@@ -54,6 +54,10 @@ lint: $(READY) ## ruff, strict types, import rules
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+screenshots: $(READY) ## the pictures of docs/page.md, taken anew
+	@scripts/need.sh chromium fonts-inter
+	$(BIN)/python -m tests.page.screenshots
 
 openapi: $(READY) ## write openapi.yaml from the app
 	$(BIN)/python -m scripts.openapi

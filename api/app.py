@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.staticfiles import StaticFiles
 
-from api import acks, batches, events, logs, ops, problems
+from api import acks, batches, events, logs, ops, page, problems
 from api.acks import AckRoutes
 from api.metrics import DatabaseGauges
 from api.waiting import Waiting
@@ -74,6 +74,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.include_router(batches.router)
     app.include_router(events.router)
     app.include_router(ops.router)
+    app.include_router(page.routes())
     app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.openapi = functools.partial(openapi, app)  # type: ignore[method-assign]
     return AckRoutes(app)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -13,10 +15,10 @@ from api.body import JsonRoute
 from api.models import BatchId
 from api.problems import documented
 from api.waiting import Waiting
-from core import ranges
+from core import picture, ranges
 from core.lifecycle import TERMINAL
 from core.service import Service
-from lastbit.ids import item_id
+from lastbit.ids import INTEGER_LIMIT, item_id
 
 router = APIRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
 
@@ -174,6 +176,35 @@ def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, curs
         for shown, each in zip(found, page.ranges, strict=True):
             shown["reasons"] = {name(number): reason for number, reason in each.reasons.items()}
     return {"ranges": found, "next": None if page.next is None else cursors.encode(of, page.next)}
+
+
+@router.get("/{id}/groups", response_model=models.Picture, responses=documented(404, 422))
+def groups(
+    batch: BatchId,
+    request: Request,
+    start: Annotated[int, models.Decimal, Query(ge=0, lt=INTEGER_LIMIT, description="the first group")] = 0,
+    limit: Annotated[int, models.Decimal, Query(ge=1, le=4096, description="tiles at the most")] = 1024,
+    per: Annotated[int, models.Decimal, Query(ge=1, le=picture.GROUPS, description="groups a tile")] = 1,
+) -> dict[str, Any]:
+    """How much of each group is resolved, a tile for each `per` of them. An answer covers at most 131,072 groups."""
+    found, seen = _service(request).picture(batch, start, limit, per)
+    return {
+        "batch": found.id,
+        "group_size": found.group_size,
+        "items": found.items,
+        "groups": seen.groups,
+        "tiles": [asdict(tile) for tile in seen.tiles],
+        "next": seen.next,
+    }
+
+
+@router.get("/{id}/groups/{group}", response_model=models.GroupBits, responses=documented(404, 422))
+def group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> dict[str, Any]:
+    """The bits of one group."""
+    found = _service(request).bits(batch, group)
+    fields = {"resolved": found.resolved, "failed": found.failed}
+    bits = {name: base64.b64encode(field).decode() for name, field in fields.items()}
+    return {"batch": batch, **asdict(found.tile), "bits": bits}
 
 
 @router.get("/{id}/verify", response_model=models.Verification, responses=documented(404, 422))

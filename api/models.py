@@ -26,6 +26,7 @@ def _decimal(value: Any) -> Any:
 
 Decimal = BeforeValidator(_decimal)
 BatchId = Annotated[int, Decimal, Path(alias="id", ge=0, lt=INTEGER_LIMIT)]
+GroupNumber = Annotated[int, Decimal, Path(alias="group", ge=0, lt=INTEGER_LIMIT)]
 Key = Annotated[str, StringConstraints(max_length=255)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^:]*$")]
 LabelValue = Annotated[str, StringConstraints(max_length=1024)]
@@ -135,6 +136,38 @@ class PendingPage(BaseModel):
 class FailedPage(BaseModel):
     ranges: list[FailedRange]
     next: str | None
+
+
+class Tile(BaseModel):
+    group: int = Field(description="the first group of the tile")
+    groups: int = Field(description="how many groups it gathers")
+    issued: int = Field(description="items of these groups")
+    resolved: int = Field(description="of these, how many are acked or failed")
+    failed: int
+
+
+class Picture(BaseModel):
+    batch: int
+    group_size: int
+    items: int
+    groups: int = Field(description="how many the batch has")
+    tiles: list[Tile]
+    next: int | None = Field(description="`start` of the next call, null at the end")
+
+
+class Bitfields(BaseModel):
+    resolved: str = Field(
+        description="base64, little-endian bit order: bit i of the group is bytes[i//8] >> (i%8) & 1",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
+    failed: str = Field(
+        description="likewise; a failed item is resolved too", json_schema_extra={"contentEncoding": "base64"}
+    )
+
+
+class GroupBits(Tile):
+    batch: int
+    bits: Bitfields = Field(description="as wide as the group is issued, in whole bytes")
 
 
 class Counted(BaseModel):

@@ -23,6 +23,7 @@ STATUS: Final[dict[str, int]] = {
     "invalid_request": 422,
     "idempotency_key_reused": 422,
     "batch_not_found": 404,
+    "group_not_found": 404,
     "batch_sealed": 409,
     "batch_complete": 409,
     "batch_expired": 409,
@@ -48,13 +49,20 @@ class Problem(Exception):  # it is called what it is on the wire
     """An answer that is not a 2xx."""
 
     def __init__(
-        self, code: str, detail: str, *, places: Sequence[Place] = (), headers: Mapping[str, str] | None = None
+        self,
+        code: str,
+        detail: str,
+        *,
+        places: Sequence[Place] = (),
+        headers: Mapping[str, str] | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.code = code
         self.status = STATUS[code]
         self.detail = detail
         self.places = places
         self.headers = dict(headers or {})
+        self.facts = dict(facts or {})
         super().__init__(detail)
 
     def body(self) -> bytes:
@@ -64,6 +72,7 @@ class Problem(Exception):  # it is called what it is on the wire
             "status": self.status,
             "code": self.code,
             "detail": self.detail,
+            **self.facts,
         }
         if self.places:
             content["errors"] = [place._asdict() for place in self.places]
@@ -85,6 +94,8 @@ def from_core(error: errors.CoreError) -> Problem:
         return Problem(error.code, str(error), headers={"Retry-After": str(error.retry_after)})
     if isinstance(error, errors.Misconfigured):
         return Problem("unavailable", str(error), headers={"Retry-After": "5"})
+    if isinstance(error, errors.PositionTrimmed):
+        return Problem(error.code, str(error), facts={"trimmed": error.trimmed})
     return Problem(error.code, str(error))
 
 
@@ -157,6 +168,7 @@ SCHEMA: Final[dict[str, Any]] = {
         "status": {"type": "integer"},
         "code": {"type": "string", "enum": sorted(STATUS), "description": "stable; go by this one"},
         "detail": {"type": "string"},
+        "trimmed": {"type": "integer", "description": "of `position_trimmed`: read on after this position"},
         "errors": {
             "type": "array",
             "description": "of a 422: what was wrong, and where",

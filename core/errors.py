@@ -11,6 +11,7 @@ from typing import ClassVar
 # ├── InvalidRequest            the input names something that can't be
 # │   └── IdempotencyKeyReused  the key came before, with another body
 # ├── BatchNotFound
+# ├── GroupNotFound             no item of that group is issued
 # ├── BatchEnded                the batch can't take the verb any more
 # │   ├── BatchSealed
 # │   ├── BatchComplete
@@ -53,6 +54,15 @@ class BatchNotFound(CoreError):
     def __init__(self, batch: int) -> None:
         self.batch = batch
         super().__init__(f"there is no batch {batch}")
+
+
+class GroupNotFound(CoreError):
+    code = "group_not_found"
+
+    def __init__(self, batch: int, group: int, groups: int) -> None:
+        self.batch = batch
+        self.group = group
+        super().__init__(f"batch {batch} has no group {group}: its items make {groups}")
 
 
 class BatchEnded(CoreError):

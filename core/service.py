@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from core import acks, batches, errors, explain, feed, payments, purge, ranges, schema, verify
+from sqlalchemy.engine import Connection
+
+from core import acks, batches, errors, explain, feed, payments, picture, purge, ranges, schema, verify
 from core.batches import Batch
 from core.calls import Answer, Call, Outcome, Unit, check_width, request_fingerprint
 from core.combiner import Acks, Combiner, Commit, Deliver, Pending
@@ -153,6 +155,19 @@ class Service:
         """The batch, and its smallest pending number (its items where there is none). Raises `errors.BatchNotFound`."""
         found = self.get(batch_id)
         return found, self.database.read(lambda tx: ranges.watermark(tx, found))
+
+    def bits(self, batch_id: int, group: int) -> picture.Bits:
+        """Raises `errors.BatchNotFound`, `GroupNotFound`."""
+        return self.database.snapshot(lambda tx: picture.bits(tx, batches.get(tx, batch_id), group))
+
+    def picture(self, batch_id: int, start: int, limit: int, per: int) -> tuple[Batch, picture.Picture]:
+        """Raises `errors.BatchNotFound`."""
+
+        def look(tx: Connection) -> tuple[Batch, picture.Picture]:
+            found = batches.get(tx, batch_id)
+            return found, picture.picture(tx, found, start, limit, per)
+
+        return self.database.snapshot(look)
 
     def verify(self, batch: int) -> verify.Verification:
         """Raises `errors.BatchNotFound`."""

@@ -1,0 +1,80 @@
+"""The page at `/`: the batches, and one batch, to look at. HTML, styles and modules as they lie here; no build, nothing
+from outside.
+
+Keys, labels and reasons are anybody's text. The page renders them as text alone, and the policy that it is served
+under would run no script of theirs: not in line, not from elsewhere, not through `innerHTML` (trusted types).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
+
+FOLDER: Final = Path(__file__).resolve().parent
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def read_files() -> dict[str, File]:
+    """What the page consists of, by name."""
+    found = {}
+    for path in sorted(FOLDER.iterdir()):
+        if path.suffix in TYPES:
+            content = path.read_bytes()
+            found[path.name] = File(content, TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return found
+
+
+def routes() -> APIRouter:
+    """The page's routes, with its files in memory."""
+    files = read_files()
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/")
+    async def page(request: Request) -> Response:
+        return _answer(request, files["index.html"])
+
+    @router.get("/page/{name}")
+    async def part(name: str, request: Request) -> Response:
+        if name not in files or name == "index.html":
+            raise HTTPException(404)
+        return _answer(request, files[name])
+
+    return router
+
+
+def _answer(request: Request, file: File) -> Response:
+    headers = {
+        # Looked at again each time, so that a new release is never half an old one; the answer is mostly a 304.
+        "Cache-Control": "no-cache",
+        "ETag": file.etag,
+        "Content-Security-Policy": POLICY,
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    if file.etag in known:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)

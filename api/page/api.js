@@ -1,0 +1,81 @@
+// The calls of the contract that the page makes (see openapi.yaml). Errors have what the service said about them.
+
+export class CallFailed extends Error {
+  constructor(status, code, detail, problem = {}) {
+    super(detail);
+    this.status = status;
+    this.code = code;
+    this.problem = problem;
+  }
+}
+
+async function call(path, options) {
+  let answer;
+  try {
+    answer = await fetch(path, { cache: "no-store", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new CallFailed(0, "unreachable", "The service doesn’t answer. It may be restarting.");
+  }
+  const isJson = /[/+]json/.test(answer.headers.get("content-type") ?? "");
+  const body = isJson ? await answer.json() : null;
+  if (!answer.ok) throw new CallFailed(answer.status, body?.code ?? "", body?.detail ?? answer.statusText, body ?? {});
+  return body;
+}
+
+const query = (parameters) => {
+  const given = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const each of [value].flat()) if (each !== null && each !== undefined && each !== "") given.append(name, each);
+  }
+  const text = given.toString();
+  return text && `?${text}`;
+};
+
+const get = (path, parameters = {}, signal) => call(path + query(parameters), { signal });
+const post = (path, body) =>
+  call(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+
+export const batches = (filter, signal) => get("/v1/batches", filter, signal);
+export const batch = (id, signal) => get(`/v1/batches/${id}`, {}, signal);
+export const pending = (id, limit, signal) => get(`/v1/batches/${id}/pending`, { limit }, signal);
+export const failed = (id, limit, signal) => get(`/v1/batches/${id}/failed`, { limit }, signal);
+export const picture = (id, start, limit, per, signal) =>
+  get(`/v1/batches/${id}/groups`, { start, limit, per }, signal);
+export const group = (id, number, signal) => get(`/v1/batches/${id}/groups/${number}`, {}, signal);
+export const cancel = (id) => post(`/v1/batches/${id}/cancel`, {});
+export const redeliver = (webhook, position) => post(`/v1/webhooks/${webhook}/redeliver`, { position });
+
+// All events of a batch that are still in the feed, and whether earlier ones may be gone.
+export async function events(id, signal) {
+  const found = [];
+  let after = 0;
+  let trimmed = false;
+  for (;;) {
+    try {
+      const page = await get("/v1/events", { batch: id, after, limit: 1000 }, signal);
+      found.push(...page.events);
+      if (page.events.length < 1000) return { events: found, trimmed };
+      after = page.next;
+    } catch (error) {
+      if (error.code !== "position_trimmed" || error.problem.trimmed <= after) throw error;
+      after = error.problem.trimmed;
+      trimmed = true;
+    }
+  }
+}
+
+// Nothing where the service has no such call; then it is not asked again.
+const missing = new Set();
+async function whereThere(name, id, signal) {
+  if (missing.has(name)) return null;
+  try {
+    return await get(`/v1/batches/${id}/${name}`, {}, signal);
+  } catch (error) {
+    if (error.code !== "not_found") throw error;
+    missing.add(name);
+    return null;
+  }
+}
+export const explain = (id, signal) => whereThere("explain", id, signal);
+export const deliveries = (id, signal) => whereThere("deliveries", id, signal);

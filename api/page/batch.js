@@ -1,0 +1,284 @@
+// One batch: its numbers, why it isn't done, its picture, and what happened to it.
+
+import * as api from "./api.js";
+import { bitsPanel } from "./bits.js";
+import { ask } from "./dialogs.js";
+import { fill, make, say, setText } from "./dom.js";
+import { duration, isLive, number, percent, rate, since, title } from "./format.js";
+import { follow, Pace, repeat } from "./live.js";
+import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
+import { pictureSection } from "./picture.js";
+import { labelLinks, progressBar, stateMark, stateName, trouble } from "./pieces.js";
+
+const STEP = 12;
+const MOST = 1000;
+
+export function batchView(main, id) {
+  document.title = `Batch ${id} · Lastbit`;
+  const pace = new Pace();
+  let batch = null;
+  let drawn = null;
+  let zoom = null;
+  let group = null;
+  let bits = null;
+  let asked = false;
+  const shown = { pending: STEP, failed: STEP };
+
+  // The address: which groups the picture shows, and of which one the bits.
+  const address = ({ groups, group: one }) => {
+    const given = new URLSearchParams();
+    if (groups) given.set("groups", groups.join("-"));
+    if (one !== null && one !== undefined) given.set("group", one);
+    const text = given.toString();
+    return `#/batches/${id}${text && `?${text}`}`;
+  };
+  const go = (to) => {
+    location.hash = address(to);
+  };
+  go.address = address;
+  const groupAddress = (number) => address({ groups: zoom, group: number });
+  const showMore = (name) => () => {
+    shown[name] = Math.min(MOST, shown[name] * 5);
+    drawn = null;
+    looking.now();
+  };
+
+  const name = make("h1", {}, `Batch ${id}`);
+  const state = stateMark();
+  const about = make("p.facts.about");
+  const labels = make("div");
+  const cancel = make("button.cancel", { type: "button", hidden: true, onclick: askToCancel }, "Cancel…");
+  const wrong = trouble();
+  const bar = progressBar();
+  const share = make("p.big", {});
+  const numbers = make("dl.numbers");
+  const picture = pictureSection(id, go);
+  const why = whyPanel();
+  const pending = pendingPanel(groupAddress, showMore("pending"));
+  const failed = failedPanel(groupAddress, showMore("failed"));
+  const events = eventsPanel();
+  const deliveries = deliveriesPanel(() => aside.now());
+  const body = make(
+    "div.batch-body",
+    { hidden: true },
+    make("section.progress", { "aria-label": "Progress" }, share, bar.node, numbers),
+    why.node,
+    picture.node,
+    make("div.panels", {}, make("div", {}, pending.node), make("div", {}, failed.node, events.node, deliveries.node)),
+  );
+  main.append(
+    make("p.up", {}, make("a", { href: "#/" }, "All batches")),
+    make("div.title", {}, name, state.node, cancel),
+    about,
+    labels,
+    wrong.node,
+    body,
+  );
+
+  const looking = repeat(look, failedToLook);
+  // Acks don't touch these; they are looked at more seldom.
+  const aside = repeat(lookAside, failedToLook, 4000);
+  const unfollow = follow(id, (event) => {
+    if (event?.type === "batch.completed") say(`Batch ${id} is complete`);
+    looking.now();
+    aside.now();
+  });
+
+  async function look(signal) {
+    const now = await api.batch(id, signal);
+    batch = now;
+    pace.saw(now.acked + now.failed);
+    showHead();
+    const version = [now.items, now.acked, now.failed, now.state, zoom, group].join();
+    if (version !== drawn) {
+      const wanted = group;
+      const [one, open, lost] = await Promise.all([
+        wanted === null ? null : groupOrNothing(wanted, signal),
+        now.pending ? api.pending(id, shown.pending, signal) : null,
+        now.failed ? api.failed(id, shown.failed, signal) : null,
+        picture.load(zoom, signal),
+      ]);
+      pending.show(now, open);
+      failed.show(now, lost);
+      if (wanted === group) showBits(one);
+      drawn = version;
+    }
+    body.hidden = false;
+    wrong.clear();
+    return isLive(now);
+  }
+
+  async function lookAside(signal) {
+    const [reasons, sent, happened] = await Promise.all([
+      api.explain(id, signal),
+      api.deliveries(id, signal),
+      api.events(id, signal),
+    ]);
+    why.show(reasons);
+    deliveries.show(sent);
+    events.show(happened);
+    return batch === null || (reasons !== null && isLive(batch)) || isUnderWay(sent);
+  }
+
+  function failedToLook(error) {
+    if (error.code !== "batch_not_found") return wrong.show(error);
+    looking.stop();
+    aside.stop();
+    wrong.clear();
+    body.hidden = true;
+    cancel.hidden = true;
+    state.node.hidden = true;
+    labels.hidden = true;
+    setText(name, `There is no batch ${id}`);
+    fill(about, "It was deleted, or never opened. ", make("a", { href: "#/" }, "All batches"));
+  }
+
+  async function groupOrNothing(number, signal) {
+    try {
+      return await api.group(id, number, signal);
+    } catch (error) {
+      if (error.code === "group_not_found") return null;
+      throw error;
+    }
+  }
+
+  function showHead() {
+    document.title = `${title(batch)} · Lastbit`;
+    setText(name, title(batch));
+    state.update(batch);
+    cancel.hidden = !isLive(batch);
+    const facts = [`batch ${id}`, ...times(), parent()].filter(Boolean);
+    const key = [batch.state, batch.sealed_at, batch.ended_at].join();
+    if (about.dataset.version !== key) {
+      about.dataset.version = key;
+      fill(about, facts.flatMap((fact, place) => (place ? [make("span.dot", { "aria-hidden": "true" }, "·"), fact] : [fact])));
+      fill(labels, labelLinks(batch));
+    }
+    bar.update(batch);
+    showShare();
+    showNumbers();
+  }
+
+  function times() {
+    const say = (word, at) => at && make("span", {}, `${word} `, since(at));
+    const took = batch.ended_at && (Date.parse(batch.ended_at) - Date.parse(batch.created_at)) / 1000;
+    return [
+      say("opened", batch.created_at),
+      say("sealed", batch.sealed_at),
+      say(batch.state === "complete" ? "completed" : batch.state, batch.ended_at),
+      took === null ? null : `after ${duration(took)}`,
+    ];
+  }
+
+  function parent() {
+    if (batch.parent === null) return null;
+    const [of] = batch.parent.split(":");
+    return make("span", {}, "is item ", make("a", { href: `#/batches/${of}` }, make("code", {}, batch.parent)));
+  }
+
+  function showShare() {
+    if (!batch.items) {
+      fill(share, make("span.words", {}, isLive(batch) ? "No items yet" : "No items"));
+      return;
+    }
+    fill(share, make("strong", {}, percent(batch.acked + batch.failed, batch.items)), make("span.unit", {}, "%"), make("span.words", {}, forecast()));
+  }
+
+  // The estimate is honest only of a sealed batch; an open one may still grow.
+  function forecast() {
+    if (batch.state === "complete") {
+      return batch.succeeded ? "everything is acked" : `everything is resolved, ${number(batch.failed)} failed`;
+    }
+    if (!isLive(batch)) return `it was ended as ${stateName(batch)}`;
+    if (!batch.pending) return "all that was issued is resolved; not sealed yet";
+    const speed = pace.rate;
+    if (speed === null) return batch.state === "open" ? "not sealed yet" : "";
+    if (speed <= 0) return batch.state === "open" ? "waiting for acks; not sealed yet" : "waiting for acks";
+    if (batch.state === "open") return `${rate(speed)}; not sealed yet`;
+    return `${rate(speed)}, about ${duration(batch.pending / speed)} left`;
+  }
+
+  function showNumbers() {
+    const entries = [
+      ["items", batch.items],
+      ["acked", batch.acked],
+      ["failed", batch.failed],
+      ["pending", batch.pending],
+    ];
+    if (!numbers.children.length) {
+      for (const [word] of entries) numbers.append(make("div", { "data-number": word }, make("dt", {}, word), make("dd")));
+    }
+    entries.forEach(([, value], place) => {
+      const entry = numbers.children[place];
+      setText(entry.lastChild, number(value));
+      entry.classList.toggle("zero", value === 0);
+    });
+  }
+
+  function showBits(found) {
+    picture.mark(found?.group ?? null);
+    if (!found) {
+      bits?.stop();
+      bits = null;
+      return;
+    }
+    if (!bits) {
+      bits = bitsPanel(batch, { reasonOf: failed.reasonOf, close: closeBits });
+      picture.detail.append(bits.node);
+    }
+    bits.show(found);
+    if (asked) {
+      asked = false;
+      bits.focus();
+      bits.node.scrollIntoView({ block: "nearest" });
+    }
+  }
+
+  function closeBits() {
+    picture.focusOn(group);
+    go({ groups: zoom });
+  }
+
+  function askToCancel() {
+    ask({
+      heading: `Cancel ${title(batch)}?`,
+      body: make(
+        "p",
+        {},
+        batch.pending
+          ? `${number(batch.pending)} of its items are pending; acks that still come for them will be rejected. `
+          : "It will not complete. ",
+        "This can’t be undone.",
+      ),
+      typed: String(id),
+      confirm: "Cancel the batch",
+      keep: "Keep it",
+      async act() {
+        await api.cancel(id);
+        say(`Batch ${id} is cancelled`);
+        looking.now();
+        aside.now();
+      },
+    });
+  }
+
+  return {
+    show(parameters) {
+      const range = /^([0-9]{1,15})-([0-9]{1,15})$/.exec(parameters.get("groups") ?? "");
+      zoom = range && Number(range[1]) <= Number(range[2]) ? [Number(range[1]), Number(range[2])] : null;
+      const one = /^(0|[1-9][0-9]{0,14})$/.exec(parameters.get("group") ?? "");
+      const before = group;
+      group = one ? Number(one[1]) : null;
+      // Somebody asked for it here; who came with the address reads from the top.
+      if (group !== null && group !== before && batch !== null) asked = true;
+      looking.now();
+      aside.now();
+    },
+    stop() {
+      looking.stop();
+      aside.stop();
+      unfollow();
+      bits?.stop();
+    },
+  };
+}

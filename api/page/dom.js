@@ -1,0 +1,46 @@
+// Building the page. Text is only ever set as text: keys, labels and reasons are anybody's.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+// make("p.note", {title: "…", onclick: f}, "text", node, null)
+export function make(what, properties, ...children) {
+  const [tag, ...classes] = what.split(".");
+  const node = document.createElement(tag);
+  if (classes.length) node.className = classes.join(" ");
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export function drawing(tag, attributes, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
+  node.append(...children);
+  return node;
+}
+
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// Replace the children, and give the focus back to the one with the same data-key.
+export function fill(parent, ...children) {
+  const focused = parent.contains(document.activeElement) ? document.activeElement.closest("[data-key]") : null;
+  parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  if (focused && !focused.isConnected) {
+    for (const node of parent.querySelectorAll("[data-key]")) {
+      if (node.dataset.key === focused.dataset.key) return node.focus({ preventScroll: true });
+    }
+  }
+}
+
+// Say something to those who hear the page.
+export function say(text) {
+  const said = document.getElementById("said");
+  said.textContent = "";
+  said.textContent = text;
+}

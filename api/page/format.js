@@ -1,0 +1,71 @@
+// Numbers, times and items as people read them.
+
+import { make } from "./dom.js";
+
+const NUMBER = new Intl.NumberFormat("en");
+const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+export const number = (value) => NUMBER.format(value);
+
+export const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
+
+// 12 s, 3 min 20 s, 5 h 2 min, 3 d 4 h: the two units that matter.
+export function duration(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole} s`;
+  for (const [unit, name, smaller, smallerName, limit] of [
+    [60, "min", 1, "s", 3600],
+    [3600, "h", 60, "min", 86400],
+    [86400, "d", 3600, "h", Infinity],
+  ]) {
+    if (whole < limit) {
+      const rest = Math.floor((whole % unit) / smaller);
+      return `${Math.floor(whole / unit)} ${name}${rest ? ` ${rest} ${smallerName}` : ""}`;
+    }
+  }
+}
+
+// One unit is enough for an age.
+export function age(seconds) {
+  if (seconds < 5) return "just now";
+  if (seconds < 60) return `${Math.floor(seconds)} s ago`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ago`;
+  return `${number(Math.floor(seconds / 86400))} d ago`;
+}
+
+// An age that moves on (see keepAges), with the moment itself as its title.
+export function since(moment) {
+  const node = make("time", { datetime: moment, title: MOMENT.format(new Date(moment)) });
+  node.textContent = age((Date.now() - Date.parse(moment)) / 1000);
+  return node;
+}
+
+export function keepAges() {
+  setInterval(() => {
+    if (document.hidden) return;
+    for (const node of document.querySelectorAll("time")) {
+      const text = age((Date.now() - Date.parse(node.dateTime)) / 1000);
+      if (node.textContent !== text) node.textContent = text;
+    }
+  }, 5000);
+}
+
+// 99.95 %; never 100 before the end, never 0 after the beginning.
+export function percent(part, whole) {
+  if (part >= whole) return "100";
+  const share = (100 * part) / whole;
+  if (part > 0 && share < 0.01) return "<0.01";
+  const digits = share >= 99 || share < 1 ? 2 : share >= 90 || share < 10 ? 1 : 0;
+  const scale = 10 ** digits;
+  return String(Math.floor(share * scale) / scale);
+}
+
+export const rate = (perSecond) =>
+  perSecond >= 10 ? `${number(Math.round(perSecond))}/s` : `${perSecond.toFixed(1)}/s`;
+
+export const itemId = (batch, at, groupSize) => `${batch}:${Math.floor(at / groupSize)}:${at % groupSize}`;
+
+export const title = (batch) => (batch.key === null || batch.key === "" ? `Batch ${batch.id}` : batch.key);
+
+export const isLive = (batch) => batch.state === "open" || batch.state === "sealed";

@@ -1,0 +1,47 @@
+// Which view is shown, by the address: #/ the list, #/batches/7 one batch; what narrows a view stands behind a "?".
+
+import { batchView } from "./batch.js";
+import { fill, make } from "./dom.js";
+import { keepAges } from "./format.js";
+import { listView } from "./list.js";
+
+const main = document.getElementById("main");
+let view = null;
+
+function route() {
+  const hash = location.hash || "#/";
+  if (!hash.startsWith("#/")) return;
+  const [path, search = ""] = hash.slice(1).split("?", 2);
+  const parameters = new URLSearchParams(search);
+  const batch = /^\/batches\/(0|[1-9][0-9]{0,15})$/.exec(path);
+  const name = path === "/" ? "list" : batch ? `batch ${batch[1]}` : "nowhere";
+  if (view?.name !== name) {
+    const first = view === null;
+    view?.stop();
+    main.replaceChildren();
+    view = { name, ...open(name, batch) };
+    scrollTo(0, 0);
+    if (!first) main.focus({ preventScroll: true });
+  }
+  view.show(parameters);
+}
+
+function open(name, batch) {
+  if (name === "list") return listView(main);
+  if (batch) return batchView(main, Number(batch[1]));
+  document.title = "Lastbit";
+  fill(
+    main,
+    make("h1", {}, "Nothing is here"),
+    make("p", {}, "This address names no view. ", make("a", { href: "#/" }, "All batches")),
+  );
+  return { show() {}, stop() {} };
+}
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+addEventListener("hashchange", route);
+keepAges();
+route();

@@ -1,0 +1,272 @@
+// What stands below the picture of a batch: ranges, failures, events, deliveries; and why it isn't done.
+
+import { ask } from "./dialogs.js";
+import * as api from "./api.js";
+import { fill, make, say } from "./dom.js";
+import { count, itemId, number, since } from "./format.js";
+
+function panel(name, heading) {
+  const note = make("span.facts");
+  const body = make("div.panel-body");
+  const node = make(
+    "section.panel",
+    { "aria-labelledby": `${name}-heading`, hidden: true, "data-panel": name },
+    make("div.section-head", {}, make("h2", { id: `${name}-heading` }, heading), note),
+    body,
+  );
+  let drawn = "";
+  return {
+    node,
+    note,
+    // Draw it anew where it differs from what is drawn.
+    draw(data, children, text = "") {
+      node.hidden = false;
+      const now = JSON.stringify(data);
+      if (now === drawn) return;
+      drawn = now;
+      note.textContent = text;
+      fill(body, children());
+    },
+    hide() {
+      node.hidden = true;
+      drawn = "";
+    },
+  };
+}
+
+const more = (isMore, key, act) =>
+  isMore ? make("button.more", { type: "button", "data-key": key, onclick: act }, "Show more") : null;
+
+// Why isn't it done? In the service's own words.
+export function whyPanel() {
+  const { node, draw, hide } = panel("why", "Why is it not done?");
+  return {
+    node,
+    show(found) {
+      if (found === null || found.done || !found.reasons?.length) return hide();
+      draw(found.reasons, () => make("ul.reasons", {}, found.reasons.map((reason) => make("li", {}, reason.text))));
+    },
+  };
+}
+
+// `groupAddress(group)` is where the bits of a group are shown.
+export function pendingPanel(groupAddress, showMore) {
+  const { node, draw, hide } = panel("pending", "Pending");
+  return {
+    node,
+    show(batch, page) {
+      if (!batch.pending) return hide();
+      draw(
+        [page, batch.pending],
+        () => [
+          make(
+            "ul.ranges",
+            {},
+            page.ranges.map((range) =>
+              make(
+                "li",
+                {},
+                make(
+                  "a.range",
+                  { href: groupAddress(Math.floor(range.start / batch.group_size)), "data-key": `pending ${range.start}` },
+                  make("code", {}, range.first),
+                  range.end - range.start > 1 ? [" – ", make("code", {}, range.last)] : null,
+                ),
+                range.end - range.start > 1 ? make("span.many", {}, number(range.end - range.start)) : null,
+              ),
+            ),
+          ),
+          more(page.next !== null, "pending more", showMore),
+        ],
+        count(batch.pending, "item"),
+      );
+    },
+  };
+}
+
+// Neighbours that failed for the same reason are one line.
+function failures(batch, ranges) {
+  const lines = [];
+  const add = (start, end, reason) => {
+    const last = lines.at(-1);
+    if (last && last.end === start && last.reason === reason) last.end = end;
+    else lines.push({ start, end, reason });
+  };
+  for (const range of ranges) {
+    let at = range.start;
+    const reasons = Object.entries(range.reasons).map(([id, reason]) => {
+      const [, group, index] = id.split(":").map(Number);
+      return [group * batch.group_size + index, reason];
+    });
+    for (const [where, reason] of reasons.sort((one, other) => one[0] - other[0])) {
+      if (at < where) add(at, where, null);
+      add(where, where + 1, reason);
+      at = where + 1;
+    }
+    if (at < range.end) add(at, range.end, null);
+  }
+  return lines;
+}
+
+export function failedPanel(groupAddress, showMore) {
+  const { node, draw, hide } = panel("failed", "Failed");
+  let known = new Map();
+  return {
+    node,
+    reasonOf: (id) => known.get(id),
+    show(batch, page) {
+      if (!batch.failed) {
+        known = new Map();
+        return hide();
+      }
+      known = new Map(page.ranges.flatMap((range) => Object.entries(range.reasons)));
+      draw(
+        [page, batch.failed],
+        () => [
+          make(
+            "ul.ranges.failures",
+            {},
+            failures(batch, page.ranges).map(({ start, end, reason }) =>
+              make(
+                "li",
+                {},
+                make(
+                  "a.range",
+                  { href: groupAddress(Math.floor(start / batch.group_size)), "data-key": `failed ${start}` },
+                  make("code", {}, itemId(batch.id, start, batch.group_size)),
+                  end - start > 1 ? [" – ", make("code", {}, itemId(batch.id, end - 1, batch.group_size))] : null,
+                ),
+                end - start > 1 ? make("span.many", {}, number(end - start)) : null,
+                reason === null
+                  ? make("span.reason.none", {}, "no reason given")
+                  : make("span.reason", {}, reason),
+              ),
+            ),
+          ),
+          more(page.next !== null, "failed more", showMore),
+        ],
+        count(batch.failed, "item"),
+      );
+    },
+  };
+}
+
+const HAPPENED = {
+  "batch.opened": "opened",
+  "batch.sealed": "sealed",
+  "batch.completed": "completed",
+  "batch.succeeded": "succeeded",
+  "batch.expired": "expired",
+  "batch.cancelled": "cancelled",
+};
+
+export function eventsPanel() {
+  const { node, draw } = panel("events", "Events");
+  return {
+    node,
+    show({ events, trimmed }) {
+      draw({ events, trimmed }, () => [
+        trimmed ? make("p.quiet", {}, "Older events may have left the feed.") : null,
+        events.length
+          ? make(
+              "ol.events",
+              {},
+              events.map((event) =>
+                make(
+                  "li",
+                  { "data-type": event.type },
+                  make("span.event", {}, HAPPENED[event.type] ?? event.type),
+                  since(event.at),
+                  make("span.position", { title: "Position in the feed" }, number(event.position)),
+                ),
+              ),
+            )
+          : trimmed
+            ? null
+            : make("p.quiet", {}, "None yet."),
+      ]);
+    },
+  };
+}
+
+// The one place that knows a delivery's fields.
+function read(delivery) {
+  return {
+    webhook: delivery.webhook,
+    where: delivery.url ?? `webhook ${delivery.webhook}`,
+    position: delivery.position,
+    event: delivery.type ?? delivery.event,
+    state: delivery.state,
+    attempts: delivery.attempts ?? 0,
+    answer: delivery.last_error ?? (delivery.last_status ? `answered ${delivery.last_status}` : ""),
+    next: delivery.next_at ?? null,
+  };
+}
+
+export const isUnderWay = (found) => found !== null && found.deliveries.some((each) => read(each).state === "pending");
+
+// `changed` is called after a redelivery was asked for.
+export function deliveriesPanel(changed) {
+  const { node, draw, hide } = panel("deliveries", "Deliveries");
+
+  function redeliver(delivery) {
+    ask({
+      heading: "Deliver it again?",
+      body: make(
+        "p",
+        {},
+        `${HAPPENED[delivery.event] ?? delivery.event} is sent once more to `,
+        make("strong.breakable", {}, delivery.where),
+        ". A receiver that has had it sees the same webhook-id again.",
+      ),
+      confirm: "Deliver again",
+      keep: "Leave it",
+      async act() {
+        await api.redeliver(delivery.webhook, delivery.position);
+        say("The delivery will be tried again");
+        changed();
+      },
+    });
+  }
+
+  return {
+    node,
+    show(found) {
+      if (found === null) return hide();
+      const all = found.deliveries.map(read);
+      draw(all, () =>
+        all.length
+          ? make(
+              "ul.deliveries",
+              {},
+              all.map((delivery) =>
+                make(
+                  "li",
+                  { "data-state": delivery.state },
+                  make("span.delivery-state", {}, delivery.state),
+                  make("span.event", {}, HAPPENED[delivery.event] ?? delivery.event),
+                  make("span.where.breakable", {}, delivery.where),
+                  make(
+                    "span.quiet",
+                    {},
+                    [count(delivery.attempts, "attempt"), delivery.answer].filter(Boolean).join(", "),
+                  ),
+                  delivery.state === "dead"
+                    ? make(
+                        "button",
+                        {
+                          type: "button",
+                          "data-key": `redeliver ${delivery.webhook} ${delivery.position}`,
+                          onclick: () => redeliver(delivery),
+                        },
+                        "Redeliver…",
+                      )
+                    : null,
+                ),
+              ),
+            )
+          : make("p.quiet", {}, "No webhook is subscribed to its events."),
+      );
+    },
+  };
+}

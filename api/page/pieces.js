@@ -1,0 +1,83 @@
+// What both views show of a batch: its state, its labels, its bar; and what went wrong with a call.
+
+import { make, setText } from "./dom.js";
+import { count, number, percent } from "./format.js";
+
+export const STATES = ["open", "sealed", "complete", "expired", "cancelled"];
+
+// The state as a word of its own: succeeded is more than complete.
+export function stateName(batch) {
+  return batch.succeeded ? "succeeded" : batch.state;
+}
+
+export function stateMark() {
+  const node = make("span.state");
+  return {
+    node,
+    update(batch) {
+      node.dataset.state = stateName(batch);
+      setText(node, stateName(batch));
+    },
+  };
+}
+
+export function labelLinks(batch) {
+  const labels = Object.entries(batch.labels);
+  if (!labels.length) return null;
+  return make(
+    "ul.labels",
+    { "aria-label": "Labels" },
+    labels.map(([name, value]) =>
+      make(
+        "li",
+        {},
+        make(
+          "a",
+          { href: `#/?${new URLSearchParams({ label: `${name}:${value}` })}`, title: "All batches with this label" },
+          make("span.label-name", {}, name),
+          make("span.label-value", {}, value),
+        ),
+      ),
+    ),
+  );
+}
+
+export function progressBar() {
+  const node = make("div.bar", { role: "img" }, make("span.acked"), make("span.failed"));
+  return {
+    node,
+    update(batch) {
+      const whole = Math.max(batch.items, 1);
+      node.style.setProperty("--acked-part", batch.acked / whole);
+      node.style.setProperty("--failed-part", batch.failed / whole);
+      node.classList.toggle("has-failed", batch.failed > 0);
+      node.dataset.state = batch.state;
+      const done = batch.items ? `${percent(batch.acked + batch.failed, batch.items)} % resolved` : "no items yet";
+      const words = `${done}: ${number(batch.acked)} acked, ${number(batch.failed)} failed, ${number(batch.pending)} pending`;
+      if (node.getAttribute("aria-label") !== words) node.setAttribute("aria-label", words);
+    },
+  };
+}
+
+export function amounts(batch) {
+  if (!batch.items) return "no items yet";
+  const resolved = batch.acked + batch.failed;
+  return batch.pending ? `${number(resolved)} of ${count(batch.items, "item")}` : `all ${count(batch.items, "item")}`;
+}
+
+// Kind words for what a call was refused with, or nothing.
+export function trouble() {
+  const node = make("p.note.trouble", { role: "alert", hidden: true });
+  return {
+    node,
+    show(error) {
+      node.hidden = false;
+      const more = error.status === 0 || error.status === 503 ? " Trying again; what you see may be old." : "";
+      setText(node, `${error.message || "Something went wrong."}${more}`);
+      if (error.status === undefined) console.error(error);
+    },
+    clear() {
+      node.hidden = true;
+    },
+  };
+}

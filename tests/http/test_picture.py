@@ -1,0 +1,111 @@
+"""The picture of a batch: tiles of counts, and one group's bits."""
+
+from __future__ import annotations
+
+import base64
+import random
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.http.test_batches import ack, code, opened
+
+
+def bits_of(found: dict[str, Any], name: str) -> set[int]:
+    """The indexes of a group's bitfield that are set."""
+    field = base64.b64decode(found["bits"][name])
+    assert len(field) == -(-found["issued"] // 8)
+    return {index for index in range(8 * len(field)) if field[index // 8] >> (index % 8) & 1}
+
+
+def test_tiles_and_bits_say_what_was_acked_and_failed(http: httpx.Client) -> None:
+    """For random acks and failures, however many groups a tile gathers, and wherever the answer begins."""
+    chance = random.Random(4)
+    items, size = 64 * 37 + 5, 64
+    batch = opened(http, items=items, group_size=size)["id"]
+    numbers = chance.sample([number for number in range(items) if number // size % 5], 900)
+    # Two groups acked in order, so that one of them is full, and needs no blob.
+    failed, acked = set(numbers[:100]), set(numbers[100:]) | set(range(100))
+    name = {number: f"{batch}:{number // size}:{number % size}" for number in range(items)}
+    http.post("/v1/failures", json={"items": [name[number] for number in sorted(failed)]}).raise_for_status()
+    ack(http, *(name[number] for number in sorted(acked)))
+    failed -= acked
+    for per, start in [(1, 0), (1, 7), (2, 0), (5, 0), (5, 3), (37, 0), (38, 1), (131_072, 0)]:
+        found = http.get(f"/v1/batches/{batch}/groups", params={"per": per, "start": start}).json()
+        assert (found["batch"], found["items"], found["group_size"]) == (batch, items, size)
+        assert (found["groups"], found["next"]) == (38, None)
+        expected = []
+        for group in range(start, 38, per):
+            wide = min(per, 38 - group)
+            inside = range(group * size, min((group + wide) * size, items))
+            resolved = sum(number in inside for number in acked | failed)
+            lost = sum(number in inside for number in failed)
+            expected.append(
+                {"group": group, "groups": wide, "issued": len(inside), "resolved": resolved, "failed": lost}
+            )
+        assert found["tiles"] == expected
+    for group in range(38):
+        one = http.get(f"/v1/batches/{batch}/groups/{group}").json()
+        inside = range(group * size, min((group + 1) * size, items))
+        assert (one["batch"], one["group"], one["groups"], one["issued"]) == (batch, group, 1, len(inside))
+        assert bits_of(one, "resolved") == {n % size for n in (acked | failed) if n in inside}
+        assert bits_of(one, "failed") == {n % size for n in failed if n in inside}
+        assert (one["resolved"], one["failed"]) == (len(bits_of(one, "resolved")), len(bits_of(one, "failed")))
+
+
+def test_pages_of_tiles_follow_each_other(http: httpx.Client) -> None:
+    """`next` is where the next answer begins, and each tile comes once."""
+    batch = opened(http, items=64 * 10, group_size=64)["id"]
+    seen: list[tuple[int, int]] = []
+    start: int | None = 0
+    while start is not None:
+        params = {"start": start, "limit": 2, "per": 2}
+        page = http.get(f"/v1/batches/{batch}/groups", params=params).json()
+        seen += [(tile["group"], tile["groups"]) for tile in page["tiles"]]
+        start = page["next"]
+    assert seen == [(0, 2), (2, 2), (4, 2), (6, 2), (8, 2)]
+
+
+def test_the_picture_of_the_largest_batch_is_bounded(http: httpx.Client) -> None:
+    """An answer covers at most 131,072 groups, in as few tiles as are asked for; the last group of 10^12 items is at
+    hand at once."""
+    batch = opened(http, items=10**12)["id"]
+    groups = -(-(10**12) // 8192)
+    page = http.get(f"/v1/batches/{batch}/groups", params={"per": 32, "limit": 4096}).json()
+    assert (len(page["tiles"]), page["next"], page["groups"]) == (4096, 131_072, groups)
+    page = http.get(f"/v1/batches/{batch}/groups", params={"per": 1000, "limit": 4096}).json()
+    assert (len(page["tiles"]), page["next"]) == (131, 131_000)
+    last = http.get(f"/v1/batches/{batch}/groups", params={"start": groups - 1}).json()
+    assert last["tiles"] == [
+        {"group": groups - 1, "groups": 1, "issued": 10**12 - (groups - 1) * 8192, "resolved": 0, "failed": 0}
+    ]
+    assert last["next"] is None
+
+
+def test_a_batch_without_items_has_no_tiles(http: httpx.Client) -> None:
+    """Nor has one from beyond its end."""
+    batch = opened(http)["id"]
+    for start in (0, 5, 2**53 - 1):
+        page = http.get(f"/v1/batches/{batch}/groups", params={"start": start}).json()
+        assert (page["groups"], page["tiles"], page["next"]) == (0, [], None)
+
+
+def test_a_group_that_was_never_issued_is_refused(http: httpx.Client) -> None:
+    """By name, as a batch that isn't there is."""
+    batch = opened(http, items=65, group_size=64)["id"]
+    assert http.get(f"/v1/batches/{batch}/groups/1").json()["issued"] == 1
+    assert code(http.get(f"/v1/batches/{batch}/groups/2")) == (404, "group_not_found")
+    assert code(http.get("/v1/batches/999999/groups/0")) == (404, "batch_not_found")
+    assert code(http.get("/v1/batches/999999/groups")) == (404, "batch_not_found")
+
+
+@pytest.mark.parametrize(
+    "query", ["per=0", "per=131073", "limit=0", "limit=4097", "start=-1", "start=01", f"start={2**53}", "per=x"]
+)
+def test_numbers_out_of_bounds_are_named(sqlite_http: httpx.Client, query: str) -> None:
+    """As everywhere: 422, with the place."""
+    batch = opened(sqlite_http, items=1)["id"]
+    answer = sqlite_http.get(f"/v1/batches/{batch}/groups?{query}")
+    assert code(answer) == (422, "invalid_request")
+    assert answer.json()["errors"][0]["place"] == f"query.{query.split('=')[0]}"

@@ -1,0 +1,165 @@
+"""`python -m tests.page.screenshots`: take the pictures of docs/page.md anew, from a service with made-up batches."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import random
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+from playwright.sync_api import Browser, Page, expect
+
+from tests.page.browser import program, running_browser
+from tests.servers import ROOT, running_service, sqlite_file
+
+FOLDER = ROOT / "docs/images"
+DESKTOP = {"width": 1180, "height": 860}
+PHONE = {"width": 360, "height": 760}
+
+
+def opened(api: httpx.Client, **body: Any) -> int:
+    answer = api.post("/v1/batches", json=body)
+    answer.raise_for_status()
+    found: int = answer.json()["id"]
+    return found
+
+
+def resolve(
+    api: httpx.Client, batch: int, chance: random.Random, shares: list[float], lost: set[int], size: int
+) -> None:
+    """Ack so much of each group, in no order, and fail three items of those of `lost`."""
+    for first in range(0, len(shares), 64):
+        acks, failures = [], []
+        for group, share in enumerate(shares[first : first + 64], first):
+            acked = bytearray(b"\xff" * (size // 8)) if share >= 1 else bytearray(size // 8)
+            failed = bytearray(size // 8)
+            for index in chance.sample(range(size), int(size * share)) if 0 < share < 1 else []:
+                acked[index // 8] |= 1 << (index % 8)
+            if group in lost:
+                for index in chance.sample(range(size), 3):
+                    failed[index // 8] |= 1 << (index % 8)
+            acked = bytearray(byte & ~lost_byte for byte, lost_byte in zip(acked, failed, strict=True))
+            place = {"batch": batch, "group": group}
+            acks.append({**place, "bits": base64.b64encode(acked).decode()})
+            if any(failed):
+                failures.append({**place, "bits": base64.b64encode(failed).decode()})
+        reason = "HTTP 502 from the image renderer after 5 attempts"
+        if failures:
+            api.post("/v1/failures", json={"groups": failures, "reason": reason}).raise_for_status()
+        api.post("/v1/acks", json={"groups": acks}).raise_for_status()
+
+
+def make_up(api: httpx.Client) -> int:
+    """Some batches; the answer is the one to look at."""
+    chance = random.Random(11)
+
+    def small(key: str, items: int, share: float, lost: int = 0, **more: Any) -> int:
+        batch = opened(api, key=key, items=items, **more)
+        ids = [f"{batch}:{number // 8192}:{number % 8192}" for number in range(items)]
+        done = ids[: int(items * share)]
+        for start in range(0, len(done), 8000):
+            api.post("/v1/acks", json={"items": done[lost if start == 0 else start : start + 8000]}).raise_for_status()
+        if lost:
+            api.post(
+                "/v1/failures", json={"items": ids[:lost], "reason": "source file is truncated"}
+            ).raise_for_status()
+        return batch
+
+    small("invoices-2026-04", 4210, 1, sealed=True, labels={"team": "billing", "run": "monthly"})
+    small("thumbnails-backfill", 60000, 0.31, labels={"team": "media"})
+    gone = small("search-index-v8", 12000, 0.42, sealed=True, labels={"team": "search"})
+    api.post(f"/v1/batches/{gone}/cancel").raise_for_status()
+    small("catalog-41", 18400, 1, lost=3, sealed=True, labels={"team": "search", "shop": "de"})
+    small("newsletter-may", 25000, 1, sealed=True, labels={"team": "crm"})
+    size, groups = 8192, 184
+    looked_at = opened(api, key="catalog-42", items=size * groups - 3000, labels={"team": "search", "shop": "fr"})
+    shares = [1.0 if group < 92 else max(0.0, min(1.0, 1.15 - (group - 92) / 70)) for group in range(groups - 1)]
+    shares = [share if share in (0.0, 1.0) else min(1.0, share + chance.uniform(-0.12, 0.12)) for share in shares]
+    shares = [max(0.0, share) for share in shares]
+    shares[37], shares[61] = 0.9985, 0.9991
+    resolve(api, looked_at, chance, shares, {61, 120, 147}, size)
+    api.post(f"/v1/batches/{looked_at}/seal").raise_for_status()
+    small("translations-pt", 900, 0.12, labels={"team": "content", "language": "pt"})
+    return looked_at
+
+
+def make_older(database: str) -> None:
+    """Else all of them would be from just now."""
+
+    def earlier(column: str, minutes: int, batch: str) -> str:
+        ago = f"printf('-%d minutes', {minutes} * (9 - {batch}) * (9 - {batch}))"
+        return f"{column} = strftime('%Y-%m-%d %H:%M:%f', {column}, {ago})"
+
+    moments = {"created_at": ("opened", 9), "sealed_at": ("sealed", 4), "ended_at": ("completed", 1)}
+    with contextlib.closing(sqlite3.connect(database.removeprefix("sqlite:///"))) as file, file:
+        for column, (event, minutes) in moments.items():
+            file.execute(f"UPDATE batches SET {earlier(column, minutes, 'id')}")
+            at = earlier("appended_at", minutes, "batch_id")
+            file.execute(f"UPDATE feed SET {at} WHERE type = 'batch.{event}'")
+
+
+def shoot(page: Page, name: str, folder: Path, *, whole: bool = False) -> None:
+    page.screenshot(path=folder / f"{name}.png", full_page=whole, animations="disabled", caret="hide")
+
+
+def take(browser: Browser, url: str, api: httpx.Client, batch: int, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for scheme, suffix in (("light", ""), ("dark", "-dark")):
+        with browser.new_context(viewport=DESKTOP, color_scheme=scheme, reduced_motion="reduce") as context:
+            page = context.new_page()
+            page.goto(f"{url}/#/")
+            expect(page.locator(".batch")).to_have_count(7)
+            expect(page.locator("#live")).to_have_text("live")
+            shoot(page, f"list{suffix}", folder)
+            page.goto(f"{url}/#/batches/{batch}")
+            expect(page.locator(".tile")).to_have_count(184)
+            expect(page.locator(".events li")).to_have_count(2)
+            # So that there is a pace.
+            moved = {"batch": batch, "group": 180 if scheme == "light" else 181, "bits": "/" * 136}
+            api.post("/v1/acks", json={"groups": [moved]}).raise_for_status()
+            expect(page.locator(".big .words")).to_contain_text("left")
+            shoot(page, f"batch{suffix}", folder, whole=True)
+            if scheme == "light":
+                page.locator(".tile").nth(61).click()
+                field = page.get_by_role("slider", name="Item")
+                expect(field).to_be_focused()
+                page.locator(".picture").screenshot(path=folder / "group.png", animations="disabled")
+                page.get_by_role("button", name="Cancel…").click()
+                shoot(page, "cancel", folder)
+    with browser.new_context(viewport=PHONE, device_scale_factor=2, reduced_motion="reduce", has_touch=True) as context:
+        page = context.new_page()
+        page.goto(f"{url}/#/")
+        expect(page.locator(".batch")).to_have_count(7)
+        shoot(page, "phone-list", folder)
+        page.goto(f"{url}/#/batches/{batch}")
+        expect(page.locator(".tile")).to_have_count(184)
+        shoot(page, "phone-batch", folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--into", type=Path, default=FOLDER)
+    folder: Path = parser.parse_args().into
+    path = program()
+    if path is None:
+        print("chromium is not installed", file=sys.stderr)
+        return 1
+    with (
+        sqlite_file() as database,
+        running_service(database) as service,
+        running_browser(path) as browser,
+        httpx.Client(base_url=service.url, timeout=60) as api,
+    ):
+        batch = make_up(api)
+        make_older(database)
+        take(browser, service.url, api, batch, folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

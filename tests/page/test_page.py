@@ -1,0 +1,678 @@
+"""The page, in a real browser on a real service: what it shows moves with what happens, and anybody can use it."""
+
+from __future__ import annotations
+
+import base64
+import re
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Error, Locator, Page, Route, expect
+
+from api import page as served
+from tests.servers import ServiceProcess, running_service, sqlite_file
+
+pytestmark = pytest.mark.xdist_group("page")
+
+HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>&amp;{{7*7}}"
+PHONE = {"viewport": {"width": 360, "height": 760}, "has_touch": True, "is_mobile": True}
+
+
+def opened(api: httpx.Client, **body: Any) -> int:
+    answer = api.post("/v1/batches", json=body)
+    assert answer.status_code == 201, answer.text
+    batch: int = answer.json()["id"]
+    return batch
+
+
+def ack(api: httpx.Client, *items: str) -> None:
+    api.post("/v1/acks", json={"items": items}).raise_for_status()
+
+
+def fail(api: httpx.Client, reason: str | None, *items: str) -> None:
+    api.post("/v1/failures", json={"items": items, "reason": reason}).raise_for_status()
+
+
+def row(page: Page, batch: int) -> Locator:
+    return page.locator(f".batch[data-batch='{batch}']")
+
+
+def numbers(page: Page, name: str) -> Locator:
+    return page.locator(f"[data-number='{name}'] dd")
+
+
+def panel(page: Page, name: str) -> Locator:
+    return page.locator(f"[data-panel='{name}']")
+
+
+def live(page: Page) -> Locator:
+    return page.locator("#live[data-state='live']")
+
+
+# What is served
+
+
+def test_each_file_has_its_type_and_the_policy(api: httpx.Client) -> None:
+    """Nothing may run that isn't a file of the service's own."""
+    for name, file in served.read_files().items():
+        answer = api.get("/" if name == "index.html" else f"/page/{name}")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == file.media_type
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert "unsafe" not in answer.headers["content-security-policy"]
+
+
+def test_a_file_that_is_known_is_not_sent_again(api: httpx.Client) -> None:
+    """Its ETag is asked for each time, so a new release shows at once."""
+    answer = api.get("/page/main.js")
+    assert answer.headers["cache-control"] == "no-cache"
+    again = api.get("/page/main.js", headers={"If-None-Match": f'"other", W/{answer.headers["etag"]}'})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == answer.headers["etag"]
+    assert api.get("/page/main.js", headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/page/other.js", "/page/__init__.py", "/page/index.html", "/page/%2e%2e%2fapp.py"])
+def test_nothing_else_of_the_folder_is_served(api: httpx.Client, path: str) -> None:
+    """As any path that isn't there."""
+    answer = api.get(path)
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
+def test_the_page_names_no_address_but_its_own() -> None:
+    """It works where nothing else is reached. A namespace is no address."""
+    for name, file in served.read_files().items():
+        text = file.content.decode().replace("http://www.w3.org/2000/svg", "")
+        found = re.findall(r"(?:https?:)?//[\w.-]+\.\w+", text)
+        assert not found, (name, found)
+
+
+# The list
+
+
+def test_a_batch_shows_up_and_its_progress_moves(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Without a reload; where its items are acked, the bar says so in words."""
+    page.goto(service_url)
+    expect(live(page)).to_be_visible()
+    batch = opened(api, key="moves", items=4, labels={"team": "search"})
+    shown = row(page, batch)
+    expect(shown).to_contain_text("moves")
+    expect(shown.locator(".state")).to_have_text("open")
+    expect(shown.get_by_role("img")).to_have_accessible_name("0 % resolved: 0 acked, 0 failed, 4 pending")
+    ack(api, f"{batch}:0:0", f"{batch}:0:2")
+    expect(shown).to_contain_text("2 of 4 items")
+    expect(shown).to_contain_text("50 %")
+    fail(api, "why", f"{batch}:0:1")
+    expect(shown.get_by_role("img")).to_have_accessible_name("75 % resolved: 2 acked, 1 failed, 1 pending")
+    expect(shown).to_contain_text("1 failed")
+    ack(api, f"{batch}:0:3")
+    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
+    expect(shown.locator(".state")).to_have_text("complete")
+    expect(shown).to_contain_text("all 4 items")
+    expect(page.locator("#said")).to_have_text(f"Batch {batch} is complete")
+
+
+def test_a_list_without_live_batches_hears_of_an_end(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Nothing is polled then: it's the event that brings it."""
+    key = uuid.uuid4().hex
+    batch = opened(api, key=key, items=1, sealed=True)
+    page.goto(f"{service_url}/#/?state=complete&key={key}")
+    expect(page.get_by_role("heading", name="No batch is like that")).to_be_visible()
+    expect(live(page)).to_be_visible()
+    ack(api, f"{batch}:0:0")
+    expect(row(page, batch).locator(".state")).to_have_text("succeeded")
+
+
+def test_filters_narrow_the_list_and_live_in_the_address(page: Page, api: httpx.Client, service_url: str) -> None:
+    """By state, key and labels; a label of a batch is a link to its like; back is back."""
+    team = uuid.uuid4().hex
+    first = opened(api, key="filtered", labels={"team": team, "shop": "de"})
+    second = opened(api, key="filtered too", labels={"team": team, "shop": "fr"}, items=1, sealed=True)
+    page.goto(service_url)
+    expect(row(page, first)).to_be_visible()
+    page.get_by_label("Label", exact=True).fill(f"team:{team}")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator(".batch")).to_have_count(2)
+    expect(page).to_have_url(re.compile(rf"label=team%3A{team}"))
+    page.get_by_role("link", name="sealed").click()
+    expect(page.locator(".batch")).to_have_count(1)
+    expect(row(page, second)).to_be_visible()
+    expect(page.get_by_role("link", name="sealed")).to_have_attribute("aria-current", "true")
+    page.go_back()
+    expect(page.locator(".batch")).to_have_count(2)
+    row(page, first).get_by_role("link", name=re.compile("^shop: ?de$")).click()
+    expect(page).to_have_url(re.compile("label=shop%3Ade"))
+    page.goto(f"{service_url}/#/?label=team:{team}")
+    expect(page.locator(".batch")).to_have_count(2)
+    page.get_by_label("Key").fill("filtered too")
+    page.get_by_label("Key").press("Enter")
+    expect(page.locator(".batch")).to_have_count(1)
+    page.reload()
+    expect(page.get_by_label("Key")).to_have_value("filtered too")
+    expect(row(page, second)).to_be_visible()
+    page.get_by_role("link", name=f"Without the label team:{team}").click()
+    expect(page.locator(".chips a")).to_have_count(0)
+    expect(page).to_have_url(re.compile(r"#/\?key=filtered\+too$"))
+
+
+def test_a_filter_that_the_service_refuses_is_explained(
+    page: Page, api: httpx.Client, service_url: str, complaints: list[str]
+) -> None:
+    """In the service's words, and the page goes on."""
+    page.goto(f"{service_url}/#/?label=nonsense")
+    expect(page.get_by_role("alert")).to_contain_text("expected name:value, got 'nonsense'")
+    page.get_by_role("link", name="Without the label nonsense").click()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    assert all("422" in each for each in complaints)
+    complaints.clear()
+
+
+def test_many_batches_come_a_step_at_a_time(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Fifty, then more when asked."""
+    key = uuid.uuid4().hex
+    ids = [opened(api, key=key, sealed=True) for _ in range(60)]
+    page.goto(f"{service_url}/#/?key={key}")
+    expect(page.locator(".batch")).to_have_count(50)
+    assert page.locator(".batch").first.get_attribute("data-batch") == str(ids[-1])
+    page.get_by_role("button", name="Show more").click()
+    expect(page.locator(".batch")).to_have_count(60)
+    expect(page.get_by_role("button", name="Show more")).to_be_hidden()
+
+
+@pytest.fixture
+def fresh_url() -> Iterator[str]:
+    """Of a service without a batch."""
+    with sqlite_file() as database, running_service(database) as service:
+        yield service.url
+
+
+def test_an_empty_service_says_how_to_begin(page: Page, fresh_url: str) -> None:
+    """With its own address; what is opened so appears."""
+    page.goto(fresh_url)
+    expect(page.get_by_role("heading", name="No batches yet")).to_be_visible()
+    command = page.get_by_role("region", name="With curl").inner_text()
+    assert command.startswith(f"curl {fresh_url}/v1/batches ")
+    body = re.search(r"-d '(.*)'", command)
+    assert body is not None
+    expect(live(page)).to_be_visible()
+    answer = httpx.post(f"{fresh_url}/v1/batches", content=body[1], headers={"Content-Type": "application/json"})
+    assert answer.status_code == 201
+    expect(page.locator(".batch")).to_contain_text("catalog-42")
+    expect(page.get_by_role("heading", name="No batches yet")).to_be_hidden()
+
+
+# One batch
+
+
+def test_a_batch_shows_its_numbers_as_they_move(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Numbers, rate, pending ranges, events; the end is said and shown."""
+    batch = opened(api, key="looked at", items=6, group_size=64, labels={"team": "search"})
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(page.get_by_role("heading", level=1)).to_have_text("looked at")
+    expect(page).to_have_title("looked at · Lastbit")
+    expect(numbers(page, "pending")).to_have_text("6")
+    expect(panel(page, "pending").locator(".range")).to_have_text([f"{batch}:0:0 – {batch}:0:5"])
+    expect(panel(page, "events").locator(".event")).to_have_text(["opened"])
+    expect(panel(page, "failed")).to_be_hidden()
+    expect(page.locator(".big .words")).to_contain_text("not sealed yet")
+    ack(api, f"{batch}:0:1", f"{batch}:0:2")
+    expect(numbers(page, "acked")).to_have_text("2")
+    expect(panel(page, "pending").locator(".range")).to_have_text([f"{batch}:0:0", f"{batch}:0:3 – {batch}:0:5"])
+    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
+    expect(page.locator(".title .state")).to_have_text("sealed")
+    expect(panel(page, "events").locator(".event")).to_have_text(["opened", "sealed"])
+    ack(api, f"{batch}:0:0")
+    expect(page.locator(".big .words")).to_have_text(re.compile(r"^[\d,.]+/s, about .+ left$"))
+    ack(api, *(f"{batch}:0:{index}" for index in (3, 4, 5)))
+    expect(page.locator(".title .state")).to_have_text("succeeded")
+    expect(page.locator(".big")).to_contain_text("100")
+    expect(page.locator(".big .words")).to_have_text("everything is acked")
+    expect(panel(page, "pending")).to_be_hidden()
+    expect(panel(page, "events").locator(".event")).to_have_text(["opened", "sealed", "completed", "succeeded"])
+    expect(page.get_by_role("button", name="Cancel…")).to_be_hidden()
+
+
+def test_failed_items_are_shown_with_their_reasons(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Neighbours that failed for the same reason are one line; who gave none is said to have given none."""
+    batch = opened(api, items=70, group_size=64)
+    fail(api, "timed out", *(f"{batch}:0:{index}" for index in (3, 4, 5)))
+    fail(api, "no such file", f"{batch}:0:6")
+    fail(api, None, f"{batch}:1:0")
+    page.goto(f"{service_url}/#/batches/{batch}")
+    lines = panel(page, "failed").locator(".ranges li")
+    expect(lines).to_have_count(3)
+    expect(lines.nth(0)).to_contain_text(f"{batch}:0:3 – {batch}:0:5")
+    expect(lines.nth(0)).to_contain_text("timed out")
+    expect(lines.nth(1)).to_contain_text("no such file")
+    expect(lines.nth(2)).to_contain_text("no reason given")
+    lines.nth(1).get_by_role("link").click()
+    item = page.get_by_role("slider", name="Item")
+    expect(item).to_be_focused()
+    expect(page.locator(".tile").nth(0)).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="Next failed").click()
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:3, failed: timed out")
+    ack(api, f"{batch}:0:3", f"{batch}:0:4", f"{batch}:0:5")
+    expect(lines).to_have_count(2)
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:3, acked")
+
+
+def test_a_tile_is_a_group_and_a_click_shows_its_bits(page: Page, api: httpx.Client, service_url: str) -> None:
+    """The tiles say how much is resolved; the bits are drawn, and say under the pointer which item is what."""
+    batch = opened(api, items=64 * 3 + 10, group_size=64)
+    full = base64.b64encode(b"\xff" * 8).decode()
+    api.post("/v1/acks", json={"groups": [{"batch": batch, "group": 1, "bits": full}]}).raise_for_status()
+    ack(api, f"{batch}:0:0", f"{batch}:0:9")
+    fail(api, "broken", f"{batch}:3:1")
+    page.goto(f"{service_url}/#/batches/{batch}")
+    tiles = page.locator(".tile")
+    expect(tiles).to_have_count(4)
+    expect(tiles.nth(0)).to_have_accessible_name("Group 0: 3.1 % of 64 items resolved")
+    expect(tiles.nth(1)).to_have_accessible_name("Group 1: 100 % of 64 items resolved")
+    expect(tiles.nth(2)).to_have_accessible_name("Group 2: 0 % of 64 items resolved")
+    expect(tiles.nth(3)).to_have_accessible_name("Group 3: 10 % of 10 items resolved, 1 failed")
+    tiles.nth(0).click()
+    expect(page).to_have_url(re.compile(r"\?group=0$"))
+    expect(page.get_by_role("heading", name="Group 0")).to_be_visible()
+    item = page.get_by_role("slider", name="Item")
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:1, pending")
+    canvas = page.locator(".field canvas")
+    canvas.hover(position={"x": 3, "y": 3})
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:0, acked")
+    drawn = "canvas => Array.from(canvas.getContext('2d').getImageData(6, 6, 1, 1).data)"
+    acked = "node => getComputedStyle(node).getPropertyValue('--acked').trim()"
+    wanted = page.locator(".bits").evaluate(acked)
+    ack(api, f"{batch}:0:1")
+    expect(item).to_have_attribute("aria-valuenow", "0")
+    expect(page.locator(".bits .facts")).to_have_text("64 items: 3 acked, 0 failed, 61 pending")
+    red, green, blue, _ = canvas.evaluate(drawn)
+    assert (red, green, blue) == tuple(bytes.fromhex(wanted.removeprefix("#")))
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator(".bits")).to_have_count(0)
+    expect(tiles.nth(0)).to_be_focused()
+
+
+def test_a_billion_items_are_a_picture_that_one_goes_into(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Some thousand tiles of several groups each; a click shows the groups of one, another the bits."""
+    batch = opened(api, items=10**9)
+    ack(api, f"{batch}:100000:17")
+    page.goto(f"{service_url}/#/batches/{batch}")
+    tiles = page.locator(".tile")
+    expect(tiles.first).to_have_accessible_name(re.compile("^Groups 0 to [0-9]+: 0 % of [0-9,]+ items resolved$"))
+    assert tiles.count() <= 1500
+    touched = page.locator(".tile[data-state='some']")
+    expect(touched).to_have_count(1)
+    touched.click()
+    expect(page).to_have_url(re.compile(r"groups=\d+-\d+$"))
+    expect(page.locator(".nearer")).to_contain_text("of 122,071")
+    expect(tiles.first).to_be_focused()
+    group = page.get_by_role("button", name="Group 100000:")
+    expect(group).to_have_accessible_name("Group 100000: 0.01 % of 8,192 items resolved")
+    group.click()
+    expect(page.locator(".bits .facts")).to_have_text("8,192 items: 1 acked, 0 failed, 8,191 pending")
+    page.get_by_role("link", name="later").click()
+    expect(tiles.first).to_have_accessible_name(re.compile("^Group 100[0-9]{3}: 0 %"))
+    page.get_by_role("link", name="all groups").click()
+    expect(touched).to_have_count(1)
+
+
+def test_the_largest_batch_is_shown_a_stretch_at_a_time(page: Page, api: httpx.Client, service_url: str) -> None:
+    """One answer of the picture has a bound; the page says which groups it shows, and goes on."""
+    batch = opened(api, items=10**12)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(page.locator(".nearer")).to_have_text(re.compile(r"^groups 0 to 1[23]\d,\d{3} of 122,070,313later$"))
+    page.get_by_role("link", name="later").click()
+    expect(page.locator(".nearer")).to_have_text(re.compile(r"groups 1[23]\d,\d{3} to 2[56]\d,\d{3} of"))
+
+
+def test_cancelling_asks_first(page: Page, api: httpx.Client, service_url: str) -> None:
+    """The batch's number has to be typed; keeping it changes nothing, and the focus goes back to the button."""
+    batch = opened(api, key="unwanted", items=3)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    button = page.get_by_role("button", name="Cancel…")
+    button.click()
+    dialog = page.get_by_role("dialog", name="Cancel unwanted?")
+    expect(dialog).to_contain_text("3 of its items are pending")
+    confirm = dialog.get_by_role("button", name="Cancel the batch")
+    expect(confirm).to_be_disabled()
+    dialog.get_by_label("Type").fill(f"{batch}0")
+    expect(confirm).to_be_disabled()
+    page.keyboard.press("Enter")
+    dialog.get_by_role("button", name="Keep it").click()
+    expect(dialog).to_have_count(0)
+    expect(button).to_be_focused()
+    assert api.get(f"/v1/batches/{batch}").json()["state"] == "open"
+    button.press("Enter")
+    dialog.get_by_label("Type").fill(str(batch))
+    page.keyboard.press("Enter")
+    expect(page.locator(".title .state")).to_have_text("cancelled")
+    expect(dialog).to_have_count(0)
+    expect(button).to_be_hidden()
+    expect(panel(page, "events").locator(".event")).to_have_text(["opened", "cancelled"])
+    assert api.get(f"/v1/batches/{batch}").json()["state"] == "cancelled"
+
+
+def test_a_cancel_that_comes_too_late_says_so(
+    page: Page, api: httpx.Client, service_url: str, complaints: list[str]
+) -> None:
+    """In the dialog, which stays."""
+    batch = opened(api, key="too late", items=1, sealed=True)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    page.get_by_role("button", name="Cancel…").click()
+    ack(api, f"{batch}:0:0")
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Type").fill(str(batch))
+    dialog.get_by_role("button", name="Cancel the batch").click()
+    expect(dialog.get_by_role("alert")).to_contain_text(f"batch {batch} is complete: cancel is not possible any more")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    assert all("409" in each for each in complaints)
+    complaints.clear()
+
+
+def test_an_item_that_is_a_batch_leads_to_its_parent(page: Page, api: httpx.Client, service_url: str) -> None:
+    """And back by the list."""
+    above = opened(api, key="above", items=2)
+    below = opened(api, key="below", parent=f"{above}:0:1")
+    page.goto(f"{service_url}/#/batches/{below}")
+    page.get_by_role("link", name=f"{above}:0:1").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("above")
+    page.get_by_role("link", name="All batches", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Batches")
+
+
+def test_a_batch_that_is_not_there_is_said_to_be_gone(
+    page: Page, api: httpx.Client, service_url: str, complaints: list[str]
+) -> None:
+    """When it is opened, and when it goes away under the reader's eyes."""
+    page.goto(f"{service_url}/#/batches/999999")
+    expect(page.get_by_role("heading", level=1)).to_have_text("There is no batch 999999")
+    batch = opened(api, key="goes away", items=1)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(numbers(page, "items")).to_have_text("1")
+    api.delete(f"/v1/batches/{batch}").raise_for_status()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"There is no batch {batch}")
+    page.goto(f"{service_url}/#/nowhere")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Nothing is here")
+    assert all("404" in each for each in complaints)
+    complaints.clear()
+
+
+def test_events_that_were_trimmed_are_said_to_be_gone(page: Page, complaints: list[str]) -> None:
+    """What the feed still has is shown."""
+    with sqlite_file() as database, running_service(database) as service, httpx.Client(base_url=service.url) as api:
+        batch = opened(api, items=1)
+        with sqlite3.connect(database.removeprefix("sqlite:///")) as file:
+            file.execute("UPDATE feed_head SET trimmed = position")
+            file.execute("DELETE FROM feed")
+        api.post(f"/v1/batches/{batch}/seal").raise_for_status()
+        page.goto(f"{service.url}/#/batches/{batch}")
+        expect(panel(page, "events")).to_contain_text("Older events may have left the feed.")
+        expect(panel(page, "events").locator(".event")).to_have_text(["sealed"])
+    complaints.clear()
+
+
+# Staying up to date
+
+
+def test_a_service_that_goes_away_and_comes_back(page: Page, complaints: list[str]) -> None:
+    """The page says that it's reconnecting, keeps what it has, and catches up by itself."""
+    with sqlite_file() as database, running_service(database) as service:
+        with httpx.Client(base_url=service.url) as api:
+            batch = opened(api, key="stays", items=2)
+        page.goto(f"{service.url}/#/batches/{batch}")
+        expect(live(page)).to_have_text("live")
+        expect(numbers(page, "pending")).to_have_text("2")
+        service.stop()
+        expect(page.locator("#live")).to_have_text("reconnecting…")
+        expect(page.get_by_role("alert")).to_contain_text("doesn’t answer")
+        expect(numbers(page, "pending")).to_have_text("2")
+        ServiceProcess.start(service)
+        with httpx.Client(base_url=service.url) as api:
+            ack(api, f"{batch}:0:1")
+        expect(live(page)).to_have_text("live")
+        expect(numbers(page, "acked")).to_have_text("1")
+        expect(page.get_by_role("alert")).to_be_hidden()
+    complaints.clear()
+
+
+# What is built beside it: shown where the service has it
+
+
+def answers(page: Page, path: str, body: dict[str, Any]) -> None:
+    page.route(path, lambda route: route.fulfill(json=body))
+
+
+def test_reasons_why_it_is_not_done_are_shown(page: Page, api: httpx.Client, service_url: str) -> None:
+    """In the service's words."""
+    batch = opened(api, items=1)
+    texts = ["It is not sealed.", f"1 item is pending. {HOSTILE}"]
+    reasons = [{"code": "some", "text": text} for text in texts]
+    explained = {"batch": batch, "state": "open", "done": False, "reasons": reasons}
+    answers(page, "**/explain", explained)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(panel(page, "why").get_by_role("listitem")).to_have_text(texts)
+
+
+def test_without_these_calls_nothing_is_missing(page: Page, api: httpx.Client, service_url: str) -> None:
+    """A service that has no such path is asked once."""
+    asked: list[str] = []
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.url.rpartition("/")[2])
+        route.fulfill(status=404, content_type="application/problem+json", json={"code": "not_found", "detail": "no"})
+
+    page.route(re.compile("/(explain|deliveries)$"), refuse)
+    batch = opened(api, items=1)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(panel(page, "events").locator(".event")).to_have_text(["opened"])
+    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
+    expect(panel(page, "events").locator(".event")).to_have_text(["opened", "sealed"])
+    expect(panel(page, "why")).to_be_hidden()
+    expect(panel(page, "deliveries")).to_be_hidden()
+    assert sorted(asked) == ["deliveries", "explain"]
+
+
+def test_a_dead_delivery_is_redelivered_after_asking(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Only dead ones can be; the call names the event by its position."""
+    batch = opened(api, items=1)
+    known = {"url": "https://hooks.example/x", "type": "batch.opened", "attempts": 8, "last_status": 500}
+    dead = {"webhook": 3, "position": 41, "state": "dead", "last_error": "answered 500", **known}
+    fine = {"webhook": 4, "position": 41, "state": "delivered", **known, "attempts": 1, "last_status": 200}
+    again = {**dead, "state": "pending"}
+    state = {"deliveries": [dead, fine]}
+    sent: list[Any] = []
+
+    def redelivered(route: Route) -> None:
+        sent.append((route.request.url.removeprefix(service_url), route.request.post_data_json))
+        state["deliveries"] = [again, fine]
+        route.fulfill(json=again)
+
+    page.route("**/deliveries", lambda route: route.fulfill(json=state))
+    page.route("**/redeliver", redelivered)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    lines = panel(page, "deliveries").get_by_role("listitem")
+    expect(lines).to_have_count(2)
+    expect(lines.nth(0)).to_contain_text("8 attempts, answered 500")
+    expect(lines.nth(1).get_by_role("button")).to_have_count(0)
+    lines.nth(0).get_by_role("button", name="Redeliver…").click()
+    assert not sent
+    page.get_by_role("dialog").get_by_role("button", name="Deliver again").click()
+    expect(lines.nth(0)).to_contain_text("pending")
+    assert sent == [("/v1/webhooks/3/redeliver", {"position": 41})]
+
+
+# Anybody's text, anybody's hands
+
+
+def test_hostile_text_stays_text(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Keys, labels and reasons, in every view and in the dialog."""
+    batch = opened(api, key=HOSTILE[:255], labels={"<b>x</b>": HOSTILE, "__proto__": "x"}, items=2)
+    fail(api, HOSTILE, f"{batch}:0:1")
+    page.goto(service_url)
+    expect(row(page, batch).locator(".name")).to_have_text(HOSTILE[:255])
+    expect(row(page, batch).locator(".label-value").first).to_have_text(HOSTILE)
+    row(page, batch).locator(".name").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE[:255])
+    expect(panel(page, "failed").locator(".reason")).to_have_text(HOSTILE)
+    page.locator(".tile").click()
+    page.get_by_role("button", name="Next failed").click()
+    expect(page.locator(".readout .word")).to_have_text(f"failed: {HOSTILE}")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Cancel…").click()
+    expect(page.get_by_role("dialog").get_by_role("heading")).to_have_text(f"Cancel {HOSTILE[:255]}?")
+    assert page.title() == f"{HOSTILE[:255]} · Lastbit"
+    assert page.locator("main img, main script, dialog img, dialog script").count() == 0
+
+
+def test_the_policy_refuses_what_would_make_text_markup(page: Page, service_url: str, complaints: list[str]) -> None:
+    """Even a mistake of the page's own would run nothing."""
+    page.goto(service_url)
+    with pytest.raises(Error, match="TrustedHTML"):
+        page.evaluate("() => { document.body.innerHTML = '<p>x</p>'; }")
+    assert all("TrustedHTML" in each for each in complaints)
+    complaints.clear()
+
+
+def focused(page: Page) -> Locator:
+    return page.locator(":focus")
+
+
+def tab_to(page: Page, wanted: Locator) -> None:
+    """By the tab key alone."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if wanted.evaluate("node => node === document.activeElement"):
+            return
+    raise AssertionError("the tab key doesn't get there")
+
+
+def test_the_keyboard_alone_reaches_an_item_of_a_group(page: Page, api: httpx.Client, service_url: str) -> None:
+    """From the list, to the batch, to its tiles, to the bits of one, and back out."""
+    key = uuid.uuid4().hex
+    batch = opened(api, key=key, items=64 * 300, group_size=64)
+    ack(api, f"{batch}:1:0")
+    page.goto(f"{service_url}/#/?key={key}")
+    expect(row(page, batch)).to_be_visible()
+    tab_to(page, row(page, batch).locator(".name"))
+    page.keyboard.press("Enter")
+    tiles = page.locator(".tile")
+    expect(tiles).to_have_count(300)
+    expect(focused(page)).to_have_id("main")
+    tab_to(page, tiles.first)
+    page.keyboard.press("ArrowRight")
+    expect(tiles.nth(1)).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    below = tiles.locator(":scope:focus")
+    first, under = tiles.nth(1).bounding_box(), below.bounding_box()
+    assert first is not None
+    assert under is not None
+    assert first["x"] == under["x"]
+    assert first["y"] < under["y"]
+    page.keyboard.press("End")
+    expect(tiles.nth(299)).to_be_focused()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowLeft")
+    expect(tiles.first).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    item = page.get_by_role("slider", name="Item")
+    expect(item).to_be_focused()
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:1:1, pending")
+    page.keyboard.press("ArrowLeft")
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:1:0, acked")
+    page.keyboard.press("End")
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:1:63, pending")
+    outline = "node => getComputedStyle(node).outlineStyle"
+    assert focused(page).evaluate(outline) == "solid"
+    page.keyboard.press("Escape")
+    expect(page.locator(".bits")).to_have_count(0)
+    expect(tiles.nth(1)).to_be_focused()
+
+
+def everything(api: httpx.Client) -> int:
+    """A batch with a bit of all, and long words in it."""
+    labels = {"name" * 20: "value" * 60, "a": ""}
+    batch = opened(api, key="a-key-without-a-blank-" * 11, items=64 * 400, group_size=64, labels=labels)
+    fail(api, "a reason without a blank ".replace(" ", "-") * 30, f"{batch}:0:1", f"{batch}:0:3")
+    ack(api, *(f"{batch}:{group}:{group % 64}" for group in range(40)))
+    return batch
+
+
+def rich(page: Page, batch: int) -> None:
+    """Answers of what is built beside the page."""
+    reason = {"code": "pending", "text": "pending-" * 40}
+    answers(page, "**/explain", {"batch": batch, "state": "open", "done": False, "reasons": [reason]})
+    delivery = {"webhook": 1, "position": 1, "state": "dead", "type": "batch.opened", "attempts": 2}
+    delivery |= {"url": "https://hooks.example/" + "x" * 200, "last_error": "refused-" * 40}
+    answers(page, "**/deliveries", {"deliveries": [delivery]})
+
+
+@pytest.mark.parametrize("settings", [PHONE], ids=["phone"])
+def test_a_phone_needs_no_scrolling_sideways(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Whatever is in the list, in a batch, in a group, in a dialog."""
+    batch = everything(api)
+    rich(page, batch)
+    overflow = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    page.goto(service_url)
+    expect(row(page, batch)).to_be_visible()
+    assert page.evaluate(overflow) <= 0
+    page.goto(f"{service_url}/#/batches/{batch}?group=0")
+    expect(page.locator(".tile")).to_have_count(400)
+    expect(page.locator(".bits")).to_be_visible()
+    expect(panel(page, "deliveries")).to_be_visible()
+    assert page.evaluate(overflow) <= 0
+    page.get_by_role("button", name="Cancel…").click()
+    dialog = page.get_by_role("dialog")
+    assert page.evaluate(overflow) <= 0
+    assert dialog.evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"color_scheme": "light", "bypass_csp": True},
+        {"color_scheme": "dark", "bypass_csp": True},
+        {"color_scheme": "light", "bypass_csp": True, **PHONE},
+    ],
+    ids=["light", "dark", "phone"],
+)
+def test_axe_finds_nothing(page: Page, api: httpx.Client, service_url: str, fresh_url: str) -> None:
+    """In the list, a batch, a group and a dialog. axe is put into the page, hence a browser without our policy."""
+    axe = Axe()
+
+    def check(view: str) -> None:
+        found = axe.run(page)
+        assert found.violations_count == 0, f"{view}: {found.generate_report()}"
+
+    batch = everything(api)
+    done = opened(api, key="done", items=1, sealed=True)
+    fail(api, "why", f"{done}:0:0")
+    opened(api, key="succeeded", sealed=True)
+    api.post(f"/v1/batches/{opened(api, key='cancelled')}/cancel").raise_for_status()
+    page.goto(f"{fresh_url}/#/")
+    expect(page.get_by_role("heading", name="No batches yet")).to_be_visible()
+    check("an empty list")
+    page.goto(f"{service_url}/#/?label=a:")
+    expect(row(page, batch)).to_be_visible()
+    check("a filtered list")
+    page.goto(f"{service_url}/#/")
+    expect(row(page, done)).to_be_visible()
+    check("the list")
+    rich(page, batch)
+    page.goto(f"{service_url}/#/batches/{batch}?group=0")
+    expect(page.locator(".bits")).to_be_visible()
+    expect(panel(page, "deliveries")).to_be_visible()
+    check("a batch")
+    page.get_by_role("button", name="Cancel…").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    check("a dialog")
+    page.get_by_label("Type").fill(str(batch))
+    check("a dialog that is ready")
