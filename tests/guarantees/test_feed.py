@@ -134,7 +134,7 @@ def test_a_page_is_filtered_and_still_says_how_far_it_looked(service: Service) -
     assert found.next == everything.next == start + 6
     found = service.events(start, 1, types=["batch.sealed", "batch.completed"])
     assert ([event.batch for event in found.events], found.next) == ([other], start + 3)
-    assert service.events(start + 6, 10, batch=one) == feed.Page([], start + 6)
+    assert service.events(start + 6, 10, batch=one) == feed.Page([], start + 6, start + 6)
 
 
 def test_a_position_that_was_never_given_is_refused(service: Service) -> None:
