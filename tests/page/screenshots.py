@@ -149,11 +149,15 @@ def main() -> int:
     if path is None:
         print("chromium is not installed", file=sys.stderr)
         return 1
-    with sqlite_file() as database, running_service(database) as service, running_browser(path) as browser:
-        with httpx.Client(base_url=service.url, timeout=60) as api:
-            batch = make_up(api)
-            make_older(database)
-            take(browser, service.url, api, batch, folder)
+    with (
+        sqlite_file() as database,
+        running_service(database) as service,
+        running_browser(path) as browser,
+        httpx.Client(base_url=service.url, timeout=60) as api,
+    ):
+        batch = make_up(api)
+        make_older(database)
+        take(browser, service.url, api, batch, folder)
     return 0
 
 
