@@ -1,7 +1,5 @@
 // Building the page. Text is only ever set as text: keys, labels and reasons are anybody's.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 // make("p.note", {title: "…", onclick: f}, "text", node, null)
 export function make(what, properties, ...children) {
   const [tag, ...classes] = what.split(".");
@@ -13,13 +11,6 @@ export function make(what, properties, ...children) {
     else node.setAttribute(name, value === true ? "" : String(value));
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
-  return node;
-}
-
-export function drawing(tag, attributes, ...children) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
-  node.append(...children);
   return node;
 }
 

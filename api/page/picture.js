@@ -24,7 +24,7 @@ export function pictureSection(batchId, go) {
     make("span.swatch"),
     "pending",
     make("span.ramp"),
-    "all resolved",
+    "resolved",
     make("span.swatch.some-failed"),
     "some failed",
   );
