@@ -15,9 +15,10 @@ from tests.page.browser import program, running_browser
 expect.set_options(timeout=20_000)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Missing: a failure in CI, a skip at home."""
+    """Missing: a failure in CI, a skip at home. It is gone after its module: the driver keeps an event loop running in
+    this thread, in which no other test could run its own."""
     path = program()
     if path is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("chromium is not installed")
