@@ -184,7 +184,7 @@ async def _stream(waiting: Waiting, after: int, types: Sequence[str], batch: int
             page = await waiting.read(follower, after, STREAM_READ)
             after = page.next
             if page.events:
-                yield b"".join(b"id: %d\ndata: %b\n\n" % (event.position, _encoded(event)) for event in page.events)
+                yield b"".join(b"id: %d\ndata: %b\n\n" % (event.position, feed.encoded(event)) for event in page.events)
             elif await _woken(follower, time.monotonic() + PING):
                 follower.woken.clear()
             else:
@@ -201,15 +201,8 @@ async def _woken(follower: Follower, until: float) -> bool:
 
 
 def _page(page: feed.Page) -> Response:
-    events = b",".join(map(_encoded, page.events))
+    events = b",".join(map(feed.encoded, page.events))
     return Response(b'{"events":[%b],"next":%d}' % (events, page.next), media_type="application/json")
-
-
-def _encoded(event: feed.Event) -> bytes:
-    """As JSON; the data is JSON already."""
-    at = event.at.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    known = {"position": event.position, "id": event.id, "type": event.type, "batch": event.batch, "key": event.key}
-    return b'%b,"data":%b,"at":"%b"}' % (_json(known)[:-1], (event.data or "null").encode(), at.encode())
 
 
 def _service(request: Request) -> Service:

@@ -6,11 +6,15 @@ import logging
 import sys
 
 import structlog
+from structlog.typing import Processor
 
 
 def configure(level: str) -> None:
     terminal = sys.stderr.isatty()
-    render = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    render: Processor = structlog.processors.JSONRenderer()
+    if terminal:
+        # Plain: the prettier tracebacks show local variables, and secrets among them.
+        render = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
