@@ -22,7 +22,7 @@ from core import deliveries, errors, payments, webhooks
 from core.backoff import Backoff
 from core.db import Database
 from core.deliveries import Claim
-from core.webhooks import Progress, Sender
+from core.webhooks import Answer, Progress, Sender
 
 log = structlog.get_logger(__name__)
 
@@ -112,7 +112,11 @@ class Dispatcher:
     def _deliver(self, claim: Claim) -> None:
         content = webhooks.body(claim.event)
         headers = webhooks.headers(claim.secret, claim.event.id, claim.at, content)
-        answer = self._sender.send(claim.url, headers, content)
+        try:
+            answer = self._sender.send(claim.url, headers, content)
+        except Exception:  # a bug of the sender's: counted as a try, or it would go on for ever
+            log.exception("sender_failed", delivery=claim.delivery)
+            answer = Answer(None, "the sender failed, its log says how", 0)
         state = self._database.write(lambda tx: deliveries.record(tx, claim, answer, self._backoff, self._chance()))
         tell = log.info if state is Progress.DELIVERED else log.warning
         tell(

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 
+import structlog
 from pydantic import ValidationError
 
 from core import errors, logs, schema
@@ -22,6 +23,8 @@ from core.dispatcher import Dispatcher
 from core.settings import Settings
 from core.ticker import ticking
 from senders.webhooks import WebhookSender
+
+log = structlog.get_logger(__name__)
 
 SOONEST: float = 0.01
 """Seconds between two rounds, at least."""
@@ -68,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
             else:
                 with ticking("dispatcher", dispatcher.run_once, max(settings.dispatcher_every, SOONEST)):
                     stop.wait()
+            log.info("dispatcher_stopping")
             dispatcher.stop()
     except errors.CoreError as error:
         print(f"lastbit dispatcher: {error}", file=sys.stderr)  # noqa: T201

@@ -35,13 +35,23 @@ class Deadline:
 
 @contextlib.contextmanager
 def _raising(kind: type[Exception]) -> Iterator[None]:
-    """The socket's errors as httpcore's."""
+    """The socket's errors as httpcore's, with words of ours: the pool forgets what they were caused by."""
     try:
         yield
     except TimeoutError as error:
         raise httpcore.ReadTimeout from error
     except OSError as error:
-        raise kind from error
+        raise kind(_words(error)) from error
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "the TLS certificate was not accepted"
+    if isinstance(error, ssl.SSLError):
+        return "TLS failed"
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection was refused"
+    return "the connection failed"
 
 
 class Pinned(httpcore.NetworkBackend):
@@ -70,7 +80,7 @@ class Pinned(httpcore.NetworkBackend):
                     return _Stream(connected, self._deadline)
             except (httpcore.ConnectError, httpcore.ReadTimeout) as error:
                 refused = error
-        raise refused or httpcore.ConnectError
+        raise refused or httpcore.ConnectError("there is no address")
 
 
 class _Stream(httpcore.NetworkStream):

@@ -77,7 +77,7 @@ class WebhookSender:
                 pool.stream("POST", _url(target), headers=_headers(target, headers), content=body) as answer,
             ):
                 status = answer.status
-                retry_after = _seconds(dict(answer.headers).get(b"retry-after"))
+                retry_after = _seconds({name.lower(): value for name, value in answer.headers}.get(b"retry-after"))
                 size = 0
                 for part in answer.iter_stream():
                     size += len(part)
@@ -116,13 +116,8 @@ class WebhookSender:
     def _words(self, cause: Exception, status: int | None) -> str:
         if isinstance(cause, httpcore.TimeoutException):
             return f"no whole answer within {self._timeout:g} s"
-        if isinstance(cause.__cause__, ssl.SSLCertVerificationError):
-            return "the TLS certificate was not accepted"
-        if isinstance(cause.__cause__, ssl.SSLError):
-            return "TLS failed"
         if isinstance(cause, httpcore.ConnectError):
-            refused = isinstance(cause.__cause__, ConnectionRefusedError)
-            return "the connection was refused" if refused else "no connection could be made"
+            return str(cause)  # ours, see `connection`
         if status is not None:
             return "the connection was closed in the middle of the answer"
         if isinstance(cause, httpcore.ProtocolError) and "disconnected" not in str(cause):
