@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Unavailable,
         UnexpectedAnswer,
         WaitTimeout,
+        WebhookNotFound,
     )
     from lastbit.ids import InvalidItemId, ItemId, ItemIds, item_id
     from lastbit.models import (
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         Watermark,
     )
     from lastbit.retry import Retry
+    from lastbit.webhooks import AsyncWebhooks, Attempt, CreatedWebhook, Delivery, Tested, Webhook, Webhooks
 
 _HOMES: Final = {
     "lastbit.acker": ("Acker", "AsyncAcker"),
@@ -85,6 +87,7 @@ _HOMES: Final = {
         "Unavailable",
         "UnexpectedAnswer",
         "WaitTimeout",
+        "WebhookNotFound",
     ),
     "lastbit.ids": ("InvalidItemId", "ItemId", "ItemIds", "item_id"),
     "lastbit.models": (
@@ -102,6 +105,15 @@ _HOMES: Final = {
         "Watermark",
     ),
     "lastbit.retry": ("Retry",),
+    "lastbit.webhooks": (
+        "AsyncWebhooks",
+        "Attempt",
+        "CreatedWebhook",
+        "Delivery",
+        "Tested",
+        "Webhook",
+        "Webhooks",
+    ),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -112,6 +124,8 @@ __all__ = [
     "AsyncAcker",
     "AsyncBatchHandle",
     "AsyncClient",
+    "AsyncWebhooks",
+    "Attempt",
     "Batch",
     "BatchEnded",
     "BatchHandle",
@@ -121,6 +135,8 @@ __all__ = [
     "Completed",
     "Conflict",
     "Counted",
+    "CreatedWebhook",
+    "Delivery",
     "Extended",
     "FailedRange",
     "Forbidden",
@@ -144,6 +160,7 @@ __all__ = [
     "Sealed",
     "ServiceError",
     "ServiceUnreachable",
+    "Tested",
     "TooLarge",
     "Unauthorized",
     "Unavailable",
@@ -151,6 +168,9 @@ __all__ = [
     "Verification",
     "WaitTimeout",
     "Watermark",
+    "Webhook",
+    "WebhookNotFound",
+    "Webhooks",
     "__version__",
     "item_id",
 ]

@@ -9,8 +9,9 @@ from lastbit.cli.app import cli
 from lastbit.cli.batches import cancel, extend, list_batches, open_batch, seal, status, verify
 from lastbit.cli.items import ack, fail, pending
 from lastbit.cli.watch import watch
+from lastbit.cli.webhooks import webhooks
 
-for _command in (open_batch, extend, seal, ack, fail, status, watch, pending, list_batches, cancel, verify):
+for _command in (open_batch, extend, seal, ack, fail, status, watch, pending, list_batches, cancel, verify, webhooks):
     cli.add_command(_command)
 
 __all__ = ["cli"]

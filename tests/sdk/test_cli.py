@@ -16,7 +16,20 @@ import pytest
 
 from lastbit import Client, ItemIds
 
-COMMANDS = ["open", "extend", "seal", "ack", "fail", "status", "watch", "pending", "list", "cancel", "verify"]
+COMMANDS = [
+    "open",
+    "extend",
+    "seal",
+    "ack",
+    "fail",
+    "status",
+    "watch",
+    "pending",
+    "list",
+    "cancel",
+    "verify",
+    "webhooks",
+]
 
 
 class Lastbit:
