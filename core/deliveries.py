@@ -99,10 +99,10 @@ def is_due(tx: Connection) -> bool:
     return tx.execute(query.limit(1)).first() is not None
 
 
-def claim(tx: Connection, lease: timedelta, limit: int, room: Mapping[int, int], share: int) -> list[Claim]:
+def claim(tx: Connection, lease: timedelta, limit: int, room: Mapping[int, int], share: int) -> tuple[list[Claim], int]:
     """Claim at most `limit` due deliveries: of each webhook at most its `room`, or `share` where that says nothing.
 
-    Due deliveries of webhooks that are disabled or gone die here.
+    Due deliveries of webhooks that are disabled or gone die here; the second value is how many did.
     """
     now = tx.scalar(sa.select(tables.utc_now()))
     assert now is not None
@@ -135,7 +135,7 @@ def claim(tx: Connection, lease: timedelta, limit: int, room: Mapping[int, int],
             .values(state=Progress.DEAD, due_at=None, token=None)
         )
     if not wanted:
-        return []
+        return [], len(lost)
     token = secrets.token_bytes(16)
     tx.execute(
         sa.update(tables.deliveries)
@@ -148,9 +148,10 @@ def claim(tx: Connection, lease: timedelta, limit: int, room: Mapping[int, int],
         .join(tables.feed, _feed.position == _deliveries.position)
         .where(_deliveries.id.in_(wanted), _deliveries.token == token)
     )
-    return [
+    claims = [
         Claim(row.id, token, row.webhook_id, row.url, row.secret, feed.event(row), now) for row in tx.execute(claimed)
     ]
+    return claims, len(lost)
 
 
 def record(tx: Connection, claim: Claim, answer: Answer, backoff: Backoff, chance: float) -> Progress | None:

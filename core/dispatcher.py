@@ -88,7 +88,12 @@ class Dispatcher:
             if free <= 0 or self._stopping:
                 return []
             room = {webhook: self._share - count for webhook, count in self._busy.items()}
-            claims = self._database.write(lambda tx: deliveries.claim(tx, self._lease, free, room, self._share))
+            while True:
+                claims, died = self._database.write(
+                    lambda tx: deliveries.claim(tx, self._lease, free, room, self._share)
+                )
+                if claims or not died:  # those that died stood in front of the others
+                    break
             self._busy.update(claim.webhook for claim in claims)
             return claims
 

@@ -73,7 +73,7 @@ def plan(service: Service) -> None:
 
 
 def claim(service: Service, limit: int = 100, room: dict[int, int] | None = None, share: int = 100) -> list[Claim]:
-    return service.database.write(lambda tx: deliveries.claim(tx, LEASE, limit, room or {}, share))
+    return service.database.write(lambda tx: deliveries.claim(tx, LEASE, limit, room or {}, share))[0]
 
 
 def record(service: Service, claim: Claim, answer: Answer, backoff: Backoff = Backoff()) -> Progress | None:  # noqa: B008
@@ -486,3 +486,18 @@ def test_the_body_is_what_the_specification_says() -> None:
         '{"type":"card.charged","timestamp":"2026-05-04T08:00:00.000007Z","data":{"position":7,"id":"order:1",'
         '"type":"card.charged","batch":null,"key":"ö","data":{"cents":100},"at":"2026-05-04T08:00:00.000007Z"}}'
     )
+
+
+def test_what_dies_in_front_does_not_hold_up_the_others(service: Service, sender: Script) -> None:
+    """A webhook that was disabled with many deliveries due; one round is enough for the one behind them."""
+    gone, other = hook(service, ["many"]), hook(service, ["one"])
+    append(service, *(f"m{number}" for number in range(3 * deliveries.CANDIDATES)), type="many")
+    append(service, "last", type="one")
+    plan(service)
+    with service.database.engine.begin() as connection:
+        connection.execute(sa.update(tables.webhooks).where(tables.webhooks.c.id == gone).values(state=State.DISABLED))
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4)
+    assert dispatcher.run_once() == 1
+    dispatcher.stop()
+    assert [each.state for each in log(service, other)] == [Progress.DELIVERED]
+    assert {each.state for each in log(service, gone)} == {Progress.DEAD}
