@@ -14,6 +14,7 @@ COPY --from=build /venv /venv
 COPY LICENSE ./
 COPY lastbit lastbit
 COPY core core
+COPY senders senders
 COPY migrations migrations
 COPY jobs jobs
 COPY api api

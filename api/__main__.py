@@ -12,9 +12,8 @@ from collections.abc import Iterator
 import uvicorn
 from pydantic import ValidationError
 
-from api import logs
 from api.protocol import AckProtocol
-from core import errors, schema
+from core import errors, logs, schema
 from core.db import Database
 from core.settings import Settings
 

@@ -16,16 +16,18 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.staticfiles import StaticFiles
 
-from api import acks, batches, events, logs, ops, page, problems
+from api import acks, batches, events, ops, page, problems, webhooks
 from api.acks import AckRoutes
 from api.metrics import DatabaseGauges
 from api.waiting import Waiting
-from core import janitor, schema
+from core import janitor, logs, schema
 from core.combiner import Combiner
 from core.db import Database
+from core.dispatcher import Dispatcher
 from core.service import Service
 from core.settings import Settings
 from core.ticker import ticking
+from senders.webhooks import WebhookSender
 
 VERSION = "1.0.0"
 """Of the contract, not of the release."""
@@ -45,7 +47,9 @@ def create(settings: Settings | None = None) -> AckRoutes:
         database = Database(settings.database_url)
         if database.is_sqlite:
             schema.migrate(database)
-        service = Service(database, combiner=functools.partial(Combiner, max_waiting=settings.max_waiting_acks))
+        sender = WebhookSender(timeout=settings.webhooks_timeout, allow_private=settings.webhooks_allow_private)
+        combiner = functools.partial(Combiner, max_waiting=settings.max_waiting_acks)
+        service = Service(database, combiner=combiner, sender=sender)
         service.check_ready()
         sys.setswitchinterval(SWITCH_INTERVAL)
         app.state.service = service
@@ -57,6 +61,16 @@ def create(settings: Settings | None = None) -> AckRoutes:
                 # One command is the whole product; a server's database has a janitor by cron, once for all replicas.
                 tidy = functools.partial(janitor.run_once, database, janitor.Policy())
                 running.enter_context(ticking("janitor", tidy, settings.janitor_every))
+            if database.is_sqlite and settings.dispatcher_every:
+                dispatcher = Dispatcher(
+                    database,
+                    sender,
+                    backoff=settings.backoff,
+                    lease=settings.lease,
+                    threads=settings.dispatcher_threads,
+                )
+                running.callback(dispatcher.stop)
+                running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))
             running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))
             yield
         await asyncio.to_thread(service.stop)
@@ -72,7 +86,9 @@ def create(settings: Settings | None = None) -> AckRoutes:
     )
     problems.install(app)
     app.include_router(batches.router)
+    app.include_router(webhooks.of_batches)
     app.include_router(events.router)
+    app.include_router(webhooks.router)
     app.include_router(ops.router)
     app.include_router(page.routes())
     app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))

@@ -214,20 +214,13 @@ async def _woken(follower: Follower, until: float) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _message(event: feed.Event) -> bytes:
     """The same for all who follow, of whom there are many."""
-    return b"id: %d\ndata: %b\n\n" % (event.position, _encoded(event))
+    return b"id: %d\ndata: %b\n\n" % (event.position, feed.encoded(event))
 
 
 def _page(page: feed.Page) -> Response:
-    events = b",".join(map(_encoded, page.events))
+    events = b",".join(map(feed.encoded, page.events))
     body = b'{"events":[%b],"next":%d,"last":%d}' % (events, page.next, page.last)
     return Response(body, media_type="application/json")
-
-
-def _encoded(event: feed.Event) -> bytes:
-    """As JSON; the data is JSON already."""
-    at = event.at.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    known = {"position": event.position, "id": event.id, "type": event.type, "batch": event.batch, "key": event.key}
-    return b'%b,"data":%b,"at":"%b"}' % (_json(known)[:-1], (event.data or "null").encode(), at.encode())
 
 
 def _service(request: Request) -> Service:

@@ -28,6 +28,8 @@ STATUS: Final[dict[str, int]] = {
     "batch_complete": 409,
     "batch_expired": 409,
     "batch_cancelled": 409,
+    "webhook_not_found": 404,
+    "webhook_disabled": 409,
     "position_trimmed": 410,
     "not_found": 404,
     "method_not_allowed": 405,

@@ -229,6 +229,7 @@ def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
     return sa.create_engine(
         url,
         isolation_level="READ COMMITTED",
+        hide_parameters=True,  # an error's text ends up in logs; secrets are among the parameters
         pool_size=pool_size,
         max_overflow=max_overflow,
         pool_timeout=10,
@@ -254,6 +255,7 @@ def _sqlite_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
         pool_size=pool_size,
         max_overflow=max_overflow,
         pool_timeout=10,
+        hide_parameters=True,
         connect_args={"timeout": LOCK_WAIT, "check_same_thread": False},
     )
 

@@ -17,6 +17,8 @@ from typing import ClassVar
 # │   ├── BatchComplete
 # │   ├── BatchExpired
 # │   └── BatchCancelled
+# ├── WebhookNotFound
+# ├── WebhookDisabled           it answered 410 Gone
 # ├── PositionTrimmed           the feed begins later by now
 # ├── TooLarge
 # ├── Unavailable               nothing wrong with the call: send it again
@@ -92,6 +94,20 @@ class BatchExpired(BatchEnded):
 class BatchCancelled(BatchEnded):
     code = "batch_cancelled"
     happened = "was cancelled"
+
+
+class WebhookNotFound(CoreError):
+    code = "webhook_not_found"
+
+    def __init__(self, webhook: int) -> None:
+        super().__init__(f"there is no webhook {webhook}")
+
+
+class WebhookDisabled(CoreError):
+    code = "webhook_disabled"
+
+    def __init__(self, webhook: int) -> None:
+        super().__init__(f"webhook {webhook} is disabled, as its receiver answered 410 Gone: create another one")
 
 
 class PositionTrimmed(CoreError):

@@ -15,6 +15,7 @@ that comes too late is told so, and none is shown a gap.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -83,14 +84,14 @@ class Page:
 def append(tx: Connection, events: Sequence[New]) -> None:
     """Append events whose ids are new. Takes the lock of the head, so nothing may be locked after it."""
     if events:
-        _insert(tx, events, _lock(tx))
+        _insert(tx, events, lock(tx))
 
 
 def append_once(tx: Connection, events: Sequence[New]) -> list[Appended]:
     """Append those events whose ids are new; of each, where it stands. Ids are known as long as their event is kept."""
     if not events:
         return []
-    position = _lock(tx)
+    position = lock(tx)
     known: dict[str, int] = {}
     ids = list(dict.fromkeys(event.id for event in events))
     for part in chunks(ids, LIST):
@@ -110,7 +111,8 @@ def append_once(tx: Connection, events: Sequence[New]) -> list[Appended]:
     return answers
 
 
-def _lock(tx: Connection) -> int:
+def lock(tx: Connection) -> int:
+    """The position of the last event. Until the commit none is appended, and none is trimmed."""
     position: int = tx.execute(sa.select(_head.position).where(_head.id == 1).with_for_update()).scalar_one()
     return position
 
@@ -158,10 +160,7 @@ def read(
         query = query.where(_feed.type.in_(types))
     if batch is not None:
         query = query.where(_feed.batch_id == batch)
-    events = [
-        Event(row.position, row.event_id, row.type, row.batch_id, row.event_key, row.data, row.appended_at)
-        for row in snapshot.execute(query)
-    ]
+    events = [event(row) for row in snapshot.execute(query)]
     return Page(events, events[-1].position if len(events) == limit else position, position)
 
 
@@ -206,6 +205,23 @@ def _remove_chunk(tx: Connection, trimmed: int) -> bool:
     last = min(trimmed, lowest + CHUNK - 1)
     tx.execute(sa.delete(tables.feed).where(_feed.position <= last))
     return last < trimmed
+
+
+def event(row: Any) -> Event:
+    """From a row with the columns of the feed."""
+    return Event(row.position, row.event_id, row.type, row.batch_id, row.event_key, row.data, row.appended_at)
+
+
+def time(at: datetime) -> str:
+    """As JSON has it: RFC 3339 in UTC with `Z`, to the microsecond."""
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def encoded(event: Event) -> bytes:
+    """As JSON; the data is JSON already."""
+    known = {"position": event.position, "id": event.id, "type": event.type, "batch": event.batch, "key": event.key}
+    head = json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
+    return b'%b,"data":%b,"at":"%b"}' % (head[:-1], (event.data or "null").encode(), time(event.at).encode())
 
 
 def ended(event: Event) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import batches, errors, feed, nested, payments, purge, tables
+from core import batches, deliveries, errors, feed, nested, payments, purge, tables
 from core.db import Database
 from core.lifecycle import LIVE, TERMINAL, State, is_idle
 
@@ -71,7 +71,8 @@ def run_once(
             report.deleted.append(row.id)
             progress(row.id)
     if not dry_run:
-        report.events = feed.trim(database, policy.keep_events)
+        report.events = feed.trim(database, policy.keep_events, needed=deliveries.needed)
+        deliveries.trim(database)
     return report
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from core import acks, batches, errors, explain, feed, payments, picture, purge, ranges, schema, verify
+from core import acks, batches, errors, explain, feed, payments, picture, purge, ranges, schema, verify, webhooks
 from core.batches import Batch
 from core.calls import Answer, Call, Outcome, Unit, check_width, request_fingerprint
 from core.combiner import Acks, Combiner, Commit, Deliver, Pending
 from core.db import Database
 from core.held import Held
 from core.lifecycle import State
+from core.webhooks import Progress, Sender
 
 MaskPlaces = Sequence[tuple[str, int, bytes]]
 """(place in the request, batch, bits) of each mask, to be checked against its batch's group_size."""
@@ -32,10 +33,14 @@ def _tell(over: Sequence[Pending]) -> None:
 
 
 class Service:
-    """Everything that a client can ask. Close it with `stop`: it answers the acks under way first."""
+    """Everything that a client can ask. Close it with `stop`: it answers the acks under way first. `sender` is for
+    webhooks: without one they can be neither made nor tested."""
 
-    def __init__(self, database: Database, *, combiner: Callable[[Commit], Acks] = Combiner) -> None:
+    def __init__(
+        self, database: Database, *, combiner: Callable[[Commit], Acks] = Combiner, sender: Sender | None = None
+    ) -> None:
         self.database = database
+        self._sender = sender
         self._acks = combiner(self._commit)
         self._held = Held()
         database.on_connect(self._held.clear)
@@ -190,6 +195,50 @@ class Service:
     def feed_head(self) -> int:
         """The position of the last event."""
         return self.database.read(feed.head)
+
+    def create_webhook(self, url: str, types: Sequence[str] | None, label: str | None) -> webhooks.Created:
+        """Raises `errors.InvalidRequest` for a URL to which nothing may be sent."""
+        webhooks.fit(self._sending, url)
+        secret = webhooks.new_secret()
+        return self.database.write(lambda tx: webhooks.create(tx, url, types, label, secret))
+
+    def list_webhooks(self, before: int | None, limit: int) -> tuple[list[webhooks.Webhook], int | None]:
+        """Newest first, and below which id the next page begins."""
+        return self.database.read(lambda tx: webhooks.page(tx, before, limit))
+
+    def get_webhook(self, webhook: int) -> webhooks.Webhook:
+        """Raises `errors.WebhookNotFound`."""
+        return self.database.read(lambda tx: webhooks.get(tx, webhook))
+
+    def delete_webhook(self, webhook: int) -> None:
+        """Raises `errors.WebhookNotFound`."""
+        webhooks.delete(self.database, webhook)
+
+    def list_deliveries(
+        self, webhook: int, state: Progress | None, before: int | None, limit: int
+    ) -> tuple[list[webhooks.Delivery], int | None]:
+        """Newest first, and below which position the next page begins. Raises `errors.WebhookNotFound`."""
+        return self.database.snapshot(lambda tx: webhooks.log(tx, webhook, state, before, limit))
+
+    def batch_deliveries(self, batch: int) -> list[webhooks.Delivery]:
+        """Raises `errors.BatchNotFound`."""
+        self.get(batch)
+        return self.database.snapshot(lambda tx: webhooks.of_batch(tx, batch))
+
+    def redeliver(self, webhook: int, *, position: int | None = None, event: str | None = None) -> int:
+        """How many are due again. Raises `errors.WebhookNotFound`, `WebhookDisabled`, `PositionTrimmed`,
+        `InvalidRequest`."""
+        return webhooks.redeliver(self.database, webhook, position=position, event=event)
+
+    def test_webhook(self, webhook: int) -> tuple[str, webhooks.Answer]:
+        """The id of the event that was sent, and what came back. Raises `errors.WebhookNotFound`."""
+        return webhooks.test(self.database, self._sending, webhook)
+
+    @property
+    def _sending(self) -> Sender:
+        if self._sender is None:
+            raise errors.Misconfigured("webhooks can't be sent from here")
+        return self._sender
 
     def on_append(self, react: Callable[[int], None]) -> None:
         """See `Database.on_append`."""

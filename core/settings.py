@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from core.backoff import Backoff
 
 
 class Settings(BaseSettings):
@@ -20,3 +23,23 @@ class Settings(BaseSettings):
     """Acks that may wait for the combiner before callers are told to come back."""
     janitor_every: float = Field(default=60, ge=0, le=86400)
     """On SQLite the service is its own janitor: seconds between two passes; 0 leaves it to cron."""
+    dispatcher_every: float = Field(default=0.5, ge=0, le=3600)
+    """Seconds between two looks for deliveries. On SQLite the service is its own dispatcher, unless this is 0."""
+    dispatcher_threads: int = Field(default=16, ge=1, le=256)
+    """Deliveries that a dispatcher sends at once; to one webhook, at most a quarter."""
+    webhooks_allow_private: bool = False
+    """Webhooks may lead to addresses that are not public. Whoever can make one then reaches what this machine does."""
+    webhooks_timeout: float = Field(default=15, gt=0, le=60)
+    """Seconds for a delivery, from looking up its host to the end of the answer."""
+    webhooks_tries: int = Field(default=10, ge=1, le=100)
+    webhooks_first_delay: float = Field(default=5, ge=0)
+    webhooks_longest_delay: float = Field(default=86_400, ge=0, le=30 * 86_400)
+
+    @property
+    def backoff(self) -> Backoff:
+        return Backoff(self.webhooks_tries, self.webhooks_first_delay, self.webhooks_longest_delay)
+
+    @property
+    def lease(self) -> timedelta:
+        """After which a delivery that was being sent is taken for lost."""
+        return timedelta(seconds=self.webhooks_timeout + 45)

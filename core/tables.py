@@ -187,3 +187,51 @@ feed = sa.Table(
     sa.Index("feed_batch", "batch_id", "position"),
     **MYSQL_OPTIONS,
 )
+
+webhooks = sa.Table(
+    "webhooks",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("url", ByteText(2048, ascii_only=True), nullable=False),
+    sa.Column("types", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("label", ByteText(255)),
+    sa.Column("secret", ByteText(255, ascii_only=True), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("position", _BIGINT, nullable=False),
+    sa.Column("created_at", Timestamp, nullable=False),
+    sqlite_autoincrement=True,
+    **MYSQL_OPTIONS,
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("webhook_id", _BIGINT, nullable=False),
+    sa.Column("position", _BIGINT, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("due_at", Timestamp),
+    sa.Column("token", _blob(16)),
+    sa.UniqueConstraint("webhook_id", "position", name="deliveries_webhook"),
+    sa.Index("deliveries_due", "state", "due_at", "webhook_id"),
+    sa.Index("deliveries_state", "state", "position"),
+    sa.Index("deliveries_position", "position"),
+    sqlite_autoincrement=True,
+    **MYSQL_OPTIONS,
+)
+"""`due_at` is when a pending one is to be sent; with a `token` it is claimed, and that is when the claim ends."""
+
+delivery_attempts = sa.Table(
+    "delivery_attempts",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("delivery_id", _BIGINT, nullable=False),
+    sa.Column("attempted_at", Timestamp, nullable=False),
+    sa.Column("status", sa.Integer),
+    sa.Column("error", sa.String(255)),
+    sa.Column("milliseconds", sa.Integer, nullable=False),
+    sa.Index("delivery_attempts_delivery", "delivery_id", "id"),
+    sqlite_autoincrement=True,
+    **MYSQL_OPTIONS,
+)

@@ -1,1 +1,1 @@
-"""What is run beside the service: by cron (`janitor`) or by Spark (`bulk_ack`)."""
+"""What is run beside the service: by cron (`janitor`), all the time (`dispatcher`), or by Spark (`bulk_ack`)."""

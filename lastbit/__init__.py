@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Unavailable,
         UnexpectedAnswer,
         WaitTimeout,
+        WebhookNotFound,
     )
     from lastbit.ids import InvalidItemId, ItemId, ItemIds, item_id
     from lastbit.models import (
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         Watermark,
     )
     from lastbit.retry import Retry
+    from lastbit.webhooks import AsyncWebhooks, Attempt, CreatedWebhook, Delivery, Tested, Webhook, Webhooks
 
 _HOMES: Final = {
     "lastbit.acker": ("Acker", "AsyncAcker"),
@@ -92,6 +94,7 @@ _HOMES: Final = {
         "Unavailable",
         "UnexpectedAnswer",
         "WaitTimeout",
+        "WebhookNotFound",
     ),
     "lastbit.ids": ("InvalidItemId", "ItemId", "ItemIds", "item_id"),
     "lastbit.models": (
@@ -114,6 +117,15 @@ _HOMES: Final = {
         "Watermark",
     ),
     "lastbit.retry": ("Retry",),
+    "lastbit.webhooks": (
+        "AsyncWebhooks",
+        "Attempt",
+        "CreatedWebhook",
+        "Delivery",
+        "Tested",
+        "Webhook",
+        "Webhooks",
+    ),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -125,6 +137,8 @@ __all__ = [
     "AsyncAcker",
     "AsyncBatchHandle",
     "AsyncClient",
+    "AsyncWebhooks",
+    "Attempt",
     "Batch",
     "BatchEnded",
     "BatchHandle",
@@ -134,6 +148,8 @@ __all__ = [
     "Completed",
     "Conflict",
     "Counted",
+    "CreatedWebhook",
+    "Delivery",
     "Event",
     "EventPage",
     "Explanation",
@@ -162,6 +178,7 @@ __all__ = [
     "Sealed",
     "ServiceError",
     "ServiceUnreachable",
+    "Tested",
     "TooLarge",
     "Unauthorized",
     "Unavailable",
@@ -169,6 +186,9 @@ __all__ = [
     "Verification",
     "WaitTimeout",
     "Watermark",
+    "Webhook",
+    "WebhookNotFound",
+    "Webhooks",
     "__version__",
     "item_id",
 ]

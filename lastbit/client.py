@@ -32,6 +32,7 @@ from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.ids import ItemId
 from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage
 from lastbit.retry import Retry
+from lastbit.webhooks import AsyncWebhooks, Webhooks
 
 T = TypeVar("T")
 
@@ -77,6 +78,11 @@ class Client:
     @property
     def url(self) -> str:
         return self._service.url
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """Who is told of events, and what became of it; see `Webhooks`."""
+        return Webhooks(self)
 
     def open(
         self,
@@ -246,6 +252,11 @@ class AsyncClient:
     @property
     def url(self) -> str:
         return self._service.url
+
+    @property
+    def webhooks(self) -> AsyncWebhooks:
+        """Who is told of events, and what became of it; see `Webhooks`."""
+        return AsyncWebhooks(self)
 
     async def open(
         self,

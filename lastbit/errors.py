@@ -8,7 +8,8 @@
     │   ├── Unauthorized
     │   ├── Forbidden
     │   ├── NotFound             no such path
-    │   │   └── BatchNotFound
+    │   │   ├── BatchNotFound
+    │   │   └── WebhookNotFound
     │   ├── Conflict             the batch's state does not take this verb
     │   │   ├── BatchSealed
     │   │   └── BatchEnded       batch_complete, batch_expired, batch_cancelled
@@ -97,6 +98,10 @@ class BatchNotFound(NotFound):
     """There is no such batch: it was never opened, or it was deleted."""
 
 
+class WebhookNotFound(NotFound):
+    """There is no such webhook."""
+
+
 class Conflict(ServiceError):
     """The batch is in a state that does not take this verb."""
 
@@ -131,6 +136,8 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "forbidden": Forbidden,
     "not_found": NotFound,
     "batch_not_found": BatchNotFound,
+    "webhook_not_found": WebhookNotFound,
+    "webhook_disabled": Conflict,
     "batch_sealed": BatchSealed,
     "batch_complete": BatchEnded,
     "batch_expired": BatchEnded,

@@ -12,13 +12,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import httpx
 import pytest
 import yaml
+from standardwebhooks import WebhookVerificationError
 
+from core import feed, webhooks
 from core.settings import Settings
 from examples.demo import __main__ as demo
 from lastbit.cli import cli
@@ -66,7 +70,7 @@ def test_modules_exist(page: Path) -> None:
         for module, rest in re.findall(r"python -m ([\w.]+)([^|#;&>]*)", line):
             assert importlib.util.find_spec(module) is not None, line
             flags = re.findall(r"--[a-z-]+", rest)
-            if module in ("api", "jobs.janitor", "examples.demo") and flags:
+            if module in ("api", "jobs.janitor", "jobs.dispatcher", "examples.demo") and flags:
                 assert set(flags) <= set(re.findall(r"--[a-z-]+", help_of(module))), line
 
 
@@ -85,6 +89,9 @@ def test_commands_exist_with_their_options(page: Path) -> None:
         while words[0].startswith("--"):  # --url URL before the command's name
             words = words[1 if words[0] == "--json" else 2 :]
         command = cli.commands.get(words[0])
+        if isinstance(command, click.Group) and len(words) > 1:
+            words = words[1:]
+            command = command.commands.get(words[0])
         assert command is not None, words
         known = {each for option in command.params if isinstance(option, click.Option) for each in option.opts}
         given = {word.split("=")[0] for word in words[1:] if word.startswith("--")}
@@ -108,7 +115,10 @@ def test_every_command_is_documented() -> None:
     for name, command in cli.commands.items():
         section = re.search(rf"^## `lastbit {name}[^`]*`\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
         assert section, name
-        for option in command.params:
+        within = command.commands if isinstance(command, click.Group) else {}
+        for each in within:
+            assert f"`lastbit {name} {each}" in section[1], each
+        for option in [option for each in (command, *within.values()) for option in each.params]:
             if isinstance(option, click.Option) and option.name not in ("url", "token", "as_json"):
                 assert f"`{option.opts[0]}" in section[1], f"{name} {option.opts[0]}"
 
@@ -301,6 +311,23 @@ def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_p
     snippets = blocks(ROOT / f"docs/{name}.md", "python")
     ran = run_script(tmp_path / f"{name}.py", "\n".join([PRELUDE, *snippets, after]), fresh_url)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_the_receiver_acts_once_on_what_is_signed() -> None:
+    """docs/webhooks.md: what the service sends is verified and acted on once; what somebody else sends is not."""
+    secret = webhooks.new_secret()
+    now = datetime.now(UTC)
+    body = webhooks.body(feed.Event(1, "batch:7:completed", "batch.completed", 7, "catalog-42", None, now))
+    headers = webhooks.headers(secret, "batch:7:completed", now, body)
+    known: dict[str, Any] = {"seen": set(), "published": []}
+    (snippet,) = blocks(ROOT / "docs/webhooks.md", "python")
+    exec(snippet, known)
+    for _ in range(2):
+        known["receive"](secret, headers, body)
+    assert known["published"] == ["catalog-42"]
+    for forged in ((secret, headers, body.replace(b"42", b"43")), (webhooks.new_secret(), headers, body)):
+        with pytest.raises(WebhookVerificationError):
+            known["receive"](*forged)
 
 
 def test_the_spark_snippet_acks_a_dataframe(service_url: str, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ import yaml
 
 from tests.servers import ROOT
 
-SERVER = ("lastbit", "core", "migrations", "jobs", "api")
-OUTSIDE_OF_THE_WHEEL = ("core", "api", "jobs", "migrations", "tests", "examples")
+SERVER = ("lastbit", "core", "senders", "migrations", "jobs", "api")
+OUTSIDE_OF_THE_WHEEL = ("core", "senders", "api", "jobs", "migrations", "tests", "examples")
 HTTPX_FREE = """
 import lastbit
 for name in set(lastbit.__all__) - {"Client", "AsyncClient"}:
@@ -159,7 +159,7 @@ def test_the_image_has_all_that_the_service_imports() -> None:
         if line and not line.startswith("#")
     }
     distributions = packages_distributions()
-    for package in ("core", "api", "migrations"):
+    for package in ("core", "senders", "api", "migrations"):
         for path in (ROOT / package).rglob("*.py"):
             for module in imported_by(path):
                 if module in sys.stdlib_module_names or module in SERVER:
@@ -204,7 +204,7 @@ def test_every_module_that_a_container_runs_exists_and_takes_its_arguments() -> 
             assert all(word in parsed.stdout for word in command[3:])
         else:
             compile(command[2], "the health check", "exec")
-    assert found == {"api", "jobs.janitor"}
+    assert found == {"api", "jobs.janitor", "jobs.dispatcher"}
     for module in found:
         assert importlib.util.find_spec(module) is not None
 
@@ -241,11 +241,11 @@ def test_each_variable_of_the_image_and_the_compose_file_is_a_setting() -> None:
 
 
 def test_the_compose_file_migrates_before_it_serves() -> None:
-    """The service and the janitor wait for the migration, the migration for the database."""
+    """The service and its jobs wait for the migration, the migration for the database."""
     services = compose()["services"]
-    assert set(services) == {"database", "migrate", "api", "janitor"}
+    assert set(services) == {"database", "migrate", "api", "janitor", "dispatcher"}
     assert services["migrate"]["depends_on"]["database"]["condition"] == "service_healthy"
-    for name in ("api", "janitor"):
+    for name in ("api", "janitor", "dispatcher"):
         assert services[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
     for service in services.values():
         assert set(service.get("depends_on", {})) <= set(services)

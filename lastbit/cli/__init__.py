@@ -10,10 +10,11 @@ from lastbit.cli.batches import cancel, explain, extend, list_batches, open_batc
 from lastbit.cli.events import append, events
 from lastbit.cli.items import ack, fail, pending
 from lastbit.cli.watch import watch
+from lastbit.cli.webhooks import webhooks
 
 for _command in (
     *(open_batch, extend, seal, ack, fail, status, watch, explain, pending, list_batches, cancel, verify),
-    *(events, append),
+    *(events, append, webhooks),
 ):
     cli.add_command(_command)
 

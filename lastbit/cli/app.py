@@ -31,7 +31,8 @@ Exit codes:
   1  the service refused, or could not be reached
   2  wrong use or malformed input; of that request nothing was applied
   3  ack, fail: something was rejected; watch: the batch ended without success,
-     or not in time; verify: the counts disagree with the bits
+     or not in time; verify: the counts disagree with the bits;
+     webhooks test: not delivered
 """
 
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import structlog
 
-from api import logs
+from core import logs
 from tests.exposition import eventually
 from tests.http.test_batches import opened
 from tests.servers import ServiceProcess, sqlite_file

@@ -13,7 +13,7 @@ import structlog
 STANDARD: Final[dict[str, Any]] = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"structured": {"()": "api.logs.formatter"}},
+    "formatters": {"structured": {"()": "core.logs.formatter"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "structured", "stream": "ext://sys.stderr"}},
     "root": {"handlers": ["stderr"], "level": "WARNING"},
 }

@@ -1,0 +1,192 @@
+"""The routes of webhooks: subscriptions, what became of their deliveries, redelivery, a test."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, Field, model_validator
+
+from api import cursors, models
+from api.body import JsonRoute
+from api.events import Name
+from api.models import BatchId, Body, Key
+from api.problems import documented
+from core import targets, webhooks
+from core.service import Service
+from core.webhooks import Progress
+from lastbit.ids import INTEGER_LIMIT
+
+router = APIRouter(prefix="/v1/webhooks", route_class=JsonRoute, tags=["webhooks"])
+of_batches = APIRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
+
+WebhookId = Annotated[int, models.Decimal, Path(alias="id", ge=0, lt=INTEGER_LIMIT)]
+Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+ProgressName = Literal["pending", "delivered", "dead"]
+
+
+class NewWebhook(Body):
+    url: str = Field(
+        max_length=targets.LONGEST_URL,
+        description="http or https, without a user name; its host must resolve to public addresses only",
+    )
+    types: list[Name] | None = Field(None, min_length=1, max_length=100, description="of events; null means all")
+    label: Key | None = Field(None, description="a name of yours")
+
+
+class Redelivery(Body):
+    position: int | None = Field(None, ge=1, lt=INTEGER_LIMIT, description="of the event in the feed")
+    event: Name | None = Field(None, description="its id")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if self.position is not None and self.event is not None:
+            raise ValueError("expected a position, an event, or neither (all that are dead)")
+        return self
+
+
+class Webhook(BaseModel):
+    id: int
+    url: str
+    types: list[str] | None
+    label: str | None
+    state: Literal["active", "disabled"] = Field(description="disabled: its receiver answered 410 Gone")
+    position: int = Field(description="up to which event of the feed its deliveries were planned")
+    created_at: datetime
+
+
+class CreatedWebhook(Webhook):
+    secret: str = Field(description="what receivers verify signatures with; shown this once")
+
+
+class WebhookPage(BaseModel):
+    webhooks: list[Webhook]
+    next: str | None
+
+
+class Attempt(BaseModel):
+    at: datetime
+    status: int | None = Field(description="of the receiver's answer, null where there was none")
+    error: str | None = Field(description="why there was no whole answer, in words")
+    milliseconds: int
+
+
+class Delivery(BaseModel):
+    webhook: int
+    position: int = Field(description="of the event in the feed")
+    event: str = Field(description="its id, which is the webhook-id of every try")
+    type: str
+    batch: int | None
+    state: ProgressName = Field(description="dead: the last try has failed")
+    attempts: int = Field(description="since it was planned or redelivered")
+    next_attempt_at: datetime | None
+    log: list[Attempt] = Field(description="every attempt, the oldest first")
+
+
+class DeliveryPage(BaseModel):
+    deliveries: list[Delivery]
+    next: str | None
+
+
+class BatchDeliveries(BaseModel):
+    deliveries: list[Delivery] = Field(description="the newest 100 of the batch's events, in any state")
+
+
+class Redelivered(BaseModel):
+    redelivered: int = Field(description="deliveries that are due again")
+
+
+class Tested(BaseModel):
+    event: str = Field(description="the webhook-id that was sent")
+    delivered: bool
+    status: int | None
+    error: str | None
+    milliseconds: int
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _delivery(delivery: webhooks.Delivery) -> dict[str, Any]:
+    shown = {name: getattr(delivery, name) for name in Delivery.model_fields}
+    return {**shown, "log": [{name: getattr(each, name) for name in Attempt.model_fields} for each in delivery.log]}
+
+
+def _webhook(webhook: webhooks.Webhook) -> dict[str, Any]:
+    return {name: getattr(webhook, name) for name in Webhook.model_fields}
+
+
+@router.post("", status_code=201, response_model=CreatedWebhook, responses=documented(413, 415, 422))
+def create_webhook(body: NewWebhook, request: Request, response: Response) -> dict[str, Any]:
+    """Subscribe a URL to the events from now on. The answer has the secret, and no later one has it again."""
+    created = _service(request).create_webhook(body.url, body.types, body.label)
+    response.headers["Location"] = f"/v1/webhooks/{created.webhook.id}"
+    response.headers["Cache-Control"] = "no-store"
+    return {**_webhook(created.webhook), "secret": created.secret}
+
+
+@router.get("", response_model=WebhookPage, responses=documented(422))
+def list_webhooks(request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
+    """The webhooks, newest first."""
+    found, before = _service(request).list_webhooks(cursors.decode("webhooks", cursor), limit)
+    following = None if before is None else cursors.encode("webhooks", before)
+    return {"webhooks": [_webhook(webhook) for webhook in found], "next": following}
+
+
+@router.get("/{id}", response_model=Webhook, responses=documented(404, 422))
+def get_webhook(webhook: WebhookId, request: Request) -> dict[str, Any]:
+    """One webhook."""
+    return _webhook(_service(request).get_webhook(webhook))
+
+
+@router.delete("/{id}", status_code=204, responses=documented(404, 422))
+def delete_webhook(webhook: WebhookId, request: Request) -> Response:
+    """Send it nothing more, and remove it with its deliveries."""
+    _service(request).delete_webhook(webhook)
+    return Response(status_code=204)
+
+
+@router.get("/{id}/deliveries", response_model=DeliveryPage, responses=documented(404, 422))
+def list_deliveries(
+    webhook: WebhookId,
+    request: Request,
+    state: ProgressName | None = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """What was sent and what is to be sent, newest event first, with every attempt."""
+    of = f"deliveries:{webhook}"
+    wanted = None if state is None else Progress(state)
+    found, before = _service(request).list_deliveries(webhook, wanted, cursors.decode(of, cursor), limit)
+    following = None if before is None else cursors.encode(of, before)
+    return {"deliveries": [_delivery(each) for each in found], "next": following}
+
+
+@router.post("/{id}/redeliver", response_model=Redelivered, responses=documented(404, 409, 410, 413, 415, 422))
+def redeliver(webhook: WebhookId, body: Redelivery, request: Request) -> dict[str, Any]:
+    """Send an event again, whatever became of it, or all that are dead. Attempts are counted anew."""
+    count = _service(request).redeliver(webhook, position=body.position, event=body.event)
+    return {"redelivered": count}
+
+
+@router.post("/{id}/test", response_model=Tested, responses=documented(404, 413, 415, 422))
+def test_webhook(webhook: WebhookId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
+    """Send one `webhook.test` event right away, and answer what came back. It is not in the feed."""
+    event, answer = _service(request).test_webhook(webhook)
+    return {
+        "event": event,
+        "delivered": answer.delivered,
+        "status": answer.status,
+        "error": answer.error,
+        "milliseconds": answer.milliseconds,
+    }
+
+
+@of_batches.get("/{id}/deliveries", response_model=BatchDeliveries, responses=documented(404, 422))
+def deliveries_of_a_batch(batch: BatchId, request: Request) -> dict[str, Any]:
+    """Who was told of the batch's events, and what came of it."""
+    return {"deliveries": [_delivery(each) for each in _service(request).batch_deliveries(batch)]}

@@ -1,0 +1,136 @@
+"""The dispatcher: plans, claims, sends and records deliveries, in a bounded number of threads.
+
+`run_once` looks what is to be done, and starts as many sends as threads are free; it doesn't wait for them. A thread
+that has recorded its delivery claims the next one itself, so the pace is the receivers', not that of the rounds. No
+webhook has more than its share of the threads: a receiver that hangs delays nobody else.
+
+Any number may run on one database. Killed anywhere, nothing is lost (see `deliveries`).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import timedelta
+
+import structlog
+
+from core import deliveries, errors, payments, webhooks
+from core.backoff import Backoff
+from core.db import Database
+from core.deliveries import Claim
+from core.webhooks import Answer, Progress, Sender
+
+log = structlog.get_logger(__name__)
+
+
+class Dispatcher:
+    """`lease` must outlast any send."""
+
+    def __init__(
+        self,
+        database: Database,
+        sender: Sender,
+        *,
+        backoff: Backoff,
+        lease: timedelta,
+        threads: int = 16,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._database = database
+        self._sender = sender
+        self._backoff = backoff
+        self._lease = lease
+        self._chance = chance
+        self._threads = threads
+        self._share = max(1, threads // 4)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dispatcher")
+        self._lock = threading.Lock()
+        self._busy: Counter[int] = Counter()
+        """By webhook, what is being sent."""
+        self._sending: set[Future[None]] = set()
+        self._stopping = False
+
+    def run_once(self) -> int:
+        """One round; returns how many sends it has begun. What the database refuses is left to the next round."""
+        try:
+            payments.sweep(self._database)
+            for webhook in self._database.read(deliveries.behind):
+                while self._database.write(lambda tx, webhook=webhook: deliveries.plan(tx, webhook), repeatable=True):  # type: ignore[misc]
+                    pass
+            claims = self._claim(self._threads) if self._database.read(deliveries.is_due) else []
+        except errors.CoreError as error:
+            log.warning("dispatcher_waits", error=str(error))
+            return 0
+        for claim in claims:
+            future = self._pool.submit(self._work, claim)
+            self._sending.add(future)
+            future.add_done_callback(self._sending.discard)
+        return len(claims)
+
+    def settle(self) -> None:
+        """Wait until nothing is being sent."""
+        while sending := list(self._sending):
+            wait(sending)
+
+    def stop(self) -> None:
+        """Finish what is being sent, begin nothing more."""
+        self._stopping = True
+        self._pool.shutdown()
+
+    def _claim(self, most: int) -> list[Claim]:
+        """Under a lock, so that the shares are kept."""
+        with self._lock:
+            free = min(most, self._threads - self._busy.total())
+            if free <= 0 or self._stopping:
+                return []
+            room = {webhook: self._share - count for webhook, count in self._busy.items()}
+            while True:
+                claims, died = self._database.write(
+                    lambda tx: deliveries.claim(tx, self._lease, free, room, self._share)
+                )
+                if claims or not died:  # those that died stood in front of the others
+                    break
+            self._busy.update(claim.webhook for claim in claims)
+            return claims
+
+    def _work(self, claim: Claim | None) -> None:
+        while claim is not None:
+            try:
+                self._deliver(claim)
+            except errors.CoreError as error:
+                log.warning("delivery_not_recorded", delivery=claim.delivery, error=str(error))
+            except Exception:
+                log.exception("delivery_failed", delivery=claim.delivery)
+            with self._lock:
+                self._busy[claim.webhook] -= 1
+                if not self._busy[claim.webhook]:
+                    del self._busy[claim.webhook]
+            try:
+                claim = next(iter(self._claim(1)), None)
+            except errors.CoreError:
+                claim = None  # the next round says what is wrong
+
+    def _deliver(self, claim: Claim) -> None:
+        content = webhooks.body(claim.event)
+        headers = webhooks.headers(claim.secret, claim.event.id, claim.at, content)
+        try:
+            answer = self._sender.send(claim.url, headers, content)
+        except Exception:  # a bug of the sender's: counted as a try, or it would go on for ever
+            log.exception("sender_failed", delivery=claim.delivery)
+            answer = Answer(None, "the sender failed, its log says how", 0)
+        state = self._database.write(lambda tx: deliveries.record(tx, claim, answer, self._backoff, self._chance()))
+        tell = log.info if state is Progress.DELIVERED else log.warning
+        tell(
+            "delivery",
+            webhook=claim.webhook,
+            webhook_id=claim.event.id,
+            position=claim.event.position,
+            state=state,
+            status=answer.status,
+            error=answer.error,
+            milliseconds=answer.milliseconds,
+        )

@@ -1,0 +1,103 @@
+"""Where a webhook may go. Whoever can make a webhook can make this service send requests, so they must not reach what
+only the service can reach: its own machine, its private network, the cloud's metadata address.
+
+Two judgements, both pure. `parse` judges the URL's form, strictly, so that no two parsers can read it differently.
+`is_public` judges one address. Who sends resolves the name, has *every* address judged, and connects to one of those
+very addresses: a name that is looked up again could lead elsewhere by then.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Final
+from urllib.parse import urlsplit
+
+LONGEST_URL: Final = 2048
+NOT_PUBLIC: Final = "an address that is not public"
+"""What is said of every address that is refused; which one it was would tell of our network."""
+
+
+class Unfit(Exception):  # said to callers and in the log, so it names no address
+    """The webhook may not be sent there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL, taken apart. `host` is a name or an address without brackets; `path` has the query."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    authority: str
+    """As the Host header has it."""
+
+
+_NAME: Final = re.compile(r"(?=.{1,254}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?", re.IGNORECASE)
+_NUMERIC: Final = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
+"""Its last label is a number: an IPv4 address in one of its spellings, never a name."""
+
+
+def parse(url: str) -> Target:
+    """Take a webhook's URL apart. Raises `Unfit`."""
+    if len(url) > LONGEST_URL or not re.fullmatch(r"[\x21-\x7e]+", url):
+        raise Unfit(f"expected a URL of at most {LONGEST_URL:,} visible ASCII characters")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise Unfit("expected a URL like https://example.com/hooks") from None
+    if parts.scheme not in ("http", "https"):
+        raise Unfit("expected a URL that begins with https:// or http://")
+    if "@" in parts.netloc:
+        raise Unfit("expected a URL without a user name or password")
+    if "#" in url:
+        raise Unfit("expected a URL without a fragment")
+    if port == 0:
+        raise Unfit("expected a port from 1 to 65535")
+    if re.fullmatch(r"\[[^\]]*\](:[0-9]*)?", parts.netloc):
+        _address(IPv6Address, host)
+    elif _NUMERIC.fullmatch(host):
+        _address(IPv4Address, host)
+    elif not _NAME.fullmatch(host):
+        raise Unfit("expected a URL with a host name")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    default = 443 if parts.scheme == "https" else 80
+    return Target(parts.scheme, host, port or default, path, parts.netloc)
+
+
+def _address(kind: type[IPv4Address] | type[IPv6Address], host: str) -> None:
+    """An address must be in its one common form: `127.1`, `0x7f.1`, `2130706433` are spellings that parsers disagree
+    about."""
+    try:
+        kind(host)
+    except ValueError:
+        raise Unfit("expected a host name, or an address in its usual form") from None
+    if "%" in host:
+        raise Unfit("expected an address without a zone")
+
+
+_IPV4: Final = tuple(
+    ip_network(each)
+    for each in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
+        *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+    )
+)
+"""Special purposes, by the IANA registry: this network, private, carrier-grade NAT, loopback, link-local, protocols,
+documentation, 6to4 relays, benchmarks, multicast, reserved and broadcast."""
+_GLOBAL_UNICAST: Final = ip_network("2000::/3")
+"""All that IPv6 routes publicly: outside are loopback, link-local, unique local, multicast, IPv4-mapped, NAT64."""
+_IPV6: Final = tuple(ip_network(each) for each in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
+"""Within it: protocols and Teredo, documentation, 6to4 (whose inner IPv4 address may be any)."""
+
+
+def is_public(address: str) -> bool:
+    """Whether an address, as a resolver gives it, is of the public internet."""
+    found = ip_address(address)
+    if isinstance(found, IPv4Address):
+        return not any(found in network for network in _IPV4)
+    return found in _GLOBAL_UNICAST and not any(found in network for network in _IPV6)

@@ -1,0 +1,130 @@
+"""`lastbit webhooks`: who is told of events, what became of it, and sending it again."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import click
+
+from lastbit import webhooks as model
+from lastbit.cli.app import NOT_SUCCEEDED, Session, end, session
+from lastbit.cli.arguments import BATCH
+from lastbit.cli.output import safe
+from lastbit.cli.rendering import number
+
+WEBHOOK = BATCH  # ids are written alike
+STYLES = {"active": "green", "disabled": "red", "pending": "yellow", "delivered": "green", "dead": "red"}
+
+
+@click.group()
+def webhooks() -> None:
+    """Have a URL told of events, signed, at least once."""
+
+
+@webhooks.command()
+@click.argument("target", metavar="URL")
+@click.option("--type", "types", multiple=True, help="Only events of this type; may be given several times.")
+@click.option("--label", help="Your name for the webhook.")
+@session
+def create(s: Session, target: str, types: tuple[str, ...], label: str | None) -> None:
+    """Tell URL of the events from now on. The secret is shown this once."""
+    created = s.client.webhooks.create(target, types=types or None, label=label)
+    if s.output.as_json:
+        s.output.document(created)
+    else:
+        s.output.say(_line(created))
+        s.output.say(f"secret {created.secret}\n[dim]Keep it for the receiver: it is not shown again.[/]")
+
+
+@webhooks.command("list")
+@session
+def list_webhooks(s: Session) -> None:
+    """List webhooks, newest first."""
+    found = list(s.client.webhooks.list())
+    if s.output.as_json:
+        s.output.document({"webhooks": found})
+        return
+    for each in found:
+        s.output.say(_line(each))
+    if not found:
+        s.output.say("no webhooks")
+
+
+@webhooks.command()
+@click.argument("webhook", type=WEBHOOK)
+@session
+def delete(s: Session, webhook: int) -> None:
+    """Send WEBHOOK nothing more, and remove it with its deliveries."""
+    s.client.webhooks.delete(webhook)
+    if s.output.as_json:
+        s.output.document({"deleted": webhook})
+    else:
+        s.output.say(f"webhook {webhook} is deleted")
+
+
+@webhooks.command()
+@click.argument("webhook", type=WEBHOOK)
+@click.option("--state", type=click.Choice(["pending", "delivered", "dead"]), help="Only deliveries in this state.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many.")
+@session
+def deliveries(s: Session, webhook: int, state: str | None, limit: int) -> None:
+    """Show what WEBHOOK was sent and is to be sent, newest event first."""
+    matching = s.client.webhooks.deliveries(webhook, state=state, page_size=min(limit, 1000))
+    found = list(islice(matching, limit))
+    if s.output.as_json:
+        s.output.document({"deliveries": found})
+        return
+    for each in found:
+        s.output.say(
+            f"[bold]{each.position:,}[/] {safe(each.event)}  {safe(each.type)}  {_state(each.state)}, "
+            f"{number(each.attempts, 'attempt')}" + (f", last {_answer(each.log[-1])}" if each.log else "")
+        )
+    if not found:
+        s.output.say("no deliveries")
+
+
+@webhooks.command()
+@click.argument("webhook", type=WEBHOOK)
+@click.option("--position", type=click.IntRange(min=1), help="Of the event in the feed.")
+@click.option("--event", help="The event's id.")
+@session
+def redeliver(s: Session, webhook: int, position: int | None, event: str | None) -> None:
+    """Send WEBHOOK one event again, or all whose deliveries are dead."""
+    if position is not None and event is not None:
+        raise click.UsageError("name a position or an event, not both")
+    count = s.client.webhooks.redeliver(webhook, position=position, event=event)
+    if s.output.as_json:
+        s.output.document({"redelivered": count})
+    else:
+        s.output.say(f"{count:,} due again")
+
+
+@webhooks.command()
+@click.argument("webhook", type=WEBHOOK)
+@session
+def test(s: Session, webhook: int) -> None:
+    """Have a test event sent to WEBHOOK now, and show what comes back."""
+    tested = s.client.webhooks.test(webhook)
+    if s.output.as_json:
+        s.output.document(tested)
+    else:
+        verdict = "[green]delivered[/]" if tested.delivered else "[red]not delivered[/]"
+        s.output.say(f"{safe(tested.event)}  {verdict}: {_answer(tested)}")
+    if not tested.delivered:
+        end(NOT_SUCCEEDED)
+
+
+def _state(state: str) -> str:
+    return f"[{STYLES.get(state, 'default')}]{safe(state)}[/]"
+
+
+def _line(webhook: model.Webhook) -> str:
+    types = "all events" if webhook.types is None else ", ".join(map(safe, webhook.types))
+    label = f" {safe(webhook.label)}" if webhook.label else ""
+    return f"[bold]webhook {webhook.id}[/]{label}  {_state(webhook.state)}  {safe(webhook.url)}  {types}"
+
+
+def _answer(seen: model.Attempt | model.Tested) -> str:
+    said = [str(seen.status)] if seen.status is not None else []
+    said += [safe(seen.error)] if seen.error else []
+    return f"{', '.join(said)} in {seen.milliseconds:,} ms"

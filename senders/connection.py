@@ -1,0 +1,117 @@
+"""A connection to addresses that were judged before, with one deadline for all that is done on it.
+
+httpcore asks its network backend for a connection to a *name*. This backend doesn't look the name up again: it connects
+to the addresses that it was made with, while Host header, SNI and certificate stay the name's. And where httpcore's
+time-outs are for each read, which a receiver can stretch for ever with a byte now and then, here every step gets what
+is left of one deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import httpcore
+
+
+class Deadline:
+    """So many seconds from now on."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until = clock() + seconds
+
+    def left(self) -> float:
+        """Raises `httpcore.ReadTimeout` where it is over."""
+        left = self._until - self._clock()
+        if left <= 0:
+            raise httpcore.ReadTimeout
+        return left
+
+
+@contextlib.contextmanager
+def _raising(kind: type[Exception]) -> Iterator[None]:
+    """The socket's errors as httpcore's, with words of ours: the pool forgets what they were caused by."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise httpcore.ReadTimeout from error
+    except OSError as error:
+        raise kind(_words(error)) from error
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "the TLS certificate was not accepted"
+    if isinstance(error, ssl.SSLError):
+        return "TLS failed"
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection was refused"
+    return "the connection failed"
+
+
+class Pinned(httpcore.NetworkBackend):
+    """Connects to the first of `addresses` that takes the connection, whatever the name."""
+
+    def __init__(self, addresses: Sequence[str], deadline: Deadline) -> None:
+        self._addresses = addresses
+        self._deadline = deadline
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        refused: Exception | None = None
+        for place, address in enumerate(self._addresses):
+            # An address that doesn't answer leaves time for the next ones.
+            patience = self._deadline.left() / (len(self._addresses) - place)
+            try:
+                with _raising(httpcore.ConnectError):
+                    connected = socket.create_connection((address, port), patience)
+                    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    return _Stream(connected, self._deadline)
+            except (httpcore.ConnectError, httpcore.ReadTimeout) as error:
+                refused = error
+        raise refused or httpcore.ConnectError("there is no address")
+
+
+class _Stream(httpcore.NetworkStream):
+    def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
+        self._socket = connected
+        self._deadline = deadline
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        with _raising(httpcore.ReadError):
+            self._socket.settimeout(self._deadline.left())
+            return self._socket.recv(max_bytes)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        with _raising(httpcore.WriteError):
+            while buffer:
+                self._socket.settimeout(self._deadline.left())
+                buffer = buffer[self._socket.send(buffer) :]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        try:
+            with _raising(httpcore.ConnectError):
+                self._socket.settimeout(self._deadline.left())
+                return _Stream(ssl_context.wrap_socket(self._socket, server_hostname=server_hostname), self._deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._socket if info == "socket" else None

@@ -1,0 +1,272 @@
+"""Webhooks, at least once: dispatchers as processes that are killed, stopped and run beside each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from core import payments, tables
+from core.batches import Opening
+from core.calls import Call, Verb
+from core.combiner import Inline
+from core.db import Database
+from core.feed import New
+from core.service import Service
+from core.webhooks import Delivery, Progress
+from lastbit.ids import ItemId
+from senders.webhooks import WebhookSender
+from tests.receivers import Got, Handler, Receiver, receiving, status
+from tests.servers import ROOT, free_port, wait_until_it_says
+
+EVENTS = 300
+
+
+@pytest.fixture
+def service(database: Database) -> Iterator[Service]:
+    opened = Service(database, combiner=Inline, sender=WebhookSender(allow_private=True))
+    yield opened
+    opened.stop()
+
+
+@pytest.fixture
+def mariadb_service(mariadb_database: Database) -> Iterator[Service]:
+    opened = Service(mariadb_database, combiner=Inline, sender=WebhookSender(allow_private=True))
+    yield opened
+    opened.stop()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as running:
+        yield running
+
+
+def subscribe(service: Service, receiver: Receiver) -> int:
+    created = service.create_webhook(receiver.url, None, None)
+    receiver.secrets.append(created.secret)
+    return created.webhook.id
+
+
+def dispatcher(
+    service: Service, *arguments: str, module: str = "jobs.dispatcher", heard: bool = False
+) -> subprocess.Popen[str]:
+    url = service.database.url.render_as_string(hide_password=False)
+    environment = {
+        **os.environ,
+        "LASTBIT_DATABASE_URL": url,
+        "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true",
+        "LASTBIT_WEBHOOKS_FIRST_DELAY": "0.01",
+        "LASTBIT_WEBHOOKS_LONGEST_DELAY": "0.01",
+        "LASTBIT_LOG_LEVEL": "info" if heard else "error",
+    }
+    command = [sys.executable, "-m", module, "--every", "0.05", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE if heard else None, text=True)
+
+
+@contextlib.contextmanager
+def running(service: Service, *, heard: bool = False) -> Iterator[subprocess.Popen[str]]:
+    process = dispatcher(service, heard=heard)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+def once(service: Service) -> None:
+    assert dispatcher(service, "--once").wait(60) == 0
+
+
+def end_leases(service: Service) -> None:
+    """As if the time of what is claimed were over."""
+    with service.database.engine.begin() as connection:
+        connection.execute(
+            sa.update(tables.deliveries).where(tables.deliveries.c.state == "pending").values(due_at=tables.utc_now())
+        )
+
+
+def log(service: Service, webhook: int) -> list[Delivery]:
+    return service.list_deliveries(webhook, None, None, 1000)[0]
+
+
+def wait_until_delivered(service: Service, webhook: int) -> None:
+    poll = threading.Event()
+    for _ in range(600):
+        if all(each.state is Progress.DELIVERED for each in log(service, webhook)):
+            return
+        poll.wait(0.1)
+    raise AssertionError("not all was delivered")
+
+
+def test_one_that_dies_between_send_and_record_sends_the_same_id_again(service: Service, receiver: Receiver) -> None:
+    """Once its lease is over, and not before; what was recorded is not sent again."""
+    webhook = subscribe(service, receiver)
+    service.append([New("one", "x")])
+    assert dispatcher(service, "--once", module="tests.guarantees.dying_dispatcher").wait(60) == 9
+    assert [got.id for got in receiver.got] == ["one"]
+    (delivery,) = log(service, webhook)
+    assert (delivery.state, delivery.log) == (Progress.PENDING, [])
+    once(service)
+    assert len(receiver.got) == 1
+    end_leases(service)
+    once(service)
+    once(service)
+    assert [(got.id, got.valid) for got in receiver.got] == [("one", True)] * 2
+    assert receiver.got[0].body == receiver.got[1].body
+    (delivery,) = log(service, webhook)
+    assert (delivery.state, [each.status for each in delivery.log]) == (Progress.DELIVERED, [204])
+
+
+class Overlaps:
+    """A reply that notices when one delivery is being sent twice at once; every fifth first try of an id is a 500."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.handled: Counter[str] = Counter()
+        self.open: set[str] = set()
+        self.twice: list[str] = []
+
+    def __call__(self, handler: Handler, got: Got) -> None:
+        with self.lock:
+            if got.id in self.open:
+                self.twice.append(got.id)
+            self.open.add(got.id)
+            self.handled[got.id] += 1
+            fails = int(got.id) % 5 == 0 and self.handled[got.id] == 1
+        try:
+            status(500 if fails else 200)(handler, got)
+        finally:
+            with self.lock:
+                self.open.discard(got.id)
+
+
+def test_two_dispatchers_share_the_work(mariadb_service: Service, receiver: Receiver) -> None:
+    """Each event as often as it takes and no more; never the same by both at once; all in the log."""
+    service = mariadb_service
+    webhook = subscribe(service, receiver)
+    reply = Overlaps()
+    receiver.reply = reply
+    with running(service), running(service):
+        for start in range(0, EVENTS, 20):
+            service.append([New(str(number), "x") for number in range(start, start + 20)])
+        receiver.wait_for(EVENTS + EVENTS // 5)
+        wait_until_delivered(service, webhook)
+    assert reply.twice == []
+    assert reply.handled == {str(number): 2 if number % 5 == 0 else 1 for number in range(EVENTS)}
+    assert all(got.valid for got in receiver.got)
+    assert {each.event: [attempt.status for attempt in each.log] for each in log(service, webhook)} == {
+        str(number): [500, 200] if number % 5 == 0 else [200] for number in range(EVENTS)
+    }
+
+
+def test_whoever_is_killed_each_event_arrives(mariadb_service: Service, receiver: Receiver) -> None:
+    """At least once, under its own id, validly signed, and in the log; one dispatcher after the other is killed at
+    work, while another one goes on."""
+    service = mariadb_service
+    webhook = subscribe(service, receiver)
+    receiver.reply = Overlaps()
+    service.append([New(str(number), "x") for number in range(EVENTS)])
+    with running(service):
+        for round_ in range(1, 4):
+            with running(service) as victim:
+                receiver.wait_for(round_ * EVENTS // 5)
+                victim.send_signal(signal.SIGKILL)
+                victim.wait(60)
+        receiver.wait_for(EVENTS)
+    end_leases(service)
+    once(service)
+    assert {got.id for got in receiver.got} == {str(number) for number in range(EVENTS)}
+    assert all(got.valid for got in receiver.got)
+    for each in log(service, webhook):
+        assert (each.state, each.last and each.last.status) == (Progress.DELIVERED, 200)
+
+
+def test_a_receiver_that_was_down_gets_it_all(service: Service) -> None:
+    """It is refused, logged, and tried again until somebody listens there."""
+    port = free_port()
+    webhook = service.create_webhook(f"http://127.0.0.1:{port}/hook", None, None)
+    service.append([New(str(number), "x") for number in range(5)])
+    with running(service):
+        poll = threading.Event()
+        while not all(each.log for each in log(service, webhook.webhook.id)) or not log(service, webhook.webhook.id):
+            poll.wait(0.05)
+        with receiving(port=port) as receiver:
+            receiver.secrets.append(webhook.secret)
+            # Those that have used up their tries meanwhile, too.
+            service.redeliver(webhook.webhook.id)
+            wait_until_redelivered(service, webhook.webhook.id)
+            assert {got.id for got in receiver.got} == {str(number) for number in range(5)}
+            assert all(got.valid for got in receiver.got)
+    for each in log(service, webhook.webhook.id):
+        assert each.log[0].error == "the connection was refused"
+        assert each.log[-1].status == 204
+
+
+def wait_until_redelivered(service: Service, webhook: int) -> None:
+    """A delivery may die in the moment before its receiver is up; it is redelivered then."""
+    poll = threading.Event()
+    for _ in range(600):
+        found = log(service, webhook)
+        if all(each.state is Progress.DELIVERED for each in found):
+            return
+        if any(each.state is Progress.DEAD for each in found):
+            service.redeliver(webhook)
+        poll.wait(0.1)
+    raise AssertionError("not all was delivered")
+
+
+def test_a_stop_finishes_what_is_being_sent(service: Service, receiver: Receiver) -> None:
+    """SIGTERM: the answer is waited for and recorded, nothing new is begun, exit status 0."""
+    webhook = subscribe(service, receiver)
+    release = threading.Event()
+
+    def held(handler: Handler, got: Got) -> None:
+        release.wait(60)
+        status(200)(handler, got)
+
+    receiver.reply = held
+    service.append([New("one", "x")])
+    with running(service, heard=True) as process:
+        receiver.wait_for(1)
+        process.send_signal(signal.SIGTERM)
+        wait_until_it_says(process, "dispatcher_stopping")
+        service.append([New("two", "x")])
+        release.set()
+        assert process.wait(60) == 0
+    assert {each.event: each.state for each in log(service, webhook)} == {"one": Progress.DELIVERED}
+
+
+def test_a_round_pays_what_children_owe(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash between a child's end and its parent's ack leaves a debt; the dispatcher pays it."""
+    parent = service.open(Opening(items=1, sealed=True)).batch.id
+    child = service.open(Opening(items=1, sealed=True, parent=ItemId(parent, 0, 0))).batch.id
+    monkeypatch.setattr(payments, "pay", lambda *_: None)
+    service.ack(Call.of(Verb.ACK, [(child, 0, 0)])).result()
+    assert service.get(parent).acked == 0
+    once(service)
+    assert service.get(parent).succeeded
+
+
+def test_the_command_says_what_was_wrong(sqlite_url: str) -> None:
+    """Wrong use is exit status 2, a database without a schema 1; both with a sentence, none with a traceback."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "jobs.dispatcher", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    for arguments in (["--every", "-1"], ["--threads", "0"], ["--threads", "x"], ["--nope"]):
+        wrong = run(*arguments)
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert "Traceback" not in wrong.stderr
+    empty = run("--once", "--database-url", sqlite_url)
+    assert empty.returncode == 1
+    assert "python -m api migrate" in empty.stderr

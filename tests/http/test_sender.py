@@ -1,0 +1,288 @@
+"""The sender: where it connects, what it sends, and what it says of receivers that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from core.targets import Unfit
+from core.webhooks import Answer
+from lastbit import __version__
+from senders.webhooks import WebhookSender
+from tests.receivers import Got, Handler, Receiver, raw, receiving, status
+
+BODY = b'{"type":"x"}'
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as running:
+        yield running
+
+
+def send(url: str, sender: WebhookSender | None = None) -> Answer:
+    sender = sender or WebhookSender(allow_private=True)
+    return sender.send(url, {"webhook-id": "one"}, BODY)
+
+
+class Resolver:
+    """Gives these addresses, one list after the other, and the last one ever after."""
+
+    def __init__(self, *answers: Sequence[str]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    def __call__(self, host: str, port: int) -> Sequence[str]:
+        self.asked.append(host)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def test_a_request_says_who_it_is_from_and_nothing_else(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cookies, no proxy of the environment, no header of somebody else's."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    receiver.reply = status(200, Set_Cookie="a=b")
+    sender = WebhookSender(allow_private=True)
+    for _ in range(2):
+        assert send(receiver.url + "?a=b", sender).delivered
+    for got in receiver.got:
+        assert got.path == "/hook?a=b"
+        assert got.body == BODY
+        assert got.headers == {
+            "host": receiver.url.split("/")[2],
+            "user-agent": f"Lastbit/{__version__}",
+            "content-type": "application/json",
+            "accept": "*/*",
+            "connection": "close",
+            "content-length": str(len(BODY)),
+            "webhook-id": "one",
+        }
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_redirect_is_a_failure_and_not_followed(receiver: Receiver, code: int) -> None:
+    """Wherever it leads."""
+    with receiving() as other:
+        receiver.reply = status(code, Location=other.url)
+        answer = send(receiver.url)
+        assert (answer.status, answer.error, answer.delivered) == (code, "a redirect, which is not followed", False)
+        assert other.got == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "seen", "words"),
+    [
+        (b"", None, "closed before the answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", None, "closed before the answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nten bytes.", 200, "in the middle of the answer"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nten", 200, "in the middle of the answer"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", None, "not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: nine\r\n\r\n", None, "not HTTP"),
+        (b"\x00\xff" * 50_000, None, "not HTTP"),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_a_failure(
+    receiver: Receiver, reply: bytes, seen: int | None, words: str
+) -> None:
+    """Whatever its status said, and it is said in words."""
+    receiver.reply = raw(reply)
+    answer = send(receiver.url)
+    assert answer.status == seen
+    assert words in (answer.error or "")
+    assert not answer.delivered
+
+
+def test_of_a_large_answer_a_few_kilobytes_are_read(receiver: Receiver) -> None:
+    """The rest is not waited for."""
+    wrote = threading.Event()
+
+    def endless(handler: Handler, _: Got) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while True:
+                handler.wfile.write(b"x" * 65_536)
+        except ConnectionError:
+            wrote.set()
+
+    receiver.reply = endless
+    assert send(receiver.url).delivered
+    assert wrote.wait(30)
+
+
+@pytest.mark.parametrize("part", [b"", b"H", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"])
+def test_the_timeout_is_for_all_of_it(receiver: Receiver, part: bytes) -> None:
+    """A byte now and then does not stretch it: neither before the answer, nor in its head, nor in its body."""
+    over = threading.Event()
+
+    def drip(handler: Handler, _: Got) -> None:
+        handler.wfile.write(part)
+        while not over.wait(0.02):
+            if part:
+                handler.wfile.write(b"T")
+
+    receiver.reply = drip
+    answer = send(receiver.url, WebhookSender(allow_private=True, timeout=0.3))
+    over.set()
+    assert answer.error is not None
+    assert "within 0.3 s" in answer.error or "not HTTP" in answer.error
+    assert answer.milliseconds < 5000
+
+
+def test_a_resolver_that_hangs_is_not_waited_for() -> None:
+    """Its time counts too."""
+    over = threading.Event()
+
+    def hang(host: str, port: int) -> list[str]:
+        over.wait(60)
+        return ["127.0.0.1"]
+
+    answer = send("http://hooks.example/", WebhookSender(resolve=hang, timeout=0.2))
+    over.set()
+    assert answer.error == "not sent: the host can't be resolved"
+
+
+def test_nobody_listens(receiver: Receiver) -> None:
+    """Said without the address."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        answer = send(f"http://hooks.example:{held.getsockname()[1]}/", to("127.0.0.1"))
+    assert (answer.status, answer.error) == (None, "the connection was refused")
+
+
+def to(*addresses: str, **options: bool) -> WebhookSender:
+    return WebhookSender(resolve=Resolver(addresses), **{"allow_private": True, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("120", 120), ("0", 0), ("9" * 40, 999_999_999_999), ("soon", None), ("-5", None), ("1.5", None), ("١", None)],
+)
+def test_retry_after_is_read(receiver: Receiver, header: str, seconds: float | None) -> None:
+    """Seconds; what can't be read is none."""
+    receiver.reply = raw(
+        f"HTTP/1.1 503 Busy\r\nRetry-After: {header}\r\nContent-Length: 0\r\n\r\n".encode("latin-1", "replace")
+    )
+    assert send(receiver.url).retry_after == seconds
+
+
+def test_retry_after_can_be_a_date(receiver: Receiver) -> None:
+    """One that is over is now."""
+    receiver.replies(
+        status(503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"),
+        status(503, Retry_After="Fri, 31 Dec 9998 07:28:00 GMT"),
+    )
+    assert send(receiver.url).retry_after == 0
+    assert (send(receiver.url).retry_after or 0) > 10**9
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "10.0.0.1", "0.0.0.0", "[::]"),
+        *("[fe80::1]", "[fd00::1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "100.64.0.1", "224.0.0.1"),
+    ],
+)
+def test_addresses_that_are_not_public_are_refused(receiver: Receiver, host: str) -> None:
+    """By name or number, when it is made and when it is sent; nothing arrives."""
+    url = f"http://{host}:{receiver.url.split(':')[2]}"
+    sender = WebhookSender()
+    with pytest.raises(Unfit, match="an address that is not public"):
+        sender.check(url)
+    answer = send(url, sender)
+    assert (answer.status, answer.error) == (None, "not sent: the host is an address that is not public")
+    assert receiver.got == []
+
+
+def test_one_bad_address_among_good_ones_is_enough() -> None:
+    """Every one is judged: the connection could fall to any. And none of them is named."""
+    sender = WebhookSender(resolve=Resolver(["93.184.216.34", "10.9.8.7"]))
+    with pytest.raises(Unfit) as refused:
+        sender.check("http://hooks.example/")
+    assert "10.9.8.7" not in str(refused.value)
+    error = send("http://hooks.example/", sender).error
+    assert error == "not sent: the host is an address that is not public"
+
+
+def test_a_name_that_leads_elsewhere_after_the_check_is_not_followed(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was public when the webhook was made, and is asked for once at each send: the connection goes to the very
+    address that was judged."""
+    url = f"http://hooks.example:{receiver.url.split(':')[2]}"
+    connected: list[str] = []
+
+    def connect(address: tuple[str, int], timeout: float | None = None) -> socket.socket:
+        connected.append(address[0])
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    resolver = Resolver(["93.184.216.34"], ["93.184.216.35"], ["127.0.0.1"])
+    sender = WebhookSender(resolve=resolver)
+    sender.check(url)
+    assert send(url, sender).error == "the connection was refused"
+    assert connected == ["93.184.216.35"]  # not looked up a second time, for that would be loopback
+    assert send(url, sender).error == "not sent: the host is an address that is not public"
+    assert connected == ["93.184.216.35"]
+    assert resolver.asked == ["hooks.example"] * 3
+    assert receiver.got == []
+
+
+def test_the_next_address_is_tried_where_one_refuses(receiver: Receiver) -> None:
+    """A host of two, one of which is down."""
+    answer = send(f"http://hooks.example:{receiver.url.split(':')[2]}", to("127.0.0.2", "127.0.0.1"))
+    assert answer.delivered
+    assert receiver.got[0].headers["host"] == f"hooks.example:{receiver.url.split(':')[2].split('/')[0]}"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of hooks.example, self-signed."""
+    folder = tmp_path_factory.mktemp("certificate")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=hooks.example"),
+            *(
+                "-addext",
+                "subjectAltName=DNS:hooks.example",
+                "-keyout",
+                folder / "key.pem",
+                "-out",
+                folder / "cert.pem",
+            ),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+@contextlib.contextmanager
+def receiving_tls(certificate: Path) -> Iterator[Receiver]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    with receiving(tls=context) as running:
+        yield running
+
+
+def test_the_certificate_is_the_names_wherever_it_is_pinned_to(certificate: Path) -> None:
+    """The connection goes to an address; SNI, Host and the certificate stay with the name. Another name is refused."""
+    trusting = ssl.create_default_context(cafile=certificate / "cert.pem")
+    sender = WebhookSender(resolve=Resolver(["127.0.0.1"]), allow_private=True, certificates=trusting)
+    with receiving_tls(certificate) as receiver:
+        port = receiver.url.split(":")[2]
+        assert send(f"https://hooks.example:{port}", sender).delivered
+        wrong = send(f"https://other.example:{port}", sender)
+        assert (wrong.status, wrong.error) == (None, "the TLS certificate was not accepted")
+        unknown = send(f"https://hooks.example:{port}", to("127.0.0.1"))
+        assert unknown.error == "the TLS certificate was not accepted"
+        assert len(receiver.got) == 1
+    with receiving() as plain:
+        answer = send(f"https://hooks.example:{plain.url.split(':')[2]}", sender)
+        assert answer.error == "TLS failed"

@@ -1,0 +1,130 @@
+"""Receivers of webhooks, as real servers: they verify what they get with the official library, and answer as told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from standardwebhooks import Webhook, WebhookVerificationError
+
+
+@dataclass
+class Got:
+    """One request. `valid`: its signature, by any of the secrets that the receiver knows."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    valid: bool
+
+    @property
+    def id(self) -> str:
+        return self.headers["webhook-id"]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+Reply = Callable[["Handler", Got], None]
+
+
+def status(code: int, **headers: str) -> Reply:
+    """Answers so."""
+
+    def reply(handler: Handler, _: Got) -> None:
+        handler.send_response(code)
+        for name, value in {"Content-Length": "2", **{n.replace("_", "-"): v for n, v in headers.items()}}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(b"ok")
+
+    return reply
+
+
+def raw(text: bytes) -> Reply:
+    """Writes this and closes the connection."""
+
+    def reply(handler: Handler, _: Got) -> None:
+        handler.wfile.write(text)
+
+    return reply
+
+
+@dataclass
+class Receiver:
+    url: str
+    secrets: list[str] = field(default_factory=list)
+    reply: Reply = field(default_factory=lambda: status(204, Content_Length="0"))
+    got: list[Got] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def replies(self, *script: Reply) -> None:
+        """Answer with these, in this order, and with the last one ever after."""
+        left = list(script)
+        lock = threading.Lock()
+
+        def reply(handler: Handler, got: Got) -> None:
+            with lock:
+                now = left.pop(0) if len(left) > 1 else left[0]
+            now(handler, got)
+
+        self.reply = reply
+
+    def wait_for(self, count: int, seconds: float = 60) -> list[Got]:
+        """Until so many requests have come."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.got) >= count, seconds), f"{len(self.got)} of {count} came"
+            return list(self.got)
+
+
+class Handler(BaseHTTPRequestHandler):
+    receiver: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        got = Got(self.path, headers, body, any(_verified(s, body, headers) for s in self.receiver.secrets))
+        with self.receiver.changed:
+            self.receiver.got.append(got)
+            self.receiver.changed.notify_all()
+        with contextlib.suppress(ConnectionError):
+            self.receiver.reply(self, got)
+        self.close_connection = True
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+def _verified(secret: str, body: bytes, headers: dict[str, str]) -> bool:
+    try:
+        Webhook(secret).verify(body, headers)
+    except WebhookVerificationError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def receiving(*, tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[Receiver]:
+    """A receiver on a free port, or on this one."""
+    handler = type("ItsHandler", (Handler,), {})
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    receiver = Receiver(f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}/hook")
+    handler.receiver = receiver  # type: ignore[attr-defined]
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

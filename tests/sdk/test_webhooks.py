@@ -1,0 +1,160 @@
+"""Webhooks through the client and the command line, against a real service that sends to a real receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from standardwebhooks import Webhook as Verifier
+
+from lastbit import AsyncClient, Client, InvalidArgument, InvalidRequest, Retry, ServiceUnreachable, WebhookNotFound
+from lastbit.webhooks import Webhook
+from tests.receivers import Receiver, receiving, status
+from tests.servers import running_service, sqlite_file
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    settings = {
+        "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true",
+        "LASTBIT_DISPATCHER_EVERY": "0.05",
+        "LASTBIT_WEBHOOKS_TRIES": "1",
+    }
+    with sqlite_file() as database, running_service(database, **settings) as running:
+        yield running.url
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as running:
+        yield running
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as opened:
+        yield opened
+
+
+def append(url: str, id: str) -> int:
+    appended = httpx.post(f"{url}/v1/events", json={"events": [{"id": id, "type": "card.charged"}]}).json()
+    position: int = appended["events"][0]["position"]
+    return position
+
+
+def settle(client: Client, webhook: int) -> list[Any]:
+    while any(client.webhooks.deliveries(webhook, state="pending")):
+        pass
+    return list(client.webhooks.deliveries(webhook, page_size=2))
+
+
+def test_a_webhook_from_its_creation_to_its_end(url: str, client: Client, receiver: Receiver) -> None:
+    """Made, tested, delivered, dead, redelivered, deleted."""
+    created = client.webhooks.create(receiver.url, types=["card.charged"], label="books")
+    receiver.secrets.append(created.secret)
+    assert created.secret not in repr(created)
+    webhook = client.webhooks.get(created.id)
+    assert webhook == Webhook(*(getattr(created, name) for name in Webhook.__slots__))
+    assert webhook in list(client.webhooks.list(page_size=1))
+    tested = client.webhooks.test(webhook.id)
+    assert (tested.delivered, tested.status) == (True, 204)
+    append(url, "one")
+    receiver.wait_for(2)
+    receiver.reply = status(500)
+    append(url, "two")
+    position = append(url, "three")
+    receiver.wait_for(4)
+    found = settle(client, webhook.id)
+    assert [(each.event, each.state, each.log[0].status) for each in found] == [
+        *(("three", "dead", 500), ("two", "dead", 500), ("one", "delivered", 204)),
+    ]
+    receiver.reply = status(200)
+    assert client.webhooks.redeliver(webhook.id, position=position) == 1
+    assert client.webhooks.redeliver(webhook.id, event="one") == 1
+    receiver.wait_for(6)
+    assert [each.state for each in settle(client, webhook.id)] == ["delivered", "dead", "delivered"]
+    assert client.webhooks.redeliver(webhook.id) == 1
+    receiver.wait_for(7)
+    assert all(got.valid for got in receiver.got)
+    client.webhooks.delete(webhook.id)
+    with pytest.raises(WebhookNotFound):
+        client.webhooks.get(webhook.id)
+
+
+def test_the_async_client_does_the_same(url: str, receiver: Receiver) -> None:
+    """Awaited."""
+
+    async def run() -> None:
+        async with AsyncClient(url) as client:
+            created = await client.webhooks.create(receiver.url)
+            assert (await client.webhooks.get(created.id)).types is None
+            assert created.id in [each.id async for each in client.webhooks.list()]
+            assert (await client.webhooks.test(created.id)).delivered
+            assert [each async for each in client.webhooks.deliveries(created.id)] == []
+            assert await client.webhooks.redeliver(created.id) == 0
+            await client.webhooks.delete(created.id)
+
+    asyncio.run(run())
+
+
+def test_what_can_not_be_meant_is_refused(client: Client) -> None:
+    """By the client where it can tell, else by the service."""
+    with pytest.raises(InvalidArgument, match="several names"):
+        client.webhooks.create("http://127.0.0.1/", types="card.charged")
+    with pytest.raises(InvalidArgument, match="webhook id"):
+        client.webhooks.get("7")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="https"):
+        client.webhooks.create("ftp://127.0.0.1/")
+
+
+def test_making_one_is_not_insisted_on(scripted: Any) -> None:
+    """A second one, whose secret nobody was told, would go on for ever."""
+    scripted.replies(None)
+    client = Client(scripted.url, retry=Retry(attempts=5, deadline=30))
+    with pytest.raises(ServiceUnreachable):
+        client.webhooks.create("http://127.0.0.1/")
+    assert len(scripted.seen) == 1
+
+
+def test_the_command_line(url: str, receiver: Receiver) -> None:
+    """In words and as JSON; a test that fails is exit code 3."""
+
+    def lastbit(*arguments: str, code: int = 0) -> str:
+        environment = {**os.environ, "LASTBIT_URL": url, "COLUMNS": "120", "NO_PROXY": "*"}
+        command = [sys.executable, "-m", "lastbit", "webhooks", *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+        return done.stdout
+
+    said = lastbit("create", receiver.url, "--type", "card.charged", "--label", "[red]books")
+    secret = said.split("secret ")[1].split()[0]
+    Verifier(secret)
+    webhook = said.split("webhook ")[1].split()[0]
+    assert "[red]books" in said
+    listed = lastbit("list")
+    assert receiver.url in listed
+    assert secret not in listed
+    assert json.loads(lastbit("list", "--json"))["webhooks"][0]["types"] == ["card.charged"]
+    assert "delivered: 204" in lastbit("test", webhook)
+    receiver.reply = status(500)
+    assert json.loads(lastbit("test", webhook, "--json", code=3))["status"] == 500
+    append(url, "cli:1")
+    receiver.wait_for(3)
+    with Client(url) as client:
+        settle(client, int(webhook))
+    assert "dead, 1 attempt, last 500" in lastbit("deliveries", webhook, "--state", "dead")
+    assert json.loads(lastbit("deliveries", webhook, "--json"))["deliveries"][0]["event"] == "cli:1"
+    assert "1 due again" in lastbit("redeliver", webhook, "--event", "cli:1")
+    assert json.loads(lastbit("redeliver", webhook, "--position", "999999", "--json", code=2) or "null") is None
+    lastbit("redeliver", webhook, "--event", "cli:1", "--position", "1", code=2)
+    assert json.loads(lastbit("create", receiver.url, "--json"))["secret"].startswith("whsec_")
+    assert "deleted" in lastbit("delete", webhook)
+    lastbit("delete", webhook, code=1)
+    lastbit("delete", "x", code=2)

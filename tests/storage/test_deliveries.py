@@ -1,0 +1,503 @@
+"""Deliveries: planned once, claimed by one, sent again where nobody recorded, logged, and kept until they are done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from core import deliveries, errors, feed, janitor, tables, webhooks
+from core.backoff import Backoff
+from core.batches import Opening
+from core.combiner import Inline
+from core.db import Database
+from core.deliveries import Claim
+from core.dispatcher import Dispatcher
+from core.feed import New
+from core.service import Service
+from core.targets import Unfit
+from core.webhooks import Answer, Delivery, Progress, State
+
+DAY = timedelta(days=1)
+LEASE = timedelta(seconds=60)
+OK = Answer(204, None, 3)
+FAILED = Answer(500, None, 3)
+
+
+class Script:
+    """A sender that answers as it is told, and keeps what it was given."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers) or [OK]
+        self.sent: list[tuple[str, dict[str, str], bytes]] = []
+        self.lock = threading.Lock()
+
+    def check(self, url: str) -> None:
+        if "private" in url:
+            raise Unfit("the host is an address that is not public")
+
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+        with self.lock:
+            self.sent.append((url, headers, body))
+            return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@pytest.fixture
+def sender() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def service(database: Database, sender: Script) -> Iterator[Service]:
+    opened = Service(database, combiner=Inline, sender=sender)
+    yield opened
+    opened.stop()
+
+
+def hook(service: Service, types: list[str] | None = None, name: str = "a") -> int:
+    return service.create_webhook(f"https://{name}.example/", types, None).webhook.id
+
+
+def append(service: Service, *ids: str, type: str = "card.charged") -> None:
+    service.append([New(id, type) for id in ids])
+
+
+def plan(service: Service) -> None:
+    for webhook in service.database.read(deliveries.behind):
+        while service.database.write(lambda tx, webhook=webhook: deliveries.plan(tx, webhook)):  # type: ignore[misc]
+            pass
+
+
+def claim(service: Service, limit: int = 100, room: dict[int, int] | None = None, share: int = 100) -> list[Claim]:
+    return service.database.write(lambda tx: deliveries.claim(tx, LEASE, limit, room or {}, share))[0]
+
+
+def record(service: Service, claim: Claim, answer: Answer, backoff: Backoff = Backoff()) -> Progress | None:  # noqa: B008
+    return service.database.write(lambda tx: deliveries.record(tx, claim, answer, backoff, 0.5))
+
+
+def log(service: Service, webhook: int) -> list[Delivery]:
+    return service.list_deliveries(webhook, None, None, 1000)[0]
+
+
+def make_due(service: Service, delivery: int | None = None) -> None:
+    """As if the lease or the pause were over."""
+    with service.database.engine.begin() as connection:
+        query = sa.update(tables.deliveries).where(tables.deliveries.c.state == "pending")
+        if delivery is not None:
+            query = query.where(tables.deliveries.c.id == delivery)
+        connection.execute(query.values(due_at=tables.utc_now()))
+
+
+def seconds_until(service: Service, delivery: Delivery) -> float:
+    now = service.database.read(lambda tx: tx.scalar(sa.select(tables.utc_now())))
+    assert delivery.next_attempt_at is not None
+    assert now is not None
+    return (delivery.next_attempt_at - now).total_seconds()
+
+
+def test_a_webhook_is_told_of_what_comes_after_it(service: Service) -> None:
+    """Of its types, or of all; each event once, however often it is planned."""
+    append(service, "before")
+    every, some = hook(service), hook(service, ["card.charged", "batch.completed"])
+    append(service, "one")
+    append(service, "two", type="other")
+    batch = service.open(Opening(sealed=True)).batch.id
+    plan(service)
+    plan(service)
+    assert [each.event for each in reversed(log(service, every))] == [
+        *("one", "two", f"batch:{batch}:opened", f"batch:{batch}:sealed"),
+        *(f"batch:{batch}:completed", f"batch:{batch}:succeeded"),
+    ]
+    assert [each.event for each in log(service, some)] == [f"batch:{batch}:completed", "one"]
+    assert service.get_webhook(some).position == service.feed_head()
+    assert service.database.read(deliveries.behind) == []
+
+
+def test_planning_goes_on_in_pages(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a transaction; a crash between two loses nothing and doubles nothing."""
+    monkeypatch.setattr(deliveries, "PAGE", 3)
+    webhook = hook(service)
+    append(service, *(str(number) for number in range(10)))
+    assert service.database.write(lambda tx: deliveries.plan(tx, webhook))
+    assert [each.position for each in log(service, webhook)] == [3, 2, 1]
+    plan(service)
+    assert [each.position for each in log(service, webhook)] == list(range(10, 0, -1))
+
+
+def test_two_that_plan_at_once_plan_each_event_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While events are being appended."""
+    monkeypatch.setattr(deliveries, "PAGE", 5)
+    webhook = hook(service)
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.is_set():
+            plan(service)
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(run) for _ in range(2)]
+        for number in range(60):
+            append(service, f"{number}a", f"{number}b")
+        done.set()
+        for each in runs:
+            each.result()
+    plan(service)
+    assert [each.position for each in log(service, webhook)] == list(range(120, 0, -1))
+
+
+def test_what_is_claimed_is_nobody_elses(service: Service) -> None:
+    """Until its lease is over; then another one sends it, under the same id."""
+    webhook = hook(service)
+    append(service, "one", "two")
+    plan(service)
+    first = claim(service, limit=1)
+    second = claim(service)
+    assert sorted(each.event.id for each in first + second) == ["one", "two"]
+    assert claim(service) == []
+    make_due(service, first[0].delivery)
+    (again,) = claim(service)
+    assert (again.event.id, again.delivery) == (first[0].event.id, first[0].delivery)
+    # The one that was slow has sent it all the same: that is logged, and settles nothing.
+    assert record(service, first[0], OK) is None
+    assert claim(service) == []
+    assert record(service, again, FAILED) is Progress.PENDING
+    found = next(each for each in log(service, webhook) if each.id == again.delivery)
+    assert ([each.status for each in found.log], found.attempts, found.state) == ([204, 500], 1, "pending")
+
+
+def test_many_that_claim_at_once_never_claim_the_same(service: Service) -> None:
+    """Each delivery by one of them, whoever is first."""
+    hook(service)
+    append(service, *(str(number) for number in range(150)))
+    plan(service)
+    start = threading.Barrier(6)
+
+    def run() -> list[int]:
+        start.wait()
+        mine: list[int] = []
+        while service.database.read(deliveries.is_due):
+            mine += [each.delivery for each in claim(service, limit=3)]
+        return mine
+
+    with ThreadPoolExecutor(6) as pool:
+        runs = [pool.submit(run) for _ in range(6)]
+        claimed = [delivery for each in runs for delivery in each.result()]
+    assert len(claimed) == 150
+    assert len(set(claimed)) == 150
+
+
+def test_nobody_has_more_than_its_share(service: Service) -> None:
+    """A webhook that has a thousand due leaves room for the one that has one."""
+    crowd = hook(service, ["crowd"])
+    quiet = hook(service, ["quiet"])
+    append(service, *(str(number) for number in range(200)), type="crowd")
+    append(service, "alone", type="quiet")
+    plan(service)
+    first = claim(service, limit=10, share=4)
+    assert {each.webhook for each in first} == {crowd}
+    assert len(first) == 4
+    second = claim(service, limit=10, room={crowd: 0}, share=4)
+    assert [each.webhook for each in second] == [quiet]
+
+
+def test_a_delivery_is_tried_until_it_dies(service: Service) -> None:
+    """Later and later; each attempt is in the log."""
+    webhook = hook(service)
+    append(service, "one")
+    plan(service)
+    ceilings = []
+    for _ in range(10):
+        make_due(service)
+        record(service, claim(service)[0], FAILED)
+        (delivery,) = log(service, webhook)
+        if delivery.state is Progress.PENDING:
+            ceilings.append(seconds_until(service, delivery))
+    assert ceilings == pytest.approx([2.5, 12.5, 62.5, 312.5, 1562.5, 7812.5, 39_062.5, 43_200, 43_200], abs=2)
+    assert (delivery.state, delivery.attempts, len(delivery.log)) == (Progress.DEAD, 10, 10)
+    assert delivery.next_attempt_at is None
+    make_due(service)
+    assert claim(service) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds"),
+    [
+        (Answer(429, None, 1, retry_after=600), 600),
+        (Answer(503, None, 1, retry_after=10**9), 86_400),
+        (Answer(500, None, 1, retry_after=600), 2.5),
+        (Answer(None, "the connection was refused", 1), 2.5),
+        (Answer(302, "a redirect, which is not followed", 1), 2.5),
+        (Answer(200, "the connection was closed in the middle of the answer", 1), 2.5),
+        (Answer(404, None, 1), 2.5),
+    ],
+)
+def test_every_other_answer_is_a_failure(service: Service, answer: Answer, seconds: float) -> None:
+    """Retry-After is heeded where the receiver says that it is too much."""
+    webhook = hook(service)
+    append(service, "one")
+    plan(service)
+    assert record(service, claim(service)[0], answer) is Progress.PENDING
+    (delivery,) = log(service, webhook)
+    assert seconds_until(service, delivery) == pytest.approx(seconds, abs=2)
+    assert (delivery.log[0].status, delivery.log[0].error) == (answer.status, answer.error)
+
+
+def test_gone_disables_the_webhook(service: Service) -> None:
+    """What it was still to be sent dies, and nothing is planned or redelivered."""
+    webhook = hook(service)
+    append(service, "one", "two")
+    plan(service)
+    assert record(service, claim(service, limit=1)[0], Answer(410, None, 1)) is Progress.DEAD
+    assert service.get_webhook(webhook).state is State.DISABLED
+    assert claim(service) == []
+    append(service, "three")
+    plan(service)
+    assert [each.state for each in log(service, webhook)] == [Progress.DEAD, Progress.DEAD]
+    with pytest.raises(errors.WebhookDisabled):
+        service.redeliver(webhook)
+
+
+def test_a_redelivery_counts_anew_and_keeps_the_log(service: Service) -> None:
+    """Of one event, by position or id, whatever became of it; or of all that are dead."""
+    webhook = hook(service)
+    append(service, "one", "two", "three")
+    plan(service)
+    once = Backoff(tries=1)
+    for each in claim(service):
+        record(service, each, OK if each.event.id == "one" else FAILED, once)
+    assert service.redeliver(webhook) == 2
+    assert [each.state for each in log(service, webhook)] == ["pending", "pending", "delivered"]
+    assert service.redeliver(webhook, position=1) == 1
+    assert service.redeliver(webhook, event="one") == 1
+    claims = claim(service)
+    assert sorted(each.event.id for each in claims) == ["one", "three", "two"]
+    assert service.redeliver(webhook, event="two") == 1
+    assert claim(service) == []  # what is being sent is not sent a second time beside it
+    for each in claims:
+        assert record(service, each, OK) is Progress.DELIVERED
+    assert [(each.attempts, len(each.log)) for each in log(service, webhook)] == [(1, 2)] * 3
+    assert service.redeliver(webhook) == 0
+
+
+def test_what_can_not_be_redelivered_is_named(service: Service) -> None:
+    """An event of another type, one from before, one that is not planned yet, none at all."""
+    append(service, "before")
+    webhook = hook(service, ["wanted"])
+    append(service, "other")
+    plan(service)
+    append(service, "later", type="wanted")
+    for position in (1, 2, 3, 99):
+        with pytest.raises(errors.InvalidRequest, match=r"body\.position"):
+            service.redeliver(webhook, position=position)
+    for event in ("before", "other", "later", "none"):
+        with pytest.raises(errors.InvalidRequest, match=r"body\.event"):
+            service.redeliver(webhook, event=event)
+    with pytest.raises(errors.WebhookNotFound):
+        service.redeliver(webhook + 1)
+
+
+def age_events(service: Service) -> None:
+    with service.database.engine.begin() as connection:
+        long_ago = connection.scalar(sa.select(tables.utc_now())) - 31 * DAY  # type: ignore[operator]
+        connection.execute(sa.update(tables.feed).values(appended_at=long_ago))
+
+
+def kept(service: Service) -> tuple[int, int, int]:
+    """Events, deliveries, attempts."""
+    with service.database.engine.connect() as connection:
+        feed_, deliveries_, attempts = (
+            connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
+            for table in (tables.feed, tables.deliveries, tables.delivery_attempts)
+        )
+        return feed_, deliveries_, attempts
+
+
+def test_events_that_a_webhook_still_needs_are_not_trimmed(service: Service) -> None:
+    """Those that it has to plan, then those that it has to send; then all goes, with the deliveries and their log."""
+    webhook = hook(service)
+    append(service, "one", "two", "three")
+    age_events(service)
+    janitor.run_once(service.database, janitor.Policy())
+    assert kept(service) == (3, 0, 0)
+    plan(service)
+    claims = {each.event.id: each for each in claim(service)}
+    record(service, claims["one"], OK)
+    record(service, claims["three"], FAILED, Backoff(tries=1))
+    janitor.run_once(service.database, janitor.Policy())
+    assert kept(service) == (2, 2, 1)
+    with pytest.raises(errors.PositionTrimmed):
+        service.redeliver(webhook, position=1)
+    assert service.redeliver(webhook, event="three") == 1
+    record(service, claims["two"], OK)
+    record(service, claim(service)[0], OK)
+    janitor.run_once(service.database, janitor.Policy())
+    assert kept(service) == (0, 0, 0)
+
+
+def test_a_disabled_or_deleted_webhook_needs_nothing(service: Service) -> None:
+    """Its events go when their time has come."""
+    gone, deleted = hook(service), hook(service)
+    append(service, "one", "two")
+    plan(service)
+    (first,) = [each for each in claim(service) if (each.webhook, each.event.id) == (gone, "one")]
+    record(service, first, Answer(410, None, 1))
+    service.delete_webhook(deleted)
+    with pytest.raises(errors.WebhookNotFound):
+        service.get_webhook(deleted)
+    assert kept(service) == (2, 2, 1)
+    age_events(service)
+    janitor.run_once(service.database, janitor.Policy())
+    assert kept(service) == (0, 0, 0)
+
+
+def test_a_delivery_of_a_webhook_that_is_gone_is_not_sent(service: Service) -> None:
+    """Also where a crash left it behind, or it was being sent when the webhook was deleted."""
+    webhook = hook(service)
+    append(service, "one", "two")
+    plan(service)
+    (sent,) = claim(service, limit=1)
+    with service.database.engine.begin() as connection:
+        connection.execute(sa.delete(tables.webhooks))
+    assert claim(service) == []
+    assert record(service, sent, OK) is Progress.DELIVERED
+    with service.database.engine.begin() as connection:
+        connection.execute(sa.delete(tables.deliveries))
+    assert record(service, sent, OK) is None
+    with pytest.raises(errors.WebhookNotFound):
+        service.delete_webhook(webhook)
+
+
+def test_a_large_webhook_is_deleted_in_chunks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Altogether, with the log."""
+    monkeypatch.setattr(webhooks, "CHUNK", 3)
+    webhook, other = hook(service), hook(service)
+    append(service, *(str(number) for number in range(10)))
+    plan(service)
+    for each in claim(service):
+        record(service, each, FAILED, Backoff(tries=1))
+    assert service.redeliver(other) == 10
+    service.delete_webhook(webhook)
+    assert kept(service) == (10, 10, 10)
+    assert {each.webhook for each in claim(service)} == {other}
+
+
+def test_a_batch_knows_what_was_not_delivered(service: Service) -> None:
+    """With the webhook, its attempts, the last answer, and when it is tried next."""
+    webhook = hook(service)
+    batch = service.open(Opening(sealed=True)).batch.id
+    append(service, "another")
+    plan(service)
+    for each in claim(service):
+        answer = FAILED if each.event.type == "batch.completed" else OK
+        record(service, each, answer)
+    (late,) = service.database.read(lambda tx: webhooks.undelivered(tx, batch))
+    assert (late.webhook, late.event, late.state, late.attempts) == (webhook, f"batch:{batch}:completed", "pending", 1)
+    assert late.last is not None
+    assert late.last.status == 500
+    assert late.next_attempt_at is not None
+    assert [each.type for each in service.batch_deliveries(batch)] == [
+        *("batch.succeeded", "batch.completed", "batch.sealed", "batch.opened"),
+    ]
+    with pytest.raises(errors.BatchNotFound):
+        service.batch_deliveries(batch + 1)
+
+
+def test_the_dispatcher_sends_all_that_is_due(service: Service, sender: Script) -> None:
+    """Whatever fails is left for later; whoever stops begins nothing more."""
+    sender.answers = [FAILED, OK]
+    webhook = hook(service)
+    append(service, *(str(number) for number in range(50)))
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4, chance=lambda: 0.5)
+    while dispatcher.run_once():
+        dispatcher.settle()
+    states = [each.state for each in log(service, webhook)]
+    assert (states.count(Progress.DELIVERED), states.count(Progress.PENDING)) == (49, 1)
+    make_due(service)
+    dispatcher.run_once()
+    dispatcher.settle()
+    assert {each.state for each in log(service, webhook)} == {Progress.DELIVERED}
+    assert len(sender.sent) == 51
+    append(service, "late")
+    dispatcher.stop()
+    assert dispatcher.run_once() == 0
+    assert len(sender.sent) == 51
+
+
+def test_a_receiver_that_hangs_delays_nobody_else(service: Service) -> None:
+    """Its share of the threads waits for it; the others' deliveries go on."""
+    release = threading.Event()
+
+    class Hanging(Script):
+        def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+            if "slow" in url:
+                release.wait(60)
+            return super().send(url, headers, body)
+
+    sender = Hanging()
+    slow, quick = hook(service, name="slow"), hook(service, name="quick")
+    append(service, *(str(number) for number in range(40)))
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=8)
+    poll = threading.Event()
+    try:
+        while {each.state for each in log(service, quick)} != {Progress.DELIVERED}:
+            dispatcher.run_once()
+            poll.wait(0.01)
+        assert {each.state for each in log(service, slow)} == {Progress.PENDING}
+    finally:
+        release.set()
+    while dispatcher.run_once():
+        dispatcher.settle()
+    dispatcher.settle()
+    dispatcher.stop()
+    assert {each.state for each in log(service, slow)} == {Progress.DELIVERED}
+    assert len(sender.sent) == 80
+
+
+def test_the_secret_is_in_nothing_that_is_shown(service: Service) -> None:
+    """Neither in what a webhook is shown as, nor in what the dispatcher handles."""
+    created = service.create_webhook("https://a.example/", None, None)
+    append(service, "one")
+    plan(service)
+    (claimed,) = claim(service)
+    assert created.secret.startswith("whsec_")
+    assert claimed.secret == created.secret
+    for shown in (created, created.webhook, claimed, service.get_webhook(created.webhook.id)):
+        assert created.secret not in repr(shown)
+        assert created.secret[6:] not in repr(shown)
+
+
+def test_a_url_is_judged_before_anything_is_stored(service: Service) -> None:
+    """In the sender's words."""
+    with pytest.raises(errors.InvalidRequest, match="not public"):
+        service.create_webhook("https://private.example/", None, None)
+    assert service.list_webhooks(None, 10) == ([], None)
+
+
+def test_the_body_is_what_the_specification_says() -> None:
+    """Type, timestamp, and the event as the feed shows it."""
+    at = datetime.fromisoformat("2026-05-04T08:00:00.000007+00:00")
+    event = feed.Event(7, "order:1", "card.charged", None, "ö", '{"cents":100}', at)
+    assert webhooks.body(event).decode() == (
+        '{"type":"card.charged","timestamp":"2026-05-04T08:00:00.000007Z","data":{"position":7,"id":"order:1",'
+        '"type":"card.charged","batch":null,"key":"ö","data":{"cents":100},"at":"2026-05-04T08:00:00.000007Z"}}'
+    )
+
+
+def test_what_dies_in_front_does_not_hold_up_the_others(service: Service, sender: Script) -> None:
+    """A webhook that was disabled with many deliveries due; one round is enough for the one behind them."""
+    gone, other = hook(service, ["many"]), hook(service, ["one"])
+    append(service, *(f"m{number}" for number in range(3 * deliveries.CANDIDATES)), type="many")
+    append(service, "last", type="one")
+    plan(service)
+    with service.database.engine.begin() as connection:
+        connection.execute(sa.update(tables.webhooks).where(tables.webhooks.c.id == gone).values(state=State.DISABLED))
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4)
+    assert dispatcher.run_once() == 1
+    dispatcher.stop()
+    assert [each.state for each in log(service, other)] == [Progress.DELIVERED]
+    assert {each.state for each in log(service, gone)} == {Progress.DEAD}
