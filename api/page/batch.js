@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { bitsPanel } from "./bits.js";
 import { ask } from "./dialogs.js";
-import { fill, make, say, setText } from "./dom.js";
+import { dotted, fill, make, say, setText } from "./dom.js";
 import { duration, isLive, number, percent, rate, since, title } from "./format.js";
 import { follow, Pace, repeat } from "./live.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
@@ -109,15 +109,18 @@ export function batchView(main, id) {
   }
 
   async function lookAside(signal) {
-    const [reasons, sent, happened] = await Promise.all([
+    const [reasons, happened, planned] = await Promise.all([
       api.explain(id, signal),
-      api.deliveries(id, signal),
       api.events(id, signal),
+      api.planned(signal),
     ]);
+    // After what is planned: what is planned in between is seen in either.
+    const sent = await api.deliveries(id, signal);
     why.show(reasons);
-    deliveries.show(sent);
     events.show(happened);
-    return batch === null || (reasons !== null && isLive(batch)) || isUnderWay(sent);
+    deliveries.show(sent);
+    const last = happened.events.at(-1)?.position ?? 0;
+    return batch === null || isLive(batch) || planned < last || isUnderWay(sent);
   }
 
   function failedToLook(error) {
@@ -151,7 +154,7 @@ export function batchView(main, id) {
     const key = [batch.state, batch.sealed_at, batch.ended_at].join();
     if (about.dataset.version !== key) {
       about.dataset.version = key;
-      fill(about, facts.flatMap((fact, place) => (place ? [make("span.dot", { "aria-hidden": "true" }, "·"), fact] : [fact])));
+      fill(about, dotted(facts));
       fill(labels, labelLinks(batch));
     }
     bar.update(batch);
