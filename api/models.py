@@ -195,7 +195,8 @@ class Reason(BaseModel):
 
     code: str = Field(
         description="stable: `complete`, `ended`, `failed`, `not_sealed`, `pending`, `oldest_untouched_group`, "
-        "`waiting_for_children`, `parent_not_told`; more may come. Other fields are facts that belong to the code"
+        "`waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; more may come. "
+        "Other fields are facts that belong to the code"
     )
     text: str = Field(description="a sentence for people")
 

@@ -9,6 +9,7 @@ Any number may run on one database. Killed anywhere, nothing is lost (see `deliv
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections import Counter
@@ -123,8 +124,8 @@ class Dispatcher:
             log.exception("sender_failed", delivery=claim.delivery)
             answer = Answer(None, "the sender failed, its log says how", 0)
         state = self._database.write(lambda tx: deliveries.record(tx, claim, answer, self._backoff, self._chance()))
-        tell = log.info if state is Progress.DELIVERED else log.warning
-        tell(
+        log.log(
+            logging.INFO if state is Progress.DELIVERED else logging.WARNING,
             "delivery",
             webhook=claim.webhook,
             webhook_id=claim.event.id,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import batches, ranges, tables
+from core import batches, ranges, tables, webhooks
 from core.batches import Batch
 from core.calls import Verb
 from core.lifecycle import LIVE, State
@@ -230,6 +230,33 @@ def _parent_not_told(_: Connection, look: _Look) -> Iterator[Reason]:
         )
 
 
+def _webhook_not_delivered(snapshot: Connection, look: _Look) -> Iterator[Reason]:
+    late: dict[int, webhooks.Delivery] = {}
+    for delivery in webhooks.undelivered(snapshot, look.batch.id):
+        late.setdefault(delivery.webhook, delivery)  # the newest of each
+    for webhook, delivery in sorted(late.items())[:SHOWN]:
+        last = delivery.last
+        answer = "it was not tried yet" if last is None else f"the last answer was {last.error or last.status}"
+        if delivery.state is webhooks.Progress.DEAD or delivery.next_attempt_at is None:
+            when = "it is given up: redeliver it"
+        else:
+            when = f"the next try is due at {_moment(delivery.next_attempt_at)}"
+        yield Reason(
+            "webhook_not_delivered",
+            f"Webhook {webhook} has not been told of {delivery.event}: {answer}; {when}.",
+            {
+                "webhook": webhook,
+                "event": delivery.event,
+                "position": delivery.position,
+                "delivery": delivery.state,
+                "attempts": delivery.attempts,
+                "last_status": None if last is None else last.status,
+                "last_error": None if last is None else last.error,
+                "next_attempt_at": delivery.next_attempt_at,
+            },
+        )
+
+
 _RULES: Final[tuple[Callable[[Connection, _Look], Iterator[Reason]], ...]] = (
     _complete,
     _ended,
@@ -239,6 +266,7 @@ _RULES: Final[tuple[Callable[[Connection, _Look], Iterator[Reason]], ...]] = (
     _oldest_untouched_group,
     _waiting_for_children,
     _parent_not_told,
+    _webhook_not_delivered,
 )
 """In the order in which they are told. Another reason is another rule."""
 

@@ -13,15 +13,17 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from sqlalchemy.engine import Connection
 
-from core import tables
+from core import feed, tables
 from core.lifecycle import State
+from core.webhooks import Progress
+from core.webhooks import State as WebhookState
 
 _table: Final = tables.batches.c
 
 
 def read(tx: Connection) -> Sequence[Metric]:
     """All of them, at one point in time: `tx` is a snapshot. A new one is added here, and to docs/operations.md."""
-    return _live_batches(tx)
+    return [*_live_batches(tx), *_feed(tx), *_webhooks(tx)]
 
 
 def _live_batches(tx: Connection) -> Sequence[Metric]:
@@ -56,4 +58,44 @@ def _live_batches(tx: Connection) -> Sequence[Metric]:
                 ages,
             ),
         )
+    ]
+
+
+def _feed(tx: Connection) -> Sequence[Metric]:
+    return [GaugeMetricFamily("lastbit_feed_position", "Position of the feed's last event", feed.head(tx))]
+
+
+def _webhooks(tx: Connection) -> Sequence[Metric]:
+    known, sent, events = tables.webhooks.c, tables.deliveries.c, tables.feed.c
+    counted = tx.execute(
+        sa.select(sent.state, sa.func.count(), sa.func.min(sent.position))
+        .where(sent.state.in_([Progress.PENDING, Progress.DEAD]))
+        .group_by(sent.state)
+    ).all()
+    counts = {state: count for state, count, _ in counted}
+    # What is not planned yet waits as well as what is not sent yet.
+    planned = tx.scalar(sa.select(sa.func.min(known.position)).where(known.state == WebhookState.ACTIVE))
+    waiting = [oldest for state, _, oldest in counted if state == Progress.PENDING]
+    waiting += [] if planned is None else [planned + 1]
+    lag = 0.0
+    if waiting:
+        oldest = tx.execute(
+            sa.select(events.appended_at, tables.utc_now().label("now"))
+            .where(events.position >= min(waiting))
+            .order_by(events.position)
+            .limit(1)
+        ).first()
+        lag = 0.0 if oldest is None else max(0.0, (oldest.now - oldest.appended_at).total_seconds())
+    deliveries = GaugeMetricFamily(
+        "lastbit_webhook_deliveries", "Deliveries that are to be sent, or were given up", labels=["state"]
+    )
+    for state in (Progress.PENDING, Progress.DEAD):
+        deliveries.add_metric([str(state)], counts.get(state, 0))
+    return [
+        GaugeMetricFamily(
+            "lastbit_webhook_lag_seconds",
+            "Since the oldest event was appended that a webhook has still to be told of; 0 where there is none",
+            lag,
+        ),
+        deliveries,
     ]

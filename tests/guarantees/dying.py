@@ -16,15 +16,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pymysql
 import sqlalchemy as sa
 
-from core import purge
+from core import logs, purge
+from core.backoff import Backoff
 from core.combiner import Combiner, Inline
 from core.db import Database
+from core.dispatcher import Dispatcher
 from core.service import Service
+from core.webhooks import Answer
 from tests.guarantees import mutants
 from tests.guarantees.model import Request, perform
 from tests.servers import ROOT
@@ -123,6 +128,29 @@ class _Points:
         database.engine.dialect.do_commit = watched_commit  # type: ignore[method-assign]
 
 
+class Written:
+    """A sender whose receiver is a file: a line for each event, which is there though the process dies."""
+
+    def __init__(self, sent: Path) -> None:
+        self._sent = sent
+
+    def check(self, url: str) -> None:
+        pass
+
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+        with self._sent.open("a") as file:
+            file.write(headers["webhook-id"] + "\n")
+        return Answer(200, None, 0)
+
+
+def dispatch(database: Database, sent: Path) -> None:
+    """Deliver all that is due, one after the other."""
+    dispatcher = Dispatcher(database, Written(sent), backoff=Backoff(), lease=timedelta(minutes=1), threads=1)
+    while dispatcher.run_once():
+        dispatcher.settle()
+    dispatcher.stop()
+
+
 def _live_and_die(job: dict[str, Any], said: int) -> None:
     points = _Points(job["point"], said)
     purge.CHUNK = 2  # type: ignore[misc]  # so that a purge has several chunks
@@ -134,7 +162,10 @@ def _live_and_die(job: dict[str, Any], said: int) -> None:
         points.watch_mysql()
     database.read(lambda tx: tx.exec_driver_sql("SELECT 1"))  # it is connected before it counts
     points.armed = True
-    perform(service, job["request"])
+    if job["request"]["verb"] == "dispatch":
+        dispatch(database, Path(job["request"]["sent"]))
+    else:
+        perform(service, job["request"])
     os.write(said, b"{}")
 
 
@@ -166,5 +197,6 @@ def mortals() -> Iterator[Mortals]:
 
 if __name__ == "__main__":
     mutants.from_environment()
+    logs.configure("error")  # to standard error: the other output is the answers'
     for line in sys.stdin:
         print(_fork(json.loads(line)), flush=True)

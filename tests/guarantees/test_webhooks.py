@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -24,6 +25,7 @@ from core.service import Service
 from core.webhooks import Delivery, Progress
 from lastbit.ids import ItemId
 from senders.webhooks import WebhookSender
+from tests.guarantees.dying import Written, dispatch, mortals
 from tests.receivers import Got, Handler, Receiver, receiving, status
 from tests.servers import ROOT, free_port, wait_until_it_says
 
@@ -222,6 +224,41 @@ def wait_until_redelivered(service: Service, webhook: int) -> None:
             service.redeliver(webhook)
         poll.wait(0.1)
     raise AssertionError("not all was delivered")
+
+
+def test_a_dispatcher_that_dies_at_any_point_leaves_each_event_to_be_sent(database: Database, tmp_path: Path) -> None:
+    """Before and after each statement and each commit, from planning to recording: the next one sends what is left,
+    under the same ids, and logs it."""
+    url, sent = database.url.render_as_string(hide_password=False), tmp_path / "sent"
+    service = Service(database, combiner=Inline, sender=Written(sent))
+    hook = service.create_webhook("https://receiver.example", ["batch.completed"], None).webhook.id
+    died: list[str] = []
+    known = tables.deliveries.c
+    with mortals() as dying:
+        while True:
+            batches = [service.open(Opening(sealed=True)).batch.id for _ in range(2)]
+            death = dying.run(url, {"verb": "dispatch", "sent": str(sent)}, len(died))
+            if death is not None:
+                died.append(death.where)
+            # Its claims have run out.
+            database.write(
+                lambda tx: tx.execute(
+                    sa.update(tables.deliveries).where(known.token.is_not(None)).values(due_at=tables.utc_now())
+                )
+            )
+            dispatch(database, sent)
+            told = Counter(sent.read_text().split())
+            for batch in batches:
+                assert 1 <= told[f"batch:{batch}:completed"] <= 2
+                (delivery,) = service.batch_deliveries(batch)
+                assert (delivery.webhook, delivery.state) == (hook, Progress.DELIVERED)
+                assert delivery.log
+            if death is None:
+                break
+            assert len(died) < 200
+    assert len(died) > 20, died
+    assert "after COMMIT" in died
+    assert max(told.values()) == 2, "none died between sending and recording"
 
 
 def test_a_stop_finishes_what_is_being_sent(service: Service, receiver: Receiver) -> None:

@@ -166,6 +166,19 @@ def test_another_content_type_is_refused(http: httpx.Client, route: str, content
     assert fine.status_code != 415
 
 
+def test_another_sites_page_can_end_no_batch(http: httpx.Client) -> None:
+    """A browser sends a POST without a body for anybody; with an Origin it has to be declared as JSON, which another
+    site's page may not do."""
+    batch = opened(http, items=1)["id"]
+    foreign = {"Origin": "https://elsewhere.example"}
+    for path in (f"/v1/batches/{batch}/cancel", f"/v1/batches/{batch}/seal", "/v1/batches"):
+        assert code(http.post(path, headers=foreign)) == (415, "unsupported_media_type")
+        asked = http.options(path, headers={**foreign, "Access-Control-Request-Method": "POST"})
+        assert "access-control-allow-origin" not in asked.headers
+    assert http.get(f"/v1/batches/{batch}").json()["state"] == "open"
+    assert http.post(f"/v1/batches/{batch}/seal", headers={**JSON, "Origin": str(http.base_url)}).status_code == 200
+
+
 @pytest.mark.parametrize("route", ["/v1/batches", "/v1/acks", "/v1/failures"])
 def test_a_body_over_the_limit_is_refused(http: httpx.Client, route: str) -> None:
     """8 MiB, declared or streamed."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import batches, errors, janitor, tables
+from core import batches, deliveries, errors, janitor, tables, webhooks
 from core.batches import Opening
 from core.calls import Call, Verb
 from core.db import Database
@@ -282,3 +282,32 @@ def test_where_only_full_groups_were_read_what_is_pending_is_not_guessed(service
     assert (pending.facts["ranges"], pending.facts["more_ranges"], pending.facts["all_counted"]) == ([], 0, False)
     assert f"{found.batch.pending:,} of 1,000,000,000 items are pending (nothing" in pending.text
     assert reason(found, "oldest_untouched_group").facts["first_pending"] is None
+
+
+def test_a_webhook_that_was_not_told_is_named_with_its_last_answer(service: Service) -> None:
+    """The newest event of each webhook; what was delivered is no reason."""
+    database = service.database
+    hook = database.write(lambda tx: webhooks.create(tx, "https://example.com", None, None, webhooks.new_secret()))
+    batch = service.open(Opening(sealed=True)).batch.id
+    while database.write(lambda tx: deliveries.plan(tx, hook.webhook.id)):
+        pass
+    found = service.explain(batch)
+    assert codes(found) == ["complete", "webhook_not_delivered"]
+    facts = reason(found, "webhook_not_delivered").facts
+    assert (facts["event"], facts["delivery"], facts["attempts"]) == (f"batch:{batch}:succeeded", "pending", 0)
+    assert "it was not tried yet; the next try is due at" in reason(found, "webhook_not_delivered").text
+
+    known = tables.deliveries.c
+    newest = database.read(lambda tx: tx.scalar(sa.select(sa.func.max(known.id))))
+
+    def give_up(tx: Any) -> None:
+        tx.execute(sa.update(tables.deliveries).values(state="delivered"))
+        tx.execute(sa.update(tables.deliveries).where(known.id == newest).values(state="dead", due_at=None, attempts=1))
+        tried = {"delivery_id": newest, "status": 500, "error": None, "milliseconds": 12}
+        tx.execute(sa.insert(tables.delivery_attempts).values(**tried, attempted_at=tables.utc_now()))
+
+    database.write(give_up)
+    text = reason(service.explain(batch), "webhook_not_delivered").text
+    assert "the last answer was 500; it is given up: redeliver it." in text
+    database.write(lambda tx: tx.execute(sa.update(tables.deliveries).values(state="delivered")))
+    assert codes(service.explain(batch)) == ["complete"]
