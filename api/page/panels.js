@@ -37,14 +37,14 @@ function panel(name, heading) {
 const more = (isMore, key, act) =>
   isMore ? make("button.more", { type: "button", "data-key": key, onclick: act }, "Show more") : null;
 
-// Why isn't it done? In the service's own words.
+// Why isn't it done? In the service's own words. Who was not told is no reason for that, and deliveries have their panel.
 export function whyPanel() {
   const { node, draw, hide } = panel("why", "Why is it not done?");
   return {
     node,
     show(found) {
       if (found.done) return hide();
-      const texts = found.reasons.map(({ text }) => text);
+      const texts = found.reasons.filter(({ code }) => code !== "webhook_not_delivered").map(({ text }) => text);
       draw(texts, () => make("ul.reasons", {}, texts.map((text) => make("li", {}, text))));
     },
   };

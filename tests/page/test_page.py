@@ -494,11 +494,15 @@ def test_a_dead_delivery_is_redelivered_after_asking(
     lines = panel(page, "deliveries").get_by_role("listitem")
     dead = lines.and_(page.locator("[data-state='dead']"))
     expect(dead).to_contain_text(re.compile(rf"dead.*opened.*webhook {webhook}.*2 attempts.*answered 500.*(now|ago)"))
+    codes = [each["code"] for each in api.get(f"/v1/batches/{batch}/explain").json()["reasons"]]
+    assert codes[-1] == "webhook_not_delivered"
     receiver.reply = status(200)
     api.post(f"/v1/batches/{batch}/seal").raise_for_status()
     expect(lines).to_have_count(2)
     expect(lines.nth(0)).to_contain_text(re.compile("delivered.*sealed.*1 attempt·answered 200"))
     expect(lines.nth(0).get_by_role("button")).to_have_count(0)
+    expect(panel(page, "why")).to_contain_text("1 of 1 item is pending")
+    expect(panel(page, "why")).not_to_contain_text("Webhook")
     button = dead.get_by_role("button", name="Redeliver…")
     button.click()
     dialog = page.get_by_role("dialog", name="Deliver it again?")
