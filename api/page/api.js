@@ -43,6 +43,8 @@ export const failed = (id, limit, signal) => get(`/v1/batches/${id}/failed`, { l
 export const picture = (id, start, limit, per, signal) =>
   get(`/v1/batches/${id}/groups`, { start, limit, per }, signal);
 export const group = (id, number, signal) => get(`/v1/batches/${id}/groups/${number}`, {}, signal);
+export const explain = (id, signal) => get(`/v1/batches/${id}/explain`, {}, signal);
+export const deliveries = (id, signal) => get(`/v1/batches/${id}/deliveries`, {}, signal);
 export const cancel = (id) => post(`/v1/batches/${id}/cancel`, {});
 export const redeliver = (webhook, position) => post(`/v1/webhooks/${webhook}/redeliver`, { position });
 
@@ -65,17 +67,14 @@ export async function events(id, signal) {
   }
 }
 
-// Nothing where the service has no such call; then it is not asked again.
-const missing = new Set();
-async function whereThere(name, id, signal) {
-  if (missing.has(name)) return null;
-  try {
-    return await get(`/v1/batches/${id}/${name}`, {}, signal);
-  } catch (error) {
-    if (error.code !== "not_found") throw error;
-    missing.add(name);
-    return null;
-  }
+// Up to which event of the feed all deliveries were planned; without an active webhook none will be.
+export async function planned(signal) {
+  let lowest = Infinity;
+  let cursor = null;
+  do {
+    const page = await get("/v1/webhooks", { limit: 1000, cursor }, signal);
+    for (const { state, position } of page.webhooks) if (state === "active") lowest = Math.min(lowest, position);
+    cursor = page.next;
+  } while (cursor !== null);
+  return lowest;
 }
-export const explain = (id, signal) => whereThere("explain", id, signal);
-export const deliveries = (id, signal) => whereThere("deliveries", id, signal);

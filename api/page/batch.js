@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { bitsPanel } from "./bits.js";
 import { ask } from "./dialogs.js";
-import { fill, make, say, setText } from "./dom.js";
+import { dotted, fill, make, say, setText } from "./dom.js";
 import { duration, isLive, number, percent, rate, since, title } from "./format.js";
 import { follow, Pace, repeat } from "./live.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
@@ -12,12 +12,14 @@ import { labelLinks, progressBar, stateMark, stateName, trouble } from "./pieces
 
 const STEP = 12;
 const MOST = 1000;
+const SELDOM = 4000;
 
 export function batchView(main, id) {
   document.title = `Batch ${id} · Lastbit`;
   const pace = new Pace();
   let batch = null;
   let drawn = null;
+  let explained = -Infinity;
   let zoom = null;
   let group = null;
   let bits = null;
@@ -77,7 +79,7 @@ export function batchView(main, id) {
 
   const looking = repeat(look, failedToLook);
   // Acks don't touch these; they are looked at more seldom.
-  const aside = repeat(lookAside, failedToLook, 4000);
+  const aside = repeat(lookAside, failedToLook, SELDOM);
   const unfollow = follow(id, (event) => {
     if (event?.type === "batch.completed") say(`Batch ${id} is complete`);
     looking.now();
@@ -102,6 +104,12 @@ export function batchView(main, id) {
       failed.show(now, lost);
       if (wanted === group) showBits(one);
       drawn = version;
+      explained = -Infinity;
+    }
+    // The reasons have numbers of their own, and say since when nothing has changed.
+    if (performance.now() - explained > SELDOM) {
+      why.show(await api.explain(id, signal));
+      explained = performance.now();
     }
     body.hidden = false;
     wrong.clear();
@@ -109,15 +117,13 @@ export function batchView(main, id) {
   }
 
   async function lookAside(signal) {
-    const [reasons, sent, happened] = await Promise.all([
-      api.explain(id, signal),
-      api.deliveries(id, signal),
-      api.events(id, signal),
-    ]);
-    why.show(reasons);
-    deliveries.show(sent);
+    const [happened, planned] = await Promise.all([api.events(id, signal), api.planned(signal)]);
+    // After what is planned: what is planned in between is seen in either.
+    const sent = await api.deliveries(id, signal);
     events.show(happened);
-    return batch === null || (reasons !== null && isLive(batch)) || isUnderWay(sent);
+    deliveries.show(sent);
+    const last = happened.events.at(-1)?.position ?? 0;
+    return batch === null || isLive(batch) || planned < last || isUnderWay(sent);
   }
 
   function failedToLook(error) {
@@ -151,7 +157,7 @@ export function batchView(main, id) {
     const key = [batch.state, batch.sealed_at, batch.ended_at].join();
     if (about.dataset.version !== key) {
       about.dataset.version = key;
-      fill(about, facts.flatMap((fact, place) => (place ? [make("span.dot", { "aria-hidden": "true" }, "·"), fact] : [fact])));
+      fill(about, dotted(facts));
       fill(labels, labelLinks(batch));
     }
     bar.update(batch);

@@ -29,6 +29,10 @@ export function fill(parent, ...children) {
   }
 }
 
+// The parts with a dot between each two.
+export const dotted = (parts) =>
+  parts.flatMap((part, place) => (place ? [make("span.dot", { "aria-hidden": "true" }, "·"), part] : [part]));
+
 // Say something to those who hear the page.
 export function say(text) {
   const said = document.getElementById("said");

@@ -34,18 +34,28 @@ export function age(seconds) {
   return `${number(Math.floor(seconds / 86400))} d ago`;
 }
 
-// An age that moves on (see keepAges), with the moment itself as its title.
-export function since(moment) {
-  const node = make("time", { datetime: moment, title: MOMENT.format(new Date(moment)) });
-  node.textContent = age((Date.now() - Date.parse(moment)) / 1000);
+const wait = (seconds) => (seconds < 1 ? "now" : `in ${duration(seconds)}`);
+
+const relative = (node) => {
+  const ago = (Date.now() - Date.parse(node.dateTime)) / 1000;
+  return node.dataset.ahead === undefined ? age(ago) : wait(-ago);
+};
+
+function time(moment, data) {
+  const node = make("time", { datetime: moment, title: MOMENT.format(new Date(moment)), ...data });
+  node.textContent = relative(node);
   return node;
 }
+
+// An age, or how long something will take, that moves on (see keepAges), with the moment itself as its title.
+export const since = (moment) => time(moment, {});
+export const until = (moment) => time(moment, { "data-ahead": true });
 
 export function keepAges() {
   setInterval(() => {
     if (document.hidden) return;
     for (const node of document.querySelectorAll("time")) {
-      const text = age((Date.now() - Date.parse(node.dateTime)) / 1000);
+      const text = relative(node);
       if (node.textContent !== text) node.textContent = text;
     }
   }, 5000);

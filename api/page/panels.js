@@ -2,8 +2,8 @@
 
 import { ask } from "./dialogs.js";
 import * as api from "./api.js";
-import { fill, make, say } from "./dom.js";
-import { count, itemId, number, since } from "./format.js";
+import { dotted, fill, make, say } from "./dom.js";
+import { count, itemId, number, since, until } from "./format.js";
 
 function panel(name, heading) {
   const note = make("span.facts");
@@ -37,14 +37,15 @@ function panel(name, heading) {
 const more = (isMore, key, act) =>
   isMore ? make("button.more", { type: "button", "data-key": key, onclick: act }, "Show more") : null;
 
-// Why isn't it done? In the service's own words.
+// Why isn't it done? In the service's own words. Who was not told is no reason for that, and deliveries have their panel.
 export function whyPanel() {
   const { node, draw, hide } = panel("why", "Why is it not done?");
   return {
     node,
     show(found) {
-      if (found === null || found.done || !found.reasons?.length) return hide();
-      draw(found.reasons, () => make("ul.reasons", {}, found.reasons.map((reason) => make("li", {}, reason.text))));
+      if (found.done) return hide();
+      const texts = found.reasons.filter(({ code }) => code !== "webhook_not_delivered").map(({ text }) => text);
+      draw(texts, () => make("ul.reasons", {}, texts.map((text) => make("li", {}, text))));
     },
   };
 }
@@ -189,21 +190,20 @@ export function eventsPanel() {
   };
 }
 
-// The one place that knows a delivery's fields.
-function read(delivery) {
-  return {
-    webhook: delivery.webhook,
-    where: delivery.url ?? `webhook ${delivery.webhook}`,
-    position: delivery.position,
-    event: delivery.type ?? delivery.event,
-    state: delivery.state,
-    attempts: delivery.attempts ?? 0,
-    answer: delivery.last_error ?? (delivery.last_status ? `answered ${delivery.last_status}` : ""),
-    next: delivery.next_at ?? null,
-  };
-}
+export const isUnderWay = (found) => found.deliveries.some(({ state }) => state === "pending");
 
-export const isUnderWay = (found) => found !== null && found.deliveries.some((each) => read(each).state === "pending");
+// To whom, how often it was tried, what came of it last, and when it is tried again. While it is being sent, the next
+// attempt is when the service gives this one up for lost, so a first one has no next.
+function facts({ webhook, state, attempts, next_attempt_at: next, log }) {
+  const last = log.at(-1);
+  return [
+    `webhook ${webhook}`,
+    attempts ? count(attempts, "attempt") : last ? "redelivered" : "not tried yet",
+    last && [last.status && `answered ${last.status}`, last.error].filter(Boolean).join(", "),
+    last && since(last.at),
+    state === "pending" && attempts > 0 && make("span", {}, "next attempt ", until(next)),
+  ].filter(Boolean);
+}
 
 // `changed` is called after a redelivery was asked for.
 export function deliveriesPanel(changed) {
@@ -215,9 +215,8 @@ export function deliveriesPanel(changed) {
       body: make(
         "p",
         {},
-        `${HAPPENED[delivery.event] ?? delivery.event} is sent once more to `,
-        make("strong.breakable", {}, delivery.where),
-        ". A receiver that has had it sees the same webhook-id again.",
+        `“${HAPPENED[delivery.type] ?? delivery.type}” is sent to webhook ${delivery.webhook} once more. `,
+        "A receiver that has had it sees the same webhook-id again.",
       ),
       confirm: "Deliver again",
       keep: "Leave it",
@@ -231,41 +230,33 @@ export function deliveriesPanel(changed) {
 
   return {
     node,
-    show(found) {
-      if (found === null) return hide();
-      const all = found.deliveries.map(read);
-      draw(all, () =>
-        all.length
-          ? make(
-              "ul.deliveries",
-              {},
-              all.map((delivery) =>
-                make(
-                  "li",
-                  { "data-state": delivery.state },
-                  make("span.delivery-state", {}, delivery.state),
-                  make("span.event", {}, HAPPENED[delivery.event] ?? delivery.event),
-                  make("span.where.breakable", {}, delivery.where),
-                  make(
-                    "span.quiet",
-                    {},
-                    [count(delivery.attempts, "attempt"), delivery.answer].filter(Boolean).join(", "),
-                  ),
-                  delivery.state === "dead"
-                    ? make(
-                        "button",
-                        {
-                          type: "button",
-                          "data-key": `redeliver ${delivery.webhook} ${delivery.position}`,
-                          onclick: () => redeliver(delivery),
-                        },
-                        "Redeliver…",
-                      )
-                    : null,
-                ),
-              ),
-            )
-          : make("p.quiet", {}, "No webhook is subscribed to its events."),
+    show({ deliveries }) {
+      if (!deliveries.length) return hide();
+      draw(deliveries, () =>
+        make(
+          "ul.deliveries",
+          {},
+          deliveries.map((delivery) =>
+            make(
+              "li",
+              { "data-state": delivery.state },
+              make("span.delivery-state", {}, delivery.state),
+              make("span.event", {}, HAPPENED[delivery.type] ?? delivery.type),
+              make("span.tried", {}, dotted(facts(delivery))),
+              delivery.state === "dead"
+                ? make(
+                    "button",
+                    {
+                      type: "button",
+                      "data-key": `redeliver ${delivery.webhook} ${delivery.position}`,
+                      onclick: () => redeliver(delivery),
+                    },
+                    "Redeliver…",
+                  )
+                : null,
+            ),
+          ),
+        ),
       );
     },
   };

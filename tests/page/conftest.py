@@ -11,6 +11,8 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from tests.page.browser import program, running_browser
+from tests.receivers import Receiver, receiving
+from tests.servers import running_service, sqlite_file
 
 expect.set_options(timeout=20_000)
 
@@ -47,15 +49,41 @@ def page(browser: Browser, complaints: list[str], settings: dict[str, Any]) -> I
         opened = own.new_page()
 
         def heard(message: ConsoleMessage) -> None:
-            # The page asks once for what this release may not have.
-            absent = message.location.get("url", "").rpartition("/")[2] in ("explain", "deliveries")
-            if message.type in ("error", "warning") and not (absent and "404" in message.text):
+            if message.type in ("error", "warning"):
                 complaints.append(f"{message.text} at {message.location}")
 
         opened.on("console", heard)
         opened.on("pageerror", lambda error: complaints.append(str(error)))
         yield opened
         assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def service_url() -> Iterator[str]:
+    """Of a service that may send to this machine, tries twice, and hardly waits in between, unless it is asked to."""
+    settings = {
+        "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true",
+        "LASTBIT_DISPATCHER_EVERY": "0.05",
+        "LASTBIT_WEBHOOKS_TRIES": "2",
+        "LASTBIT_WEBHOOKS_FIRST_DELAY": "0.01",
+    }
+    with sqlite_file() as url, running_service(url, **settings) as running:
+        yield running.url
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as running:
+        yield running
+
+
+@pytest.fixture
+def webhook(api: httpx.Client, receiver: Receiver) -> Iterator[int]:
+    """One that is told of what happens to batches, while the test runs."""
+    created = api.post("/v1/webhooks", json={"url": receiver.url, "types": ["batch.opened", "batch.sealed"]}).json()
+    receiver.secrets.append(created["secret"])
+    yield created["id"]
+    api.delete(f"/v1/webhooks/{created['id']}").raise_for_status()
 
 
 @pytest.fixture

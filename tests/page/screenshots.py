@@ -29,6 +29,11 @@ def opened(api: httpx.Client, **body: Any) -> int:
     return found
 
 
+def pending(api: httpx.Client, batch: int) -> int:
+    found: int = api.get(f"/v1/batches/{batch}").json()["pending"]
+    return found
+
+
 def resolve(
     api: httpx.Client, batch: int, chance: random.Random, shares: list[float], lost: set[int], size: int
 ) -> None:
@@ -123,6 +128,7 @@ def take(browser: Browser, url: str, api: httpx.Client, batch: int, folder: Path
             moved = {"batch": batch, "group": 180 if scheme == "light" else 181, "bits": "/" * 136}
             api.post("/v1/acks", json={"groups": [moved]}).raise_for_status()
             expect(page.locator(".big .words")).to_contain_text("left")
+            expect(page.locator("[data-panel='why']")).to_contain_text(f"{pending(api, batch):,} of")
             shoot(page, f"batch{suffix}", folder, whole=True)
             if scheme == "light":
                 page.locator(".tile").nth(61).click()

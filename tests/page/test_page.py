@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Error, Locator, Page, Route, expect
+from playwright.sync_api import Error, Locator, Page, expect
 
 from api import page as served
+from tests.receivers import Receiver, raw, status
 from tests.servers import ServiceProcess, running_service, sqlite_file
 
 pytestmark = pytest.mark.xdist_group("page")
@@ -443,70 +444,138 @@ def test_a_service_that_goes_away_and_comes_back(page: Page, complaints: list[st
     complaints.clear()
 
 
-# What is built beside it: shown where the service has it
+# Why it isn't done, and who was told
 
 
-def answers(page: Page, path: str, body: dict[str, Any]) -> None:
-    page.route(path, lambda route: route.fulfill(json=body))
-
-
-def test_reasons_why_it_is_not_done_are_shown(page: Page, api: httpx.Client, service_url: str) -> None:
-    """In the service's words."""
-    batch = opened(api, items=1)
-    texts = ["It is not sealed.", f"1 item is pending. {HOSTILE}"]
-    reasons = [{"code": "some", "text": text} for text in texts]
-    explained = {"batch": batch, "state": "open", "done": False, "reasons": reasons}
-    answers(page, "**/explain", explained)
+def test_an_open_batch_says_that_it_is_not_sealed(page: Page, api: httpx.Client, service_url: str) -> None:
+    """In the service's words; the other reasons take over as they become true, and none is left in the end."""
+    batch = opened(api, items=6, group_size=64)
+    ack(api, f"{batch}:0:1", f"{batch}:0:2")
     page.goto(f"{service_url}/#/batches/{batch}")
-    expect(panel(page, "why").get_by_role("listitem")).to_have_text(texts)
-
-
-def test_without_these_calls_nothing_is_missing(page: Page, api: httpx.Client, service_url: str) -> None:
-    """A service that has no such path is asked once."""
-    asked: list[str] = []
-
-    def refuse(route: Route) -> None:
-        asked.append(route.request.url.rpartition("/")[2])
-        route.fulfill(status=404, content_type="application/problem+json", json={"code": "not_found", "detail": "no"})
-
-    page.route(re.compile("/(explain|deliveries)$"), refuse)
-    batch = opened(api, items=1)
-    page.goto(f"{service_url}/#/batches/{batch}")
-    expect(panel(page, "events").locator(".event")).to_have_text(["opened"])
-    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
-    expect(panel(page, "events").locator(".event")).to_have_text(["opened", "sealed"])
-    expect(panel(page, "why")).to_be_hidden()
+    reasons = panel(page, "why").get_by_role("listitem")
+    expect(reasons).to_have_count(2)
+    expect(reasons.nth(0)).to_have_text(re.compile("^The batch is not sealed, so more items may come; nothing has"))
+    expect(reasons.nth(1)).to_have_text(f"4 of 6 items are pending: {batch}:0:0, {batch}:0:3 to {batch}:0:5.")
     expect(panel(page, "deliveries")).to_be_hidden()
-    assert sorted(asked) == ["deliveries", "explain"]
+    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
+    expect(reasons).to_have_count(1)
+    expect(reasons).to_have_text(re.compile(rf"^4 of 6 items are pending: .* to {batch}:0:5 \(nothing has changed"))
+    ack(api, *(f"{batch}:0:{index}" for index in (0, 3, 4, 5)))
+    expect(page.locator(".title .state")).to_have_text("succeeded")
+    expect(panel(page, "why")).to_be_hidden()
 
 
-def test_a_dead_delivery_is_redelivered_after_asking(page: Page, api: httpx.Client, service_url: str) -> None:
-    """Only dead ones can be; the call names the event by its position."""
+def test_a_sealed_batch_says_which_groups_and_batches_it_waits_for(
+    page: Page, api: httpx.Client, service_url: str
+) -> None:
+    """And one that was cancelled, that it was."""
+    batch = opened(api, items=128, group_size=64)
+    below = opened(api, items=7, parent=f"{batch}:1:5")
+    ack(api, f"{batch}:0:0")
+    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
+    page.goto(f"{service_url}/#/batches/{batch}")
+    reasons = panel(page, "why").get_by_role("listitem")
+    expect(reasons).to_have_count(3)
+    expect(reasons.nth(0)).to_contain_text(f"127 of 128 items are pending: {batch}:0:1 to {batch}:1:63 (nothing has")
+    expect(reasons.nth(1)).to_contain_text(f"Group 1 ({batch}:1:0 to {batch}:1:63) is the first of which nothing is")
+    expect(reasons.nth(2)).to_contain_text(f"it waits for batch {below} (open, 7 pending)")
+    api.post(f"/v1/batches/{batch}/cancel").raise_for_status()
+    expect(reasons).to_have_count(1)
+    expect(reasons).to_have_text(re.compile("^The batch was cancelled at .* with 127 items pending"))
+
+
+def test_a_dead_delivery_is_redelivered_after_asking(
+    page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int
+) -> None:
+    """Only dead ones can be. The receiver gets the same event again, and the page shows what it says now."""
+    receiver.reply = status(500)
     batch = opened(api, items=1)
-    known = {"url": "https://hooks.example/x", "type": "batch.opened", "attempts": 8, "last_status": 500}
-    dead = {"webhook": 3, "position": 41, "state": "dead", "last_error": "answered 500", **known}
-    fine = {"webhook": 4, "position": 41, "state": "delivered", **known, "attempts": 1, "last_status": 200}
-    again = {**dead, "state": "pending"}
-    state = {"deliveries": [dead, fine]}
-    sent: list[Any] = []
-
-    def redelivered(route: Route) -> None:
-        sent.append((route.request.url.removeprefix(service_url), route.request.post_data_json))
-        state["deliveries"] = [again, fine]
-        route.fulfill(json=again)
-
-    page.route("**/deliveries", lambda route: route.fulfill(json=state))
-    page.route("**/redeliver", redelivered)
     page.goto(f"{service_url}/#/batches/{batch}")
     lines = panel(page, "deliveries").get_by_role("listitem")
+    dead = lines.and_(page.locator("[data-state='dead']"))
+    expect(dead).to_contain_text(re.compile(rf"dead.*opened.*webhook {webhook}.*2 attempts.*answered 500.*(now|ago)"))
+    codes = [each["code"] for each in api.get(f"/v1/batches/{batch}/explain").json()["reasons"]]
+    assert codes[-1] == "webhook_not_delivered"
+    receiver.reply = status(200)
+    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
     expect(lines).to_have_count(2)
-    expect(lines.nth(0)).to_contain_text("8 attempts, answered 500")
-    expect(lines.nth(1).get_by_role("button")).to_have_count(0)
-    lines.nth(0).get_by_role("button", name="Redeliver…").click()
-    assert not sent
-    page.get_by_role("dialog").get_by_role("button", name="Deliver again").click()
-    expect(lines.nth(0)).to_contain_text("pending")
-    assert sent == [("/v1/webhooks/3/redeliver", {"position": 41})]
+    expect(lines.nth(0)).to_contain_text(re.compile("delivered.*sealed.*1 attempt·answered 200"))
+    expect(lines.nth(0).get_by_role("button")).to_have_count(0)
+    expect(panel(page, "why")).to_contain_text("1 of 1 item is pending")
+    expect(panel(page, "why")).not_to_contain_text("Webhook")
+    button = dead.get_by_role("button", name="Redeliver…")
+    button.click()
+    dialog = page.get_by_role("dialog", name="Deliver it again?")
+    expect(dialog).to_contain_text(f"“opened” is sent to webhook {webhook} once more.")
+    dialog.get_by_role("button", name="Leave it").click()
+    expect(button).to_be_focused()
+    expect(dead).to_have_count(1)
+    assert len(receiver.got) == 3
+    button.click()
+    dialog.get_by_role("button", name="Deliver again").click()
+    expect(lines.nth(1)).to_contain_text(re.compile("delivered.*opened.*1 attempt·answered 200"))
+    expect(dead).to_have_count(0)
+    opening, sealing = f"batch:{batch}:opened", f"batch:{batch}:sealed"
+    assert [(got.id, got.valid) for got in receiver.got] == [(id, True) for id in (opening, opening, sealing, opening)]
+
+
+def test_a_redelivery_that_is_refused_says_so(
+    page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int, complaints: list[str]
+) -> None:
+    """In the dialog, which stays: a receiver that is gone disables its webhook."""
+    receiver.reply = status(410)
+    batch = opened(api, items=1)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(panel(page, "deliveries")).to_contain_text("1 attempt·answered 410")
+    panel(page, "deliveries").get_by_role("button", name="Redeliver…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Deliver again").click()
+    expect(dialog.get_by_role("alert")).to_contain_text(f"webhook {webhook} is disabled")
+    assert all("409" in each for each in complaints)
+    complaints.clear()
+
+
+def test_a_delivery_that_waits_says_until_when(
+    page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int
+) -> None:
+    """As a time from now, which the receiver asked for."""
+    receiver.reply = status(503, Retry_After="7200")
+    batch = opened(api, items=1)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    line = panel(page, "deliveries").get_by_role("listitem")
+    expect(line).to_contain_text(re.compile(r"pending.*1 attempt·answered 503.*·next attempt in (1 h 59 min|2 h)$"))
+
+
+def test_an_answer_that_breaks_off_is_told_in_words(
+    page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int
+) -> None:
+    """Beside its status, if there was one."""
+    receiver.reply = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")
+    batch = opened(api, items=1)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(panel(page, "deliveries")).to_contain_text(
+        "answered 200, the connection was closed in the middle of the answer"
+    )
+
+
+def test_what_is_planned_after_the_end_is_shown(page: Page, receiver: Receiver) -> None:
+    """A dispatcher that looks every two seconds: when the page hears of the last event, there is no delivery yet."""
+    settings = {"LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true", "LASTBIT_DISPATCHER_EVERY": "2"}
+    with (
+        sqlite_file() as database,
+        running_service(database, **settings) as service,
+        httpx.Client(base_url=service.url) as api,
+    ):
+        api.post("/v1/webhooks", json={"url": receiver.url, "types": ["batch.succeeded"]}).raise_for_status()
+        batch = opened(api, items=1, sealed=True)
+        page.goto(f"{service.url}/#/batches/{batch}")
+        expect(live(page)).to_be_visible()
+        expect(panel(page, "events").locator(".event")).to_have_text(["opened", "sealed"])
+        ack(api, f"{batch}:0:0")
+        expect(panel(page, "events").locator(".event")).to_have_count(4)
+        expect(panel(page, "deliveries").get_by_role("listitem")).to_contain_text("succeeded")
+        expect(panel(page, "deliveries").get_by_role("listitem")).to_contain_text("delivered")
+        page.goto("about:blank")
 
 
 # Anybody's text, anybody's hands
@@ -606,20 +675,13 @@ def everything(api: httpx.Client) -> int:
     return batch
 
 
-def rich(page: Page, batch: int) -> None:
-    """Answers of what is built beside the page."""
-    reason = {"code": "pending", "text": "pending-" * 40}
-    answers(page, "**/explain", {"batch": batch, "state": "open", "done": False, "reasons": [reason]})
-    delivery = {"webhook": 1, "position": 1, "state": "dead", "type": "batch.opened", "attempts": 2}
-    delivery |= {"url": "https://hooks.example/" + "x" * 200, "last_error": "refused-" * 40}
-    answers(page, "**/deliveries", {"deliveries": [delivery]})
-
-
 @pytest.mark.parametrize("settings", [PHONE], ids=["phone"])
-def test_a_phone_needs_no_scrolling_sideways(page: Page, api: httpx.Client, service_url: str) -> None:
+def test_a_phone_needs_no_scrolling_sideways(
+    page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int
+) -> None:
     """Whatever is in the list, in a batch, in a group, in a dialog."""
+    receiver.reply = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")
     batch = everything(api)
-    rich(page, batch)
     overflow = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
     page.goto(service_url)
     expect(row(page, batch)).to_be_visible()
@@ -627,7 +689,8 @@ def test_a_phone_needs_no_scrolling_sideways(page: Page, api: httpx.Client, serv
     page.goto(f"{service_url}/#/batches/{batch}?group=0")
     expect(page.locator(".tile")).to_have_count(400)
     expect(page.locator(".bits")).to_be_visible()
-    expect(panel(page, "deliveries")).to_be_visible()
+    expect(panel(page, "why")).to_be_visible()
+    expect(panel(page, "deliveries").get_by_role("button")).to_be_visible()
     assert page.evaluate(overflow) <= 0
     page.get_by_role("button", name="Cancel…").click()
     dialog = page.get_by_role("dialog")
@@ -644,7 +707,9 @@ def test_a_phone_needs_no_scrolling_sideways(page: Page, api: httpx.Client, serv
     ],
     ids=["light", "dark", "phone"],
 )
-def test_axe_finds_nothing(page: Page, api: httpx.Client, service_url: str, fresh_url: str) -> None:
+def test_axe_finds_nothing(
+    page: Page, api: httpx.Client, service_url: str, fresh_url: str, receiver: Receiver, webhook: int
+) -> None:
     """In the list, a batch, a group and a dialog. axe is put into the page, hence a browser without our policy."""
     axe = Axe()
 
@@ -652,7 +717,11 @@ def test_axe_finds_nothing(page: Page, api: httpx.Client, service_url: str, fres
         found = axe.run(page)
         assert found.violations_count == 0, f"{view}: {found.generate_report()}"
 
+    receiver.replies(status(500), status(500), status(503, Retry_After="7200"))
     batch = everything(api)
+    receiver.wait_for(2)
+    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
+    receiver.wait_for(3)
     done = opened(api, key="done", items=1, sealed=True)
     fail(api, "why", f"{done}:0:0")
     opened(api, key="succeeded", sealed=True)
@@ -666,10 +735,11 @@ def test_axe_finds_nothing(page: Page, api: httpx.Client, service_url: str, fres
     page.goto(f"{service_url}/#/")
     expect(row(page, done)).to_be_visible()
     check("the list")
-    rich(page, batch)
     page.goto(f"{service_url}/#/batches/{batch}?group=0")
     expect(page.locator(".bits")).to_be_visible()
-    expect(panel(page, "deliveries")).to_be_visible()
+    expect(panel(page, "why")).to_be_visible()
+    expect(panel(page, "deliveries").get_by_role("listitem")).to_have_count(2)
+    expect(panel(page, "deliveries").get_by_role("button")).to_have_count(1)
     check("a batch")
     page.get_by_role("button", name="Cancel…").click()
     expect(page.get_by_role("dialog")).to_be_visible()
