@@ -128,15 +128,16 @@ def completes_two_batches_in_one_transaction(ground: Ground) -> Request:
     return {"verb": "ack", "items": [[other, 1, 0], [one, 0, 1], [one, 0, 2]], "key": "both"}
 
 
-def _child(ground: Ground, items: int = 2, *, sealed: bool = True) -> int:
-    """A child of a child: its success is that of both."""
-    root = ground.batch(1, sealed=True)
-    middle = ground.batch(1, sealed=True, parent=[root, 0, 0])
-    return ground.batch(items, sealed=sealed, parent=[middle, 0, 0])
+def _child(ground: Ground, parent: int | None = None, *, sealed: bool = True) -> int:
+    """The only item of its parent: its success is that of both."""
+    if parent is None:
+        parent = ground.batch(1, sealed=True)
+    return ground.batch(2, sealed=sealed, parent=[parent, 0, 0])
 
 
 def completes_a_child(ground: Ground) -> Request:
-    child = _child(ground)
+    root = ground.batch(1, sealed=True)
+    child = _child(ground, ground.batch(1, sealed=True, parent=[root, 0, 0]))
     ground.ack(child, 0)
     return {"verb": "ack", "items": [[child, 0, 1]], "key": "delivery"}
 

@@ -23,7 +23,7 @@ from tests.servers import MariaDB, ServiceProcess
 
 T = TypeVar("T")
 WORKERS = 3
-KILLS = 4
+KILLS = 3
 BETWEEN = 40
 """Batches that complete between two kills."""
 
