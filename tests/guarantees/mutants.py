@@ -381,7 +381,7 @@ MUTANTS = [
     Mutant(
         "positions-as-auto-increment-gives-them",
         "core.feed:append",
-        "_insert(tx, events, _lock(tx))",
+        "_insert(tx, events, lock(tx))",
         "rows = [dict(event_id=e.id, type=e.type, batch_id=e.batch, event_key=e.key, data=e.data) for e in events]\n"
         "        with tx.engine.begin() as other:\n"
         "            other.exec_driver_sql(f'UPDATE feed_head SET position = position + {len(rows)}')\n"
@@ -391,7 +391,7 @@ MUTANTS = [
         "        tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)",
         _FOLLOW,
     ),
-    Mutant("the-head-is-not-locked", "core.feed:_lock", ".with_for_update()", "", _FOLLOW),
+    Mutant("the-head-is-not-locked", "core.feed:lock", ".with_for_update()", "", _FOLLOW),
     Mutant(
         "the-feed-is-read-without-a-snapshot",
         "core.service:Service.events",
