@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pymysql
 import pytest
 
 from core import errors, schema
 from core.batches import Opening
-from core.combiner import Combiner
+from core.combiner import Combiner, Inline
 from core.db import Database
 from core.service import Service
 from lastbit import Client, Retry
@@ -162,3 +164,72 @@ def test_a_service_that_is_killed_while_batches_complete_has_one_event_for_each(
             for client in clients:
                 client.close()
             running.stop()
+
+
+class Strike:
+    """Kills the database at one point of what this thread does, and brings it back: before or after a statement, before
+    or after a COMMIT."""
+
+    def __init__(self, mortal: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._mortal = mortal
+        self._left: int | None = None
+        self._where = ""
+        connection = pymysql.connections.Connection
+
+        def around(name: str) -> None:
+            original = getattr(connection, name)
+
+            def watched(*arguments: Any, **named: Any) -> Any:
+                said = str(arguments[1])[:60] if len(arguments) > 1 else "COMMIT"
+                self._passed(f"before {said}")
+                result = original(*arguments, **named)
+                self._passed(f"after {said}")
+                return result
+
+            monkeypatch.setattr(connection, name, watched)
+
+        around("query")
+        around("commit")
+
+    def _passed(self, where: str) -> None:
+        if self._left is None:
+            return
+        if self._left:
+            self._left -= 1
+            return
+        self._left, self._where = None, where
+        self._mortal.stop(signal.SIGKILL)
+        self._mortal.start()
+
+    def at(self, point: int, call: Callable[[], T]) -> tuple[T, str]:
+        """What the call returned, and where the database was killed; "" where the call has no such point."""
+        self._left, self._where = point, ""
+        result = call()
+        self._left = None
+        return result, self._where
+
+
+@pytest.mark.mariadb
+@pytest.mark.timeout(600)
+def test_a_database_that_is_killed_at_any_statement_of_a_completion_completes_it_once(
+    mortal: MariaDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is repeated inside, and answered as if nothing had been; its retry hears the same; one event each."""
+    with Database(mortal.new_database()) as database:
+        schema.migrate(database)
+        service = Service(database, combiner=Inline)
+        strike = Strike(mortal, monkeypatch)
+        struck: list[str] = []
+        while not struck or struck[-1]:
+            batch = service.open(Opening(items=2, sealed=True)).batch.id
+            ack(service, (batch, 0, 0))
+            last = functools.partial(ack, service, (batch, 0, 1), key="last")
+            answer, where = strike.at(len(struck), last)
+            struck.append(where)
+            for told in (answer, last()):
+                assert told.completed[batch].newly, where
+                assert told.completed[batch].newly_succeeded, where
+            assert answer.applied + answer.repeated == 1
+            _assert_each_completed_once(service, [batch])
+        assert len(struck) > 12, struck
+        assert {"before COMMIT", "after COMMIT"} <= set(struck)
