@@ -6,7 +6,7 @@ import contextlib
 import json
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -111,13 +111,14 @@ def _verified(secret: str, body: bytes, headers: dict[str, str]) -> bool:
 
 
 @contextlib.contextmanager
-def receiving(*, tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[Receiver]:
-    """A receiver on a free port, or on this one."""
+def receiving(*, tls: ssl.SSLContext | None = None, port: int = 0, secrets: Sequence[str] = ()) -> Iterator[Receiver]:
+    """A receiver on a free port, or on this one; what comes is signed with one of `secrets`, or of those added later."""
     handler = type("ItsHandler", (Handler,), {})
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     receiver = Receiver(f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}/hook")
+    receiver.secrets += secrets
     handler.receiver = receiver  # type: ignore[attr-defined]
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

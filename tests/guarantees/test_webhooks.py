@@ -201,8 +201,7 @@ def test_a_receiver_that_was_down_gets_it_all(service: Service) -> None:
         poll = threading.Event()
         while not all(each.log for each in log(service, webhook.webhook.id)) or not log(service, webhook.webhook.id):
             poll.wait(0.05)
-        with receiving(port=port) as receiver:
-            receiver.secrets.append(webhook.secret)
+        with receiving(port=port, secrets=[webhook.secret]) as receiver:
             # Those that have used up their tries meanwhile, too.
             service.redeliver(webhook.webhook.id)
             wait_until_redelivered(service, webhook.webhook.id)
