@@ -104,7 +104,7 @@ class Dispatcher:
                 self._deliver(claim)
             except errors.CoreError as error:
                 log.warning("delivery_not_recorded", delivery=claim.delivery, error=str(error))
-            except Exception:
+            except Exception:  # a bug: the claim runs out, and this thread goes on with others
                 log.exception("delivery_failed", delivery=claim.delivery)
             with self._lock:
                 self._busy[claim.webhook] -= 1

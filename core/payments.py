@@ -31,7 +31,7 @@ def pay(database: Database, flush: Flush, children: Sequence[int]) -> None:
             for part in chunks(level, nested.PAGE):
                 dues = database.read(lambda tx, part=part: nested.debts(tx, part))  # type: ignore[misc]
                 above += _pay(database, flush, dues)
-        except Exception:
+        except Exception:  # even a bug of ours must not keep the answer of what is committed
             log.exception("parents_left_to_the_sweep", children=level[:10])
         level = above
 
