@@ -46,12 +46,6 @@ def mariadb_service(mariadb_database: Database) -> Iterator[Service]:
     opened.stop()
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as running:
-        yield running
-
-
 def subscribe(service: Service, receiver: Receiver) -> int:
     created = service.create_webhook(receiver.url, None, None)
     receiver.secrets.append(created.secret)
