@@ -11,7 +11,21 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from core import acks, batches, errors, explain, feed, payments, picture, purge, ranges, schema, verify, webhooks
+from core import (
+    acks,
+    batches,
+    errors,
+    explain,
+    feed,
+    payments,
+    picture,
+    purge,
+    ranges,
+    schema,
+    tallies,
+    verify,
+    webhooks,
+)
 from core.batches import Batch
 from core.calls import Answer, Call, Outcome, Unit, check_width, request_fingerprint
 from core.combiner import Acks, Combiner, Commit, Deliver, Pending
@@ -195,6 +209,23 @@ class Service:
     def feed_head(self) -> int:
         """The position of the last event."""
         return self.database.read(feed.head)
+
+    def apply_tally(self, tally: str, entries: Sequence[tallies.Entry]) -> tallies.Applied:
+        """Raises `errors.InvalidRequest`, `errors.OutOfOrder`; then nothing was applied."""
+        return self.database.write(lambda tx: tallies.apply(tx, tally, entries), repeatable=True)
+
+    def tally_value(self, tally: str, key: str) -> tallies.Value:
+        """0, of no source, where nothing was ever added."""
+        return self.database.read(lambda tx: tallies.get(tx, tally, key))
+
+    def tally_page(self, tally: str, prefix: str, after: str | None, limit: int) -> list[tallies.Value]:
+        """The totals of the keys above `after` that begin with `prefix`."""
+        return self.database.read(lambda tx: tallies.page(tx, tally, prefix, after, limit))
+
+    def delete_tally(self, tally: str) -> None:
+        """With its guards: what comes again counts again."""
+        while self.database.write(lambda tx: tallies.remove_chunk(tx, tally), repeatable=True):
+            pass
 
     def create_webhook(self, url: str, types: Sequence[str] | None, label: str | None) -> webhooks.Created:
         """Raises `errors.InvalidRequest` for a URL to which nothing may be sent."""
