@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api import body, cursors, models
 from api.problems import Problem, documented
-from core import tallies
+from core import groups, tallies
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 
@@ -59,10 +59,20 @@ class TallyEntry(msgspec.Struct, forbid_unknown_fields=True):
     source: TallySource
 
 
+class TallyFence(msgspec.Struct, forbid_unknown_fields=True):
+    """Apply only while this worker owns the partition at this epoch."""
+
+    group: Text
+    partition: Integer
+    worker: Text
+    epoch: Integer
+
+
 class TallyEntries(msgspec.Struct, forbid_unknown_fields=True):
     """Entries in the order in which their messages came."""
 
     entries: list[TallyEntry]
+    fence: TallyFence | None = None
 
 
 class AppliedEntries(BaseModel):
@@ -103,7 +113,7 @@ _BODY: Final = {
 
 
 @router.post(
-    "/{tally}/apply", response_model=AppliedEntries, responses=documented(409, 413, 415, 422), openapi_extra=_BODY
+    "/{tally}/apply", response_model=AppliedEntries, responses=documented(404, 409, 413, 415, 422), openapi_extra=_BODY
 )
 async def apply_entries(tally: TallyName, request: Request) -> Response:
     """Add each entry once, all in one transaction: those that are at or below their guard had been added before. The
@@ -125,7 +135,9 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
         )
         for each in wanted.entries
     ]
-    answer = await run_in_threadpool(_service(request).apply_tally, tally, entries)
+    held = wanted.fence
+    fence = None if held is None else groups.Fence(held.group, held.partition, held.worker, held.epoch)
+    answer = await run_in_threadpool(_service(request).apply_tally, tally, entries, fence)
     return Response(b'{"applied":%d,"repeated":%d}' % (answer.applied, answer.repeated), media_type="application/json")
 
 
@@ -147,11 +159,11 @@ def list_totals(
 ) -> dict[str, Any]:
     """The totals of the keys, by their bytes."""
     of = f"tally:{tally}:{len(prefix)}:{prefix}"
-    after = cursors.decode_text(of, cursor)
+    after = cursors.decode_name(of, cursor)
     found = _service(request).tally_page(tally, prefix, after, limit)
     return {
         "totals": [{"key": each.key, "value": each.value} for each in found],
-        "next": cursors.encode_text(of, found[-1].key) if len(found) == limit else None,
+        "next": cursors.encode(of, found[-1].key) if len(found) == limit else None,
     }
 
 

@@ -289,9 +289,13 @@ def tally_entry(entry: Entry) -> models.Json:
     return {"key": key, "delta": delta, "source": place}
 
 
-def apply_tally(service: Service, tally: str, entries: Iterable[models.Json]) -> Flow[models.TallyApplied]:
+def apply_tally(
+    service: Service, tally: str, entries: Iterable[models.Json], fence: Mapping[str, Any] | None = None
+) -> Flow[models.TallyApplied]:
     """`entries` as `tally_entry` makes them."""
-    body = {"entries": list(entries)}
+    body: dict[str, Any] = {"entries": list(entries)}
+    if fence is not None:
+        body["fence"] = dict(fence)
     return _ask(service, "POST", _tally(tally, "apply"), models.TallyApplied.from_json, body=body)
 
 

@@ -5,8 +5,8 @@ The messages of one source must come to a key in their order. What one message b
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from lastbit import _calls
 from lastbit._calls import Entry
@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
 
 
-def _apply(client: Client | AsyncClient, tally: str, entries: Iterable[Entry]) -> Flow[TallyApplied]:
-    return _calls.apply_tally(client._service, tally, map(_calls.tally_entry, entries))
+Fence = Mapping[str, Any]
+"""`group`, `partition`, `worker` and `epoch` of a consumer group."""
+
+
+def _apply(
+    client: Client | AsyncClient, tally: str, entries: Iterable[Entry], fence: Fence | None
+) -> Flow[TallyApplied]:
+    return _calls.apply_tally(client._service, tally, map(_calls.tally_entry, entries), fence)
 
 
 class Tally:
@@ -31,10 +37,11 @@ class Tally:
         self._client = client
         self.name = name
 
-    def apply(self, entries: Iterable[Entry]) -> TallyApplied:
+    def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
         """Add each entry, (key, delta, source), once: in one transaction, at most 10,000, in the order in which their
-        messages came. Commit these to the broker when it has returned. Raises `OutOfOrder`; then nothing was added."""
-        return self._client._run(_apply(self._client, self.name, entries))
+        messages came. Commit these to the broker when it has returned. With a `fence`, only while that worker owns that
+        partition. Raises `OutOfOrder`; then nothing was added."""
+        return self._client._run(_apply(self._client, self.name, entries, fence))
 
     def value(self, key: str) -> int:
         """The total of a key; 0 where nothing was ever added."""
@@ -72,7 +79,7 @@ class AsyncTally:
         self._client = client
         self.name = name
 
-    async def apply(self, entries: Iterable[Entry]) -> TallyApplied:
+    async def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
         """Add each entry once; see `Tally.apply`."""
         return await self._client._run(
             _calls.apply_tally(self._client._service, self.name, map(_calls.tally_entry, entries))

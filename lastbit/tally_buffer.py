@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 from lastbit import _calls, errors
 from lastbit.chains import Source, SourceChain
 from lastbit.models import Json
+from lastbit.streams.errors import WindowClosed
 
 if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
@@ -154,7 +155,9 @@ class _Buffer:
 
     def _ack(self, call: Gathered) -> None:
         for ack in call.acks:
-            ack()
+            # A window is closed when its stream was given to somebody else; what was applied stays so.
+            with contextlib.suppress(WindowClosed):
+                ack()
         self._done += call.messages
 
 

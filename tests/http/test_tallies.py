@@ -157,6 +157,28 @@ def test_a_full_call_of_the_longest_names_is_applied(http: httpx.Client) -> None
         assert (answer.json()["applied"], answer.json()["repeated"]) == expected
 
 
+def test_entries_under_a_stale_fence_are_not_applied(http: httpx.Client) -> None:
+    """409 `stale_epoch`, until the worker has been told its new epoch."""
+    http.put("/v1/consumer-groups/tallying", json={"partitions": 1})
+
+    def sync(session: str) -> None:
+        body = {"worker": "one", "session": session}
+        assert http.post("/v1/consumer-groups/tallying/sync", json=body).status_code == 200
+
+    def fenced(**fence: Any) -> httpx.Response:
+        fence = {"group": "tallying", "partition": 0, "worker": "one", "epoch": 1, **fence}
+        return http.post("/v1/tallies/fenced/apply", json={"entries": [entry(1)], "fence": fence})
+
+    sync("first")
+    assert fenced().json() == {"applied": 1, "repeated": 0}
+    sync("second")
+    for stale in ({}, {"worker": "two", "epoch": 2}, {"partition": 1}):
+        assert code(fenced(**stale)) == (409, "stale_epoch")
+    assert code(fenced(group="nowhere")) == (404, "consumer_group_not_found")
+    assert fenced(epoch=2).json() == {"applied": 0, "repeated": 1}
+    assert code(fenced(epoch="2")) == (422, "invalid_request")
+
+
 @pytest.mark.parametrize(
     ("change", "place"),
     [

@@ -15,6 +15,7 @@ from lastbit import (
     Client,
     InvalidArgument,
     InvalidRequest,
+    NotFound,
     OutOfOrder,
     Retry,
     ServiceUnreachable,
@@ -26,6 +27,7 @@ from lastbit import (
     TallyTotal,
     TallyValue,
 )
+from lastbit.streams import AckWindow
 from lastbit.tally_buffer import Gatherer, Message
 
 
@@ -150,6 +152,31 @@ def test_an_ack_that_fails_ends_the_buffer(client: Client) -> None:
         with pytest.raises(KeyError, match="7"):
             call()
     assert client.tally("broken").value("k") == 1
+
+
+def test_a_buffer_acks_a_real_window_and_a_late_ack_is_no_failure(client: Client) -> None:
+    """The floor moves when the service has answered; a window that was closed meanwhile stays as it was."""
+    window = AckWindow()
+    with client.tally("window").buffer(window, every=60) as buffer:
+        for offset in range(10, 20):
+            window.track(offset)
+            buffer.add({"k": 1}, read(offset))
+        assert window.floor == 9
+        buffer.flush()
+        assert window.floor == 19
+        window.track(20)
+        buffer.add({"k": 1}, read(20))
+        window.close()
+    assert window.floor == 19
+    assert client.tally("window").value("k") == 11
+
+
+def test_a_fence_travels_with_the_entries(client: Client) -> None:
+    """Of a group that does not exist, nothing is applied."""
+    fence = {"group": "nowhere", "partition": 0, "worker": "one", "epoch": 1}
+    with pytest.raises(NotFound):
+        client.tally("fenced").apply([("k", 1, read(0))], fence=fence)
+    assert client.tally("fenced").value("k") == 0
 
 
 def test_a_full_buffer_makes_its_callers_wait_and_a_failure_wakes_them(scripted: Any) -> None:
