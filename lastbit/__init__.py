@@ -14,12 +14,14 @@ __version__: Final = "0.1.0"
 if TYPE_CHECKING:
     from lastbit.acker import Acker, AsyncAcker
     from lastbit.batch import AsyncBatchHandle, BatchHandle
+    from lastbit.chains import Hop, Source, SourceChain, TallyEntry
     from lastbit.client import AsyncClient, Client
     from lastbit.errors import (
         AckerClosed,
         BatchEnded,
         BatchNotFound,
         BatchSealed,
+        BufferClosed,
         Conflict,
         Forbidden,
         IdempotencyKeyReused,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         MissingExtra,
         NotFound,
         NotRefreshed,
+        OutOfOrder,
         PositionTrimmed,
         RateLimited,
         ServiceError,
@@ -59,21 +62,29 @@ if TYPE_CHECKING:
         Reason,
         Rejected,
         Sealed,
+        SubCounter,
+        TallyApplied,
+        TallyTotal,
+        TallyValue,
         Verification,
         Watermark,
     )
     from lastbit.retry import Retry
+    from lastbit.tallies import AsyncTally, Tally
+    from lastbit.tally_buffer import AsyncTallyBuffer, TallyBuffer
     from lastbit.webhooks import AsyncWebhooks, Attempt, CreatedWebhook, Delivery, Tested, Webhook, Webhooks
 
 _HOMES: Final = {
     "lastbit.acker": ("Acker", "AsyncAcker"),
     "lastbit.batch": ("AsyncBatchHandle", "BatchHandle"),
+    "lastbit.chains": ("Hop", "Source", "SourceChain", "TallyEntry"),
     "lastbit.client": ("AsyncClient", "Client"),
     "lastbit.errors": (
         "AckerClosed",
         "BatchEnded",
         "BatchNotFound",
         "BatchSealed",
+        "BufferClosed",
         "Conflict",
         "Forbidden",
         "IdempotencyKeyReused",
@@ -85,6 +96,7 @@ _HOMES: Final = {
         "MissingExtra",
         "NotFound",
         "NotRefreshed",
+        "OutOfOrder",
         "PositionTrimmed",
         "RateLimited",
         "ServiceError",
@@ -113,10 +125,16 @@ _HOMES: Final = {
         "Reason",
         "Rejected",
         "Sealed",
+        "SubCounter",
+        "TallyApplied",
+        "TallyTotal",
+        "TallyValue",
         "Verification",
         "Watermark",
     ),
     "lastbit.retry": ("Retry",),
+    "lastbit.tallies": ("AsyncTally", "Tally"),
+    "lastbit.tally_buffer": ("AsyncTallyBuffer", "TallyBuffer"),
     "lastbit.webhooks": (
         "AsyncWebhooks",
         "Attempt",
@@ -137,6 +155,8 @@ __all__ = [
     "AsyncAcker",
     "AsyncBatchHandle",
     "AsyncClient",
+    "AsyncTally",
+    "AsyncTallyBuffer",
     "AsyncWebhooks",
     "Attempt",
     "Batch",
@@ -144,6 +164,7 @@ __all__ = [
     "BatchHandle",
     "BatchNotFound",
     "BatchSealed",
+    "BufferClosed",
     "Client",
     "Completed",
     "Conflict",
@@ -156,6 +177,7 @@ __all__ = [
     "Extended",
     "FailedRange",
     "Forbidden",
+    "Hop",
     "IdempotencyKeyReused",
     "InvalidArgument",
     "InvalidItemId",
@@ -169,6 +191,7 @@ __all__ = [
     "NotFound",
     "NotRefreshed",
     "Opened",
+    "OutOfOrder",
     "PendingRange",
     "PositionTrimmed",
     "RateLimited",
@@ -178,6 +201,15 @@ __all__ = [
     "Sealed",
     "ServiceError",
     "ServiceUnreachable",
+    "Source",
+    "SourceChain",
+    "SubCounter",
+    "Tally",
+    "TallyApplied",
+    "TallyBuffer",
+    "TallyEntry",
+    "TallyTotal",
+    "TallyValue",
     "Tested",
     "TooLarge",
     "Unauthorized",

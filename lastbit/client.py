@@ -32,6 +32,7 @@ from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.ids import ItemId
 from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage
 from lastbit.retry import Retry
+from lastbit.tallies import AsyncTally, Tally
 from lastbit.webhooks import AsyncWebhooks, Webhooks
 
 T = TypeVar("T")
@@ -163,6 +164,10 @@ class Client:
     def append_event(self, *, id: str, type: str, key: str | None = None, data: Any = None) -> Appended:
         """Append one event of your own; see `append`."""
         return self.append([{"id": id, "type": type, "key": key, "data": data}])[0]
+
+    def tally(self, name: str) -> Tally:
+        """A tally: sums that count each message once, however often it is replayed. No request is sent."""
+        return Tally(self, name)
 
     def acker(
         self,
@@ -325,6 +330,10 @@ class AsyncClient:
     async def append_event(self, *, id: str, type: str, key: str | None = None, data: Any = None) -> Appended:
         """Append one event of your own; see `append`."""
         return (await self.append([{"id": id, "type": type, "key": key, "data": data}]))[0]
+
+    def tally(self, name: str) -> AsyncTally:
+        """A tally; see `Client.tally`. Nothing is awaited."""
+        return AsyncTally(self, name)
 
     def acker(
         self,

@@ -14,6 +14,7 @@
     │   │   ├── BatchSealed
     │   │   └── BatchEnded       batch_complete, batch_expired, batch_cancelled
     │   ├── PositionTrimmed      the events that were asked for are not kept any more
+    │   ├── OutOfOrder           a message came to its tally after a later one of its source
     │   ├── RateLimited
     │   └── Unavailable          overloaded, or its database is away; also what a gateway says for it (502, 504)
     ├── ServiceUnreachable       no answer at all
@@ -21,6 +22,7 @@
     ├── WaitTimeout              also a TimeoutError; bears the batch as last seen
     ├── ItemRejected             an acker's item was not applied, with the service's reason
     ├── AckerClosed
+    ├── BufferClosed
     ├── NotRefreshed             a handle was asked for a state that it never fetched
     ├── MissingExtra             also an ImportError
     └── InvalidArgument          also a ValueError; judged here, nothing was sent
@@ -118,6 +120,11 @@ class PositionTrimmed(ServiceError):
     """Events after that position are not kept any more: they were trimmed before they were read."""
 
 
+class OutOfOrder(ServiceError):
+    """A message comes to a tally's key for the first time, and after a later one of its source: it would have been
+    taken for a replay. Nothing of the call was applied."""
+
+
 class RateLimited(ServiceError):
     """Too many requests, even after the retries."""
 
@@ -143,6 +150,7 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "batch_expired": BatchEnded,
     "batch_cancelled": BatchEnded,
     "position_trimmed": PositionTrimmed,
+    "out_of_order": OutOfOrder,
     "rate_limited": RateLimited,
     "unavailable": Unavailable,
 }
@@ -254,6 +262,16 @@ class AckerClosed(LastbitError):
 
     def __str__(self) -> str:
         return "the acker is closed and takes no more items"
+
+
+class BufferClosed(LastbitError):
+    """The buffer of a tally is closed and takes no more messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "the buffer is closed and takes no more messages"
 
 
 class NotRefreshed(LastbitError):

@@ -72,9 +72,15 @@ _HALF_DONE = "test_crashes.py::test_the_janitor_ends_what_a_crash_left_half_done
 _MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_does_what_the_model_does"
 _COMBINER = "test_combiner.py::"
 _ANCESTOR = "test_ancestor.py::"
+_GROUPS = "test_groups.py::test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest"
 
 _FOLLOW = "test_feed.py::test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do"
 _TREE = "test_nested.py::test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die"
+
+_WORLDS = "test_tallies.py::test_every_total_is_the_models_whatever_goes_wrong_on_the_way"
+_WRITERS = "test_tallies.py::test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock"
+_COUNTER = "counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)"
+_BUFFER = "test_tallies.py::test_a_buffer_acks_a_message_when_it_was_answered_and_not_before"
 
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
@@ -439,6 +445,199 @@ MUTANTS = [
         "_batches.id.in_(children), _batches.parent_due == verb",
         "_batches.id.in_(children)",
         "test_nested.py::test_a_late_payment_of_a_failure_does_not_undo_the_redrive",
+    ),
+    # Tallies.
+    Mutant(
+        "what-is-at-the-guard-counts-again",
+        "core.tallies:_advance",
+        "position > reached",
+        "position >= reached",
+        _WORLDS,
+    ),
+    Mutant(
+        "siblings-of-a-flat-map-are-repeats",
+        "core.tallies:_advance",
+        "position = entry.offset, entry.child",
+        "position = entry.offset, 0",
+        _WORLDS,
+        # Without this, two siblings in one call would be refused, and that were all that is seen.
+        also=(("added[position] != entry.delta", "False"),),
+    ),
+    Mutant(
+        "one-guard-for-all-sources",
+        "core.tallies:_by_counter",
+        _COUNTER,
+        'counter = (entry.key.encode().hex(), "", 0, 0)',
+        _WORLDS,
+    ),
+    Mutant(
+        "a-guard-starts-over-when-the-source-changes",
+        "core.tallies:_advance",
+        "start, value = before",
+        "start, value = before\n"
+        "    first = entries[places[0]]\n"
+        "    last = globals().setdefault('last_source_of', {})\n"
+        "    if last.setdefault(first.key, first[2:5]) != first[2:5]:\n"
+        "        start = _EMPTY[0]\n"
+        "    last[first.key] = first[2:5]",
+        _WORLDS,
+    ),
+    Mutant(
+        "generations-are-one-source",
+        "core.tallies:_by_counter",
+        _COUNTER,
+        "counter = (entry.key.encode().hex(), topic, entry.partition, 0)",
+        _WORLDS,
+    ),
+    Mutant(
+        "a-buffer-adds-deltas-up",
+        "lastbit.tally_buffer:Gatherer.take",
+        "entries += message.entries",
+        "entries += message.entries\n"
+        "        sums = {}\n"
+        "        for each in entries:\n"
+        "            name = (each['key'], *map(each['source'].get, ('topic', 'partition', 'generation')))\n"
+        "            sums[name] = each | {'delta': each['delta'] + sums.get(name, {'delta': 0})['delta']}\n"
+        "        entries = list(sums.values())",
+        _WORLDS,
+    ),
+    Mutant(
+        "a-buffer-acks-what-it-has-sent-and-was-not-answered",
+        "lastbit.tally_buffer:TallyBuffer._work",
+        "if call.entries:",
+        "self._ack(call)\n            call = call._replace(acks=[])\n            if call.entries:",
+        _BUFFER,
+    ),
+    Mutant("sub-counters-are-not-locked", "core.tallies:_select", " FOR UPDATE", "", _WRITERS),
+    Mutant(
+        "a-new-sub-counter-overwrites-anothers",
+        "core.tallies:apply",
+        "*(_INSERT + rows for rows in _lists(new))",
+        "*(_INSERT + rows + upsert for rows in _lists(new))",
+        _WRITERS,
+    ),
+    Mutant(
+        "a-call-is-applied-in-parts",
+        "core.tallies:_write",
+        "statements.run(tx, text)",
+        "statements.run(tx, text)\n            tx.commit()",
+        "test_tallies.py::test_a_call_that_dies_at_any_point_is_there_altogether_or_not_at_all",
+    ),
+    Mutant(
+        "a-broken-order-is-a-repeat",
+        "core.tallies:_advance",
+        "if position not in added:",
+        "if position not in added:\n                continue\n            if False:",
+        "test_tallies.py::test_an_order_that_is_seen_to_be_broken_is_refused",
+    ),
+    # Consumer groups.
+    Mutant("a-new-session-keeps-the-epochs", "core.leases:sync", "taken = taken + mine", "pass", _GROUPS),
+    Mutant(
+        "a-new-owner-keeps-the-epoch",
+        "core.leases:sync",
+        "_positions.epoch + 1",
+        "_positions.epoch + 0",
+        _GROUPS,
+    ),
+    Mutant(
+        "the-fence-asks-for-the-epoch-alone",
+        "core.groups:fence",
+        "row.owner != worker or ",
+        "",
+        "test_groups.py::test_a_worker_whose_partition_is_free_may_not_write",
+    ),
+    Mutant("the-fence-asks-for-the-owner-alone", "core.groups:fence", "or row.epoch != epoch", "", _GROUPS),
+    Mutant(
+        "the-fence-locks-nothing",
+        "core.groups:fence",
+        ".with_for_update()",
+        "",
+        "test_groups.py::test_a_commit_is_with_the_next_owner_or_refused",
+    ),
+    Mutant(
+        "a-sync-does-not-lock-its-group",
+        "core.groups:_find",
+        "query.with_for_update() if locked else query",
+        "query",
+        "test_groups.py::test_azure_python_38812_the_first_create_makes_no_two_owners",
+    ),
+    Mutant(
+        "the-clock-is-read-before-the-lock",
+        "core.leases:sync",
+        "group = groups.lock(tx, name)\n    now = groups.clock(tx)",
+        "now = groups.clock(tx)\n    group = groups.lock(tx, name)",
+        "test_groups.py::test_the_time_of_a_sync_is_that_of_after_its_wait",
+    ),
+    Mutant(
+        "the-larger-share-goes-to-newcomers",
+        "core.shares:targets",
+        "-holding[worker]",
+        "holding[worker]",
+        "test_groups.py::test_a_worker_that_joins_takes_its_share_and_nothing_else_moves",
+    ),
+    Mutant(
+        "a-newcomer-that-holds-nothing-is-not-counted",
+        "core.leases:_look",
+        "dict.fromkeys(live, 0)",
+        "dict.fromkeys(sorted(live), 0)",
+        "test_groups.py::test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen",
+        also=(
+            (
+                "    if latest > deadline:",
+                "    found.holding = {w: n for w, n in found.holding.items() if n or w == caller.worker}\n"
+                "    if latest > deadline:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a-live-owner-may-drain-for-ever",
+        "core.leases:_look",
+        "elif release_by <= now:",
+        "elif False:",
+        "test_groups.py::test_kcl_1718_1765_no_hand_over_gets_stuck",
+    ),
+    Mutant(
+        "each-sync-puts-the-release-off",
+        "core.leases:_look",
+        "if latest > deadline:",
+        "if True:",
+        "test_groups.py::test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays",
+        also=(("_positions.release_by > deadline)", "_positions.release_by.is_not(None))"),),
+    ),
+    Mutant(
+        "whoever-says-so-a-partition-is-drained",
+        "core.leases:_look",
+        "elif owner not in found.holding:",
+        "elif owner not in found.holding or number in drained:",
+        "test_groups.py::test_kafka_12984_no_two_members_claim_a_partition_in_one_generation",
+    ),
+    Mutant(
+        "leases-outlast-a-clock-that-jumped-back",
+        "core.leases:_clamp_leases",
+        "tx.execute(",
+        "str(",
+        "test_groups.py::test_a_clock_that_jumps_back_keeps_nobody_waiting",
+    ),
+    Mutant(
+        "a-zombie-takes-its-name-back",
+        "core.leases:sync",
+        "if before is not None and before.replaced == caller.session and before.lease_until >= now:",
+        "if False:",
+        "test_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+    ),
+    Mutant(
+        "a-group-that-is-made-again-begins-anew",
+        "core.groups:put",
+        "0 if row is None else row.first_epoch",
+        "0",
+        "test_groups.py::test_a_group_that_is_made_again_begins_above_the_epochs_of_the_one_before",
+    ),
+    Mutant(
+        "a-late-commit-overwrites",
+        "core.groups:commit",
+        "snapshot if stored is None else stored.merge(snapshot)",
+        "snapshot",
+        "test_groups.py::test_commits_may_be_repeated_and_overtaken",
     ),
     # The ancestor.
     Mutant(
