@@ -20,7 +20,8 @@ if TYPE_CHECKING:
         WindowClosed,
         WindowFull,
     )
-    from lastbit.streams.group import Assignment, AsyncAssignment, AsyncConsumerGroup, ConsumerGroup
+    from lastbit.streams.group import Assignment, ConsumerGroup
+    from lastbit.streams.group_async import AsyncAssignment, AsyncConsumerGroup
     from lastbit.streams.partitions import partition_of
     from lastbit.streams.snapshot import Snapshot
     from lastbit.streams.window import AckWindow
@@ -36,7 +37,8 @@ _HOMES: Final = {
         "WindowClosed",
         "WindowFull",
     ),
-    "lastbit.streams.group": ("Assignment", "AsyncAssignment", "AsyncConsumerGroup", "ConsumerGroup"),
+    "lastbit.streams.group": ("Assignment", "ConsumerGroup"),
+    "lastbit.streams.group_async": ("AsyncAssignment", "AsyncConsumerGroup"),
     "lastbit.streams.partitions": ("partition_of",),
     "lastbit.streams.snapshot": ("Snapshot",),
     "lastbit.streams.window": ("AckWindow",),
