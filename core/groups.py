@@ -11,6 +11,7 @@ Lock order: consumer_groups → positions → … → item_groups → batches �
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -219,7 +220,7 @@ def count(snapshot: Connection, names: list[str]) -> tuple[dict[str, int], dict[
         .where(_positions.group_name.in_(names), _positions.owner.is_not(None))
         .group_by(_positions.group_name)
     )
-    workers, partitions = (dict(snapshot.execute(query).tuples().all()) for query in (live, owned))
+    workers, partitions = ({row[0]: row[1] for row in snapshot.execute(query)} for query in (live, owned))
     return workers, partitions
 
 
@@ -230,11 +231,12 @@ def get(snapshot: Connection, name: str) -> Details:
     positions = [Position(*each) for each in snapshot.execute(query)]
     now = clock(snapshot)
     members = sa.select(tables.consumers).where(_consumers.group_name == name).order_by(_consumers.worker)
+    held = Counter(position.owner for position in positions)
+    releasing = Counter(position.owner for position in positions if position.release_by is not None)
     workers = [
         Worker(
             *(each.worker, each.lease_until >= now, each.capacity, each.started_at, each.last_seen, each.lease_until),
-            partitions=sum(position.owner == each.worker for position in positions),
-            releasing=sum(position.owner == each.worker and position.release_by is not None for position in positions),
+            *(held[each.worker], releasing[each.worker]),
         )
         for each in snapshot.execute(members)
     ]
