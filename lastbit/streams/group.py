@@ -18,6 +18,7 @@ from lastbit.groups import Granted, Synced, _commit, _get, _leave, _sync
 from lastbit.models import Fence
 from lastbit.retry import Retry
 from lastbit.streams._membership import A, Call, Held, Lease, Membership, Sync
+from lastbit.streams._progress import CAPACITY
 from lastbit.streams.ordered import run_ordered
 from lastbit.streams.window import AckWindow
 
@@ -42,8 +43,7 @@ def beat(
     service: Service, name: str, worker: str, capacity: int | None, membership: Membership[A], step: Sync
 ) -> Flow[Synced]:
     # One attempt, which leaves time for another: the next one is a sync of its own, with a lease of its own.
-    timeout = service.timeout if step.timeout is None else min(service.timeout, step.timeout)
-    hasty = replace(service, timeout=timeout, retry=Retry(attempts=1))
+    hasty = replace(service, timeout=min(service.timeout, step.timeout), retry=Retry(attempts=1))
     if membership.release is None:
         membership.release = (yield from _get(hasty, name)).release
     drained = [partition for partition, _ in step.drained]
@@ -51,8 +51,15 @@ def beat(
     return (yield from _sync(hasty, name, worker, membership.session, drained, capacity))
 
 
-def window_of(granted: Granted) -> AckWindow:
-    return AckWindow() if granted.snapshot is None else AckWindow.restore(granted.snapshot)
+def for_a_lease(service: Service, ttl: float) -> Service:
+    """The service, with no more patience than a lease lasts: after it there is nothing left to insist on."""
+    return replace(service, retry=replace(service.retry, deadline=min(service.retry.deadline, ttl)))
+
+
+def window_of(granted: Granted, capacity: int) -> AckWindow:
+    if granted.snapshot is None:
+        return AckWindow(capacity=capacity)
+    return AckWindow.restore(granted.snapshot, capacity=capacity)
 
 
 class Released(Exception):
@@ -76,7 +83,7 @@ class Assignment(Held):
 
     def __init__(self, group: ConsumerGroup, granted: Granted, lease: Lease) -> None:
         fence = Fence(group.name, granted.partition, group.worker, granted.epoch)
-        super().__init__(fence, granted.token, window_of(granted), lease)
+        super().__init__(fence, granted.token, window_of(granted, group.window_capacity), lease)
         self._group = group
 
     def commit(self, token: str | None = None, head: int | None = None) -> None:
@@ -89,13 +96,17 @@ class Assignment(Held):
 class ConsumerGroup:
     """A worker of the group `name`, under the name `worker`; the group has been made by `client.groups.create`.
 
-    `capacity`: at most so many partitions at a time. A name belongs to one process: one that starts again under it is
+    `capacity`: at most so many partitions at a time. `window_capacity`: positions of the window of each, up to 65,536;
+    records that are large want fewer. A name belongs to one process: one that starts again under it is
     given new epochs, and whatever the one before still sends is refused.
     """
 
-    def __init__(self, client: Client, name: str, worker: str, *, capacity: int | None = None) -> None:
+    def __init__(
+        self, client: Client, name: str, worker: str, *, capacity: int | None = None, window_capacity: int = CAPACITY
+    ) -> None:
         self.name = name
         self.worker = worker
+        self.window_capacity = window_capacity
         self._client = client
         self._capacity = capacity
         self._changed = threading.Condition()
@@ -137,7 +148,11 @@ class ConsumerGroup:
         if not membership.gone:
             # Who is not heard is missed after its lease.
             with suppress(errors.LastbitError):
-                self._client._run(_leave(self._client._service, self.name, self.worker, membership.session))
+                self._client._run(
+                    _leave(
+                        for_a_lease(self._client._service, membership.ttl), self.name, self.worker, membership.session
+                    )
+                )
         if membership.error is not None:
             raise membership.error
 
@@ -237,7 +252,11 @@ class ConsumerGroup:
             self._membership.expire()
         snapshot, acks = assignment.committing()
         try:
-            self._client._run(_commit(self._client._service, assignment.fence, snapshot, token, head))
+            self._client._run(
+                _commit(
+                    for_a_lease(self._client._service, self._membership.ttl), assignment.fence, snapshot, token, head
+                )
+            )
         except errors.StaleEpoch:
             with self._changed:
                 self._membership.fence(assignment)

@@ -13,7 +13,8 @@ from lastbit import errors
 from lastbit.groups import Granted, Synced, _commit, _leave
 from lastbit.models import Fence
 from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
-from lastbit.streams.group import LONGEST_WAIT, Released, beat, now, while_active, window_of
+from lastbit.streams._progress import CAPACITY
+from lastbit.streams.group import LONGEST_WAIT, Released, beat, for_a_lease, now, while_active, window_of
 from lastbit.streams.ordered_async import run_ordered_async
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class AsyncAssignment(Held):
 
     def __init__(self, group: AsyncConsumerGroup, granted: Granted, lease: Lease) -> None:
         fence = Fence(group.name, granted.partition, group.worker, granted.epoch)
-        super().__init__(fence, granted.token, window_of(granted), lease)
+        super().__init__(fence, granted.token, window_of(granted, group.window_capacity), lease)
         self._group = group
 
     async def commit(self, token: str | None = None, head: int | None = None) -> None:
@@ -42,9 +43,18 @@ class AsyncConsumerGroup:
     """`ConsumerGroup` for the tasks of one event loop. Callbacks may be coroutine functions; one that blocks the loop
     stops the heartbeats too."""
 
-    def __init__(self, client: AsyncClient, name: str, worker: str, *, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        name: str,
+        worker: str,
+        *,
+        capacity: int | None = None,
+        window_capacity: int = CAPACITY,
+    ) -> None:
         self.name = name
         self.worker = worker
+        self.window_capacity = window_capacity
         self._client = client
         self._capacity = capacity
         self._changed = asyncio.Event()
@@ -73,7 +83,11 @@ class AsyncConsumerGroup:
         if not membership.gone:
             # Who is not heard is missed after its lease.
             with suppress(errors.LastbitError):
-                await self._client._run(_leave(self._client._service, self.name, self.worker, membership.session))
+                await self._client._run(
+                    _leave(
+                        for_a_lease(self._client._service, membership.ttl), self.name, self.worker, membership.session
+                    )
+                )
         if membership.error is not None:
             raise membership.error
 
@@ -166,7 +180,11 @@ class AsyncConsumerGroup:
         self._membership.expire()
         snapshot, acks = assignment.committing()
         try:
-            await self._client._run(_commit(self._client._service, assignment.fence, snapshot, token, head))
+            await self._client._run(
+                _commit(
+                    for_a_lease(self._client._service, self._membership.ttl), assignment.fence, snapshot, token, head
+                )
+            )
         except errors.StaleEpoch:
             self._membership.fence(assignment)
             self._changed.set()

@@ -35,6 +35,7 @@ from lastbit.streams import (
     RecordFailed,
     Snapshot,
     WindowClosed,
+    WindowFull,
 )
 from tests.servers import ROOT, running_service, sqlite_file
 
@@ -254,6 +255,7 @@ def test_a_stopped_worker_leaves_when_all_is_drained(url: str, client: Client, g
 
         def begin(assignment: Assignment) -> None:
             assignment.window.track(5)
+            assignment.commit(token="4-0", head=9)
 
         one.on_assigned, one.on_released = begin, lambda assignment: assignment.window.ack(5)
         one.until_it_works_on(6)
@@ -261,7 +263,14 @@ def test_a_stopped_worker_leaves_when_all_is_drained(url: str, client: Client, g
     assert one.working == {}
     found = client.groups.get(group)
     assert found.workers == ()
-    assert [(each.owner, each.floor) for each in found.positions] == [(None, 5)] * 6
+    assert [(each.owner, each.floor, each.lag) for each in found.positions] == [(None, 5, 4)] * 6
+    with working(url, group, "two", window_capacity=1) as (two,):
+        two.until_it_works_on(6)
+        assignment = two.working[3]
+        assert (assignment.token, assignment.floor, assignment.window.outstanding) == ("4-0", 5, ())
+        assignment.window.track(6)
+        with pytest.raises(WindowFull):
+            assignment.window.track(7)
 
 
 @pytest.fixture
