@@ -34,10 +34,16 @@ class Follower:
 
     types: frozenset[str]
     batch: int | None
+    beginning: str = ""
+    """Of the types that are wanted."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wants(self, event: feed.Event) -> bool:
-        return (not self.types or event.type in self.types) and (self.batch is None or event.batch == self.batch)
+        return (
+            (not self.types or event.type in self.types)
+            and (self.batch is None or event.batch == self.batch)
+            and event.type.startswith(self.beginning)
+        )
 
 
 class Waiting:
@@ -74,9 +80,11 @@ class Waiting:
                 del self._batches[batch]
 
     @contextlib.asynccontextmanager
-    async def follow(self, types: Collection[str] = (), batch: int | None = None) -> AsyncIterator[Follower]:
+    async def follow(
+        self, types: Collection[str] = (), batch: int | None = None, beginning: str = ""
+    ) -> AsyncIterator[Follower]:
         """Begin to follow, then read, then wait. Raises `errors.Unavailable`."""
-        follower = Follower(frozenset(types), batch)
+        follower = Follower(frozenset(types), batch, beginning)
         self._followers.add(follower)
         try:
             await self._begin(follower.woken)
