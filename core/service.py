@@ -359,7 +359,7 @@ class Service:
                 "event_parked",
                 process=handling.process,
                 instance=handling.instance,
-                event=handling.event,
+                event_id=handling.event,
                 error=handling.error,
             )
         return handled

@@ -82,6 +82,11 @@ _WRITERS = "test_tallies.py::test_writers_of_the_same_messages_count_each_once_a
 _COUNTER = "counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)"
 _BUFFER = "test_tallies.py::test_a_buffer_acks_a_message_when_it_was_answered_and_not_before"
 
+_PROCESSES = "test_processes.py::"
+_ANY_ORDER = "test_in_any_order_with_any_repeats_one_command_when_all_has_come"
+_LATE = "test_a_late_event_does_not_restart_a_finished_instance"
+_PRUNED = "test_what_was_pruned_and_comes_again_is_a_repeat"
+
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
@@ -638,6 +643,165 @@ MUTANTS = [
         "snapshot if stored is None else stored.merge(snapshot)",
         "snapshot",
         "test_groups.py::test_commits_may_be_repeated_and_overtaken",
+    ),
+    # Tallies.
+    Mutant(
+        "what-is-at-the-guard-counts-again",
+        "core.tallies:_advance",
+        "position > reached",
+        "position >= reached",
+        _WORLDS,
+    ),
+    Mutant(
+        "siblings-of-a-flat-map-are-repeats",
+        "core.tallies:_advance",
+        "position = entry.offset, entry.child",
+        "position = entry.offset, 0",
+        _WORLDS,
+        # Without this, two siblings in one call would be refused, and that were all that is seen.
+        also=(("added[position] != entry.delta", "False"),),
+    ),
+    Mutant(
+        "one-guard-for-all-sources",
+        "core.tallies:_by_counter",
+        _COUNTER,
+        'counter = (entry.key.encode().hex(), "", 0, 0)',
+        _WORLDS,
+    ),
+    Mutant(
+        "a-guard-starts-over-when-the-source-changes",
+        "core.tallies:_advance",
+        "start, value = before",
+        "start, value = before\n"
+        "    first = entries[places[0]]\n"
+        "    last = globals().setdefault('last_source_of', {})\n"
+        "    if last.setdefault(first.key, first[2:5]) != first[2:5]:\n"
+        "        start = _EMPTY[0]\n"
+        "    last[first.key] = first[2:5]",
+        _WORLDS,
+    ),
+    Mutant(
+        "generations-are-one-source",
+        "core.tallies:_by_counter",
+        _COUNTER,
+        "counter = (entry.key.encode().hex(), topic, entry.partition, 0)",
+        _WORLDS,
+    ),
+    Mutant(
+        "a-buffer-adds-deltas-up",
+        "lastbit.tally_buffer:Gatherer.take",
+        "entries += message.entries",
+        "entries += message.entries\n"
+        "        sums = {}\n"
+        "        for each in entries:\n"
+        "            name = (each['key'], *map(each['source'].get, ('topic', 'partition', 'generation')))\n"
+        "            sums[name] = each | {'delta': each['delta'] + sums.get(name, {'delta': 0})['delta']}\n"
+        "        entries = list(sums.values())",
+        _WORLDS,
+    ),
+    Mutant(
+        "a-buffer-acks-what-it-has-sent-and-was-not-answered",
+        "lastbit.tally_buffer:TallyBuffer._work",
+        "if call.entries:",
+        "self._ack(call)\n            call = call._replace(acks=[])\n            if call.entries:",
+        _BUFFER,
+    ),
+    Mutant("sub-counters-are-not-locked", "core.tallies:_select", " FOR UPDATE", "", _WRITERS),
+    Mutant(
+        "a-new-sub-counter-overwrites-anothers",
+        "core.tallies:apply",
+        "*(_INSERT + rows for rows in _lists(new))",
+        "*(_INSERT + rows + upsert for rows in _lists(new))",
+        _WRITERS,
+    ),
+    Mutant(
+        "a-call-is-applied-in-parts",
+        "core.tallies:_write",
+        "statements.run(tx, text)",
+        "statements.run(tx, text)\n            tx.commit()",
+        "test_tallies.py::test_a_call_that_dies_at_any_point_is_there_altogether_or_not_at_all",
+    ),
+    Mutant(
+        "a-broken-order-is-a-repeat",
+        "core.tallies:_advance",
+        "if position not in added:",
+        "if position not in added:\n                continue\n            if False:",
+        "test_tallies.py::test_an_order_that_is_seen_to_be_broken_is_refused",
+    ),
+    # Process managers.
+    Mutant("no-inbox", "core.inbox:known", "if status is not None:", "if False:", _PROCESSES + _ANY_ORDER),
+    Mutant("no-tombstone", "core.processes:handle", "instance.status is Status.FINISHED", "False", _PROCESSES + _LATE),
+    Mutant(
+        "no-fence",
+        "core.processes:handle",
+        "groups.fence(tx, definitions.group_of(it.process), partition, it.worker, it.epoch)",
+        "pass",
+        _PROCESSES + "test_a_stale_workers_every_write_is_refused",
+    ),
+    Mutant(
+        "a-fence-is-a-plain-read",
+        "core.groups:fence",
+        ".with_for_update()",
+        "",
+        _PROCESSES + "test_a_worker_is_not_succeeded_in_the_middle_of_its_transaction",
+    ),
+    Mutant(
+        "command-ids-are-random",
+        "core.outbox:command_id",
+        "uuid.uuid5(NAMESPACE, json.dumps([process, instance, step]))",
+        "uuid.uuid4()",
+        _PROCESSES + "test_a_step_is_issued_once_though_the_function_asks_for_it_again",
+    ),
+    Mutant(
+        "the-inbox-is-pruned-to-the-highest-floor",
+        "core.definitions:floor",
+        "sa.func.min(_positions.floor)",
+        "sa.func.max(_positions.floor)",
+        _PROCESSES + _PRUNED,
+    ),
+    Mutant(
+        "what-was-pruned-is-forgotten",
+        "core.inbox:known",
+        "position <= pruned",
+        "False",
+        _PROCESSES + _PRUNED,
+    ),
+    Mutant(
+        "pruning-is-looked-up-before-the-inbox",
+        "core.inbox:known",
+        "this = _this(process, instance, event)",
+        "this = _this(process, instance, event)\n"
+        "    before = tx.scalar(sa.select(_definitions.pruned).where(_definitions.name == process))",
+        _PROCESSES + "test_pruning_beside_replays_lets_nothing_count_twice",
+        also=(("position <= pruned", "position <= before"),),
+    ),
+    Mutant(
+        "versions-are-ignored",
+        "core.processes:handle",
+        "it.version != version",
+        "False",
+        _PROCESSES + "test_a_state_that_was_computed_from_an_old_one_is_refused",
+    ),
+    Mutant(
+        "timers-fire-again",
+        "core.timers:_fire",
+        "tx.execute(sa.delete(tables.timers).where(*this))",
+        "pass",
+        _PROCESSES + "test_a_time_out_fires_once_when_it_is_due_and_not_before",
+    ),
+    Mutant(
+        "timers-outlive-their-instance",
+        "core.processes:handle",
+        "timers.cancel_all(tx, it.process, it.instance)",
+        "pass",
+        _PROCESSES + "test_a_timer_is_replaced_and_cancelled_by_its_name",
+    ),
+    Mutant(
+        "timers-fire-from-a-plain-look",
+        "core.timers:_fire",
+        ".with_for_update()",
+        "",
+        _PROCESSES + "test_two_dispatchers_fire_each_timer_once",
     ),
     # The ancestor.
     Mutant(
