@@ -772,7 +772,7 @@ MUTANTS = [
         "this = _this(process, instance, event)",
         "this = _this(process, instance, event)\n"
         "    before = tx.scalar(sa.select(_definitions.pruned).where(_definitions.name == process))",
-        _PROCESSES + "test_pruning_beside_replays_lets_nothing_count_twice",
+        _PROCESSES + "test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed",
         also=(("position <= pruned", "position <= before"),),
     ),
     Mutant(
