@@ -43,6 +43,8 @@ def _unicode(value: str) -> str:
 def _in_a_path(value: str) -> str:
     if value in (".", ".."):
         raise ValueError("expected another name than . or .., which addresses can't have")
+    if any(character < " " or character == "\x7f" for character in value):
+        raise ValueError("expected a name without control characters")
     return _unicode(value)
 
 

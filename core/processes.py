@@ -140,54 +140,65 @@ def handle(tx: Connection, it: Handling) -> Handled:
     if it.version != version:
         raise errors.VersionConflict(it.process, it.instance, it.version, version)
     if it.error is not None:
-        if instance is None:
-            _insert(tx, it, version=0, state=None)
+        instance = instance or _begin(tx, it)
         inbox.park(tx, *this, it.error, retried=retried)
-        return Handled(inbox.Status.PARKED, False, _find(tx, it.process, it.instance), [])
-    if instance is None:
-        _insert(tx, it, version=1, state=it.state)
-    else:
-        _update(tx, it)
+        return Handled(inbox.Status.PARKED, False, instance, [])
+    instance = _go_on(tx, it, instance)
     inbox.record(tx, *this, inbox.Status.HANDLED, retried=retried)
     if it.finish:
         timers.cancel_all(tx, it.process, it.instance)
     else:
         timers.change(tx, it.process, it.instance, it.timers)
     issued = outbox.issue(tx, it.process, it.instance, it.commands)
-    return Handled(inbox.Status.HANDLED, False, _find(tx, it.process, it.instance), issued)
+    return Handled(inbox.Status.HANDLED, False, instance, issued)
 
 
-def _insert(tx: Connection, it: Handling, *, version: int, state: str | None) -> None:
-    finished = it.finish and it.error is None
-    now = tables.utc_now()
+def _begin(tx: Connection, it: Handling) -> Instance:
+    """A new instance, to which nothing has been done."""
+    now = groups.clock(tx)
+    instance = Instance(it.process, it.instance, Status.RUNNING, 0, None, now, now, None)
+    _insert(tx, instance)
+    return instance
+
+
+def _go_on(tx: Connection, it: Handling, instance: Instance | None) -> Instance:
+    """The instance one version on; it begins with that where it is new."""
+    now = groups.clock(tx)
+    status, finished_at = (Status.FINISHED, now) if it.finish else (Status.RUNNING, None)
+    if instance is None:
+        begun = Instance(it.process, it.instance, status, 1, it.state, now, now, finished_at)
+        _insert(tx, begun)
+        return begun
+    changed: dict[str, Any] = {
+        "state": it.state,
+        "version": it.version + 1,
+        "status": status,
+        "updated_at": now,
+        "finished_at": finished_at,
+    }
+    this = (_processes.name == it.process, _processes.instance == it.instance)
+    tx.execute(sa.update(tables.processes).where(*this).values(changed))
+    return replace(instance, **changed)
+
+
+def _insert(tx: Connection, instance: Instance) -> None:
     try:
         tx.execute(
             sa.insert(tables.processes).values(
-                name=it.process,
-                instance=it.instance,
-                state=state,
-                version=version,
-                status=Status.FINISHED if finished else Status.RUNNING,
-                created_at=now,
-                updated_at=now,
-                finished_at=now if finished else None,
+                name=instance.process,
+                instance=instance.instance,
+                state=instance.state,
+                version=instance.version,
+                status=instance.status,
+                created_at=instance.created_at,
+                updated_at=instance.updated_at,
+                finished_at=instance.finished_at,
             )
         )
     except IntegrityError as error:
         if faults.is_duplicate(error):
             raise faults.BeginAgain from error
         raise
-
-
-def _update(tx: Connection, it: Handling) -> None:
-    values: dict[str, Any] = {"state": it.state, "version": it.version + 1, "updated_at": tables.utc_now()}
-    if it.finish:
-        values |= {"status": Status.FINISHED, "finished_at": tables.utc_now()}
-    tx.execute(
-        sa.update(tables.processes)
-        .where(_processes.name == it.process, _processes.instance == it.instance)
-        .values(values)
-    )
 
 
 def _find(tx: Connection, process: str, instance: str, *, locked: bool = False) -> Instance | None:

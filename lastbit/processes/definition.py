@@ -134,6 +134,8 @@ def _name(value: Any) -> str | None:
         value = str(value)
     if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_NAME or value in (".", ".."):
         return None
+    if any(character < " " or character == "\x7f" for character in value):
+        return None
     return value
 
 
