@@ -7,7 +7,10 @@ import importlib
 
 from bench.measure import Scale
 
-QUESTIONS = ("acks", "bulk", "extend", "status", "storage", "wait", "scale", "durability", "peers", "celery", "spark")
+QUESTIONS = (
+    *("acks", "bulk", "extend", "status", "storage", "wait", "scale", "durability", "peers", "celery", "spark"),
+    "processes",
+)
 
 
 def main() -> None:

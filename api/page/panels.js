@@ -5,7 +5,7 @@ import * as api from "./api.js";
 import { dotted, fill, make, say } from "./dom.js";
 import { count, itemId, number, since, until } from "./format.js";
 
-function panel(name, heading) {
+export function panel(name, heading) {
   const note = make("span.facts");
   const body = make("div.panel-body");
   const node = make(
