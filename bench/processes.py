@@ -93,7 +93,7 @@ def run(scale: Scale) -> None:
     instances, rounds = (60, 1) if quick else (2_000, scale.rounds)
     shapes = (SHAPES[0], SHAPES[1]) if quick else SHAPES
     rates: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
-    with measure.mariadb() as server, measure.lastbit_on(server) as service:
+    with measure.mariadb() as server, measure.lastbit_on(server, workers=2) as service:
         for number in range(rounds):
             # In turns, from either side, as the machine's speed drifts.
             for shape in shapes if number % 2 else reversed(shapes):
