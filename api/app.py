@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.staticfiles import StaticFiles
 
-from api import acks, batches, events, ops, page, problems, webhooks
+from api import acks, batches, events, groups, ops, page, problems, webhooks
 from api.acks import AckRoutes
 from api.metrics import DatabaseGauges
 from api.waiting import Waiting
@@ -89,6 +89,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.include_router(webhooks.of_batches)
     app.include_router(events.router)
     app.include_router(webhooks.router)
+    app.include_router(groups.router)
     app.include_router(ops.router)
     app.include_router(page.routes())
     app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))

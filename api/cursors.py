@@ -9,20 +9,30 @@ import re
 from core import errors
 
 
-def encode(of: str, position: int) -> str:
+def encode(of: str, place: int | str) -> str:
     """`of` names the list, e.g. `pending:7`."""
-    return base64.urlsafe_b64encode(f"{of}:{position}".encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode(f"{of}:{place}".encode()).decode().rstrip("=")
 
 
 def decode(of: str, cursor: str | None) -> int | None:
     """The position, or None without a cursor. Raises `errors.InvalidRequest`."""
+    found = _decode(of, cursor, "0|[1-9][0-9]{0,15}")
+    return None if found is None else int(found)
+
+
+def decode_name(of: str, cursor: str | None) -> str | None:
+    """The same of a list that is by name."""
+    return _decode(of, cursor, ".{1,255}")
+
+
+def _decode(of: str, cursor: str | None, place: str) -> str | None:
     if cursor is None:
         return None
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         text = ""
-    match = re.fullmatch(re.escape(of) + ":(0|[1-9][0-9]{0,15})", text)
-    if match is None or encode(of, int(match[1])) != cursor:
+    match = re.fullmatch(f"{re.escape(of)}:({place})", text)
+    if match is None or encode(of, match[1]) != cursor:
         raise errors.InvalidRequest("query.cursor", "expected the `next` of an earlier page of this very list")
-    return int(match[1])
+    return match[1]

@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api import models
 from api.body import JsonRoute
+from api.groups import Fence
 from api.models import Body, Key
 from api.problems import Place, documented, invalid
 from api.waiting import Follower, Waiting
@@ -73,6 +74,7 @@ class NewEvent(Body):
 
 class NewEvents(Body):
     events: list[NewEvent] = Field(max_length=MAX_EVENTS)
+    fence: Fence | None = Field(None, description="append only while this worker owns the partition at this epoch")
 
 
 class Event(BaseModel):
@@ -105,14 +107,14 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-@router.post("", response_model=AppendedEvents, responses=documented(413, 415, 422))
+@router.post("", response_model=AppendedEvents, responses=documented(404, 409, 413, 415, 422))
 def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
     """Append events of your own, in one transaction. An id that was there before is a repeat."""
     new = [
         feed.New(each.id, each.type, each.key, None if each.data is None else _json(each.data).decode())
         for each in body.events
     ]
-    appended = _service(request).append(new)
+    appended = _service(request).append(new, None if body.fence is None else body.fence.held())
     return {
         "events": [
             {"id": event.id, "position": where.position, "repeated": where.repeated}

@@ -20,6 +20,11 @@ from typing import ClassVar
 # ├── WebhookNotFound
 # ├── WebhookDisabled           it answered 410 Gone
 # ├── PositionTrimmed           the feed begins later by now
+# ├── ConsumerGroupNotFound
+# ├── ConsumerGroupInUse        workers are in it, so it can't be deleted
+# ├── PartitionsFixed           a consumer group keeps its number of partitions
+# ├── SessionReplaced           another process goes by the worker's name now
+# ├── StaleEpoch                the partition is another owner's by now
 # ├── TooLarge
 # ├── Unavailable               nothing wrong with the call: send it again
 # │   ├── Overloaded
@@ -117,6 +122,50 @@ class PositionTrimmed(CoreError):
         self.trimmed = trimmed
         super().__init__(
             f"the events after position {after} are gone: the feed was trimmed up to {trimmed}; read on from there"
+        )
+
+
+class ConsumerGroupNotFound(CoreError):
+    code = "consumer_group_not_found"
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"there is no consumer group {group!r}")
+
+
+class ConsumerGroupInUse(CoreError):
+    code = "consumer_group_in_use"
+
+    def __init__(self, group: str, workers: int) -> None:
+        super().__init__(f"consumer group {group!r} has live workers ({workers}): stop them first")
+
+
+class PartitionsFixed(CoreError):
+    code = "partitions_fixed"
+
+    def __init__(self, group: str, partitions: int) -> None:
+        self.partitions = partitions
+        super().__init__(
+            f"consumer group {group!r} has {partitions} partitions and keeps them: with another number, keys would "
+            "change their partitions; delete the group, or make another one"
+        )
+
+
+class SessionReplaced(CoreError):
+    code = "session_replaced"
+
+    def __init__(self, group: str, worker: str) -> None:
+        super().__init__(
+            f"another process has joined {group!r} as worker {worker!r} since: this one holds nothing any more"
+        )
+
+
+class StaleEpoch(CoreError):
+    code = "stale_epoch"
+
+    def __init__(self, group: str, partition: int, worker: str, epoch: int) -> None:
+        super().__init__(
+            f"partition {partition} of consumer group {group!r} is not worker {worker!r}'s at epoch {epoch} any more; "
+            "nothing was written"
         )
 
 

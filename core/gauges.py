@@ -23,7 +23,7 @@ _table: Final = tables.batches.c
 
 def read(tx: Connection) -> Sequence[Metric]:
     """All of them, at one point in time: `tx` is a snapshot. A new one is added here, and to docs/operations.md."""
-    return [*_live_batches(tx), *_feed(tx), *_webhooks(tx)]
+    return [*_live_batches(tx), *_feed(tx), *_webhooks(tx), *_groups(tx)]
 
 
 def _live_batches(tx: Connection) -> Sequence[Metric]:
@@ -99,3 +99,36 @@ def _webhooks(tx: Connection) -> Sequence[Metric]:
         ),
         deliveries,
     ]
+
+
+def _groups(tx: Connection) -> Sequence[Metric]:
+    known, workers, positions = tables.consumer_groups.c, tables.consumers.c, tables.positions.c
+    live = dict.fromkeys(tx.scalars(sa.select(known.name).where(known.deleted_at.is_(None))), 0)
+    counted = (
+        sa.select(workers.group_name, sa.func.count())
+        .where(workers.lease_until >= tables.utc_now())
+        .group_by(workers.group_name)
+    )
+    live |= {row[0]: row[1] for row in tx.execute(counted)}
+    higher = sa.case((positions.head > positions.high, positions.head), else_=positions.high)
+    read = sa.select(
+        positions.group_name,
+        sa.func.count(positions.owner),
+        sa.func.count(),
+        # As floating point: offsets reach 2^63, and SQLite's sum of integers overflows.
+        sa.func.sum(higher * 1.0 - positions.floor),
+    ).group_by(positions.group_name)
+    members = GaugeMetricFamily("lastbit_group_workers", "Live workers of a consumer group", labels=["group"])
+    partitions = GaugeMetricFamily(
+        "lastbit_group_partitions", "Partitions of a consumer group, with an owner or free", labels=["group", "state"]
+    )
+    lag = GaugeMetricFamily(
+        "lastbit_group_lag", "Offsets above the floors of a group's partitions, as far as was told", labels=["group"]
+    )
+    for name, count in live.items():
+        members.add_metric([name], count)
+    for name, owned, count, behind in tx.execute(read):
+        partitions.add_metric([name, "owned"], owned)
+        partitions.add_metric([name, "free"], count - owned)
+        lag.add_metric([name], float(behind or 0))
+    return [members, partitions, lag]

@@ -40,3 +40,7 @@ TROUBLED: Final = {fault: _TRANSACTION.labels(fault.value) for fault in Fault}
 RETRIED: Final = {fault: _RETRIES.labels(fault.value) for fault in Fault}
 RETRIED_APART: Final = _RETRIES.labels("error")
 """A flush that failed for no trouble of the database's is tried batch by batch, so that one alone fails."""
+
+STALE_EPOCHS: Final = Counter(
+    "lastbit_stale_epochs_total", "Writes on behalf of a partition that were refused, as it is another owner's by now"
+)

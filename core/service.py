@@ -7,11 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from core import acks, batches, errors, explain, feed, payments, picture, purge, ranges, schema, verify, webhooks
+from core import (
+    acks,
+    batches,
+    errors,
+    explain,
+    feed,
+    groups,
+    leases,
+    payments,
+    picture,
+    purge,
+    ranges,
+    schema,
+    verify,
+    webhooks,
+)
 from core.batches import Batch
 from core.calls import Answer, Call, Outcome, Unit, check_width, request_fingerprint
 from core.combiner import Acks, Combiner, Commit, Deliver, Pending
@@ -19,6 +35,7 @@ from core.db import Database
 from core.held import Held
 from core.lifecycle import State
 from core.webhooks import Progress, Sender
+from lastbit.streams.snapshot import Snapshot
 
 MaskPlaces = Sequence[tuple[str, int, bytes]]
 """(place in the request, batch, bits) of each mask, to be checked against its batch's group_size."""
@@ -182,9 +199,16 @@ class Service:
         """Why the batch is not done. Raises `errors.BatchNotFound`."""
         return self.database.snapshot(lambda tx: explain.explain(tx, batch))
 
-    def append(self, events: Sequence[feed.New]) -> list[feed.Appended]:
-        """Append events of a user's own; of each, where it stands."""
-        return self.database.write(lambda tx: feed.append_once(tx, events), repeatable=True)
+    def append(self, events: Sequence[feed.New], fence: groups.Fence | None = None) -> list[feed.Appended]:
+        """Append events of a user's own; of each, where it stands. With a `fence`, only if it holds: raises
+        `errors.StaleEpoch`, `errors.ConsumerGroupNotFound`."""
+
+        def work(tx: Connection) -> list[feed.Appended]:
+            if fence is not None:
+                groups.fence(tx, fence.group, fence.partition, fence.worker, fence.epoch)
+            return feed.append_once(tx, events)
+
+        return self.database.write(work, repeatable=True)
 
     def events(
         self, after: int | None, limit: int, *, types: Collection[str] = (), batch: int | None = None
@@ -233,6 +257,40 @@ class Service:
     def test_webhook(self, webhook: int) -> tuple[str, webhooks.Answer]:
         """The id of the event that was sent, and what came back. Raises `errors.WebhookNotFound`."""
         return webhooks.test(self.database, self._sending, webhook)
+
+    def put_group(
+        self, name: str, partitions: int, ttl: timedelta | None = None, release: timedelta | None = None
+    ) -> tuple[groups.Group, bool]:
+        """The group, and whether it is new. Raises `errors.PartitionsFixed`."""
+        return self.database.write(lambda tx: groups.put(tx, name, partitions, ttl, release), repeatable=True)
+
+    def list_groups(self, after: str | None, limit: int) -> list[groups.Summary]:
+        """By name, those above `after`."""
+        return self.database.snapshot(lambda tx: groups.page(tx, after, limit))
+
+    def get_group(self, name: str) -> groups.Details:
+        """Raises `errors.ConsumerGroupNotFound`."""
+        return self.database.snapshot(lambda tx: groups.get(tx, name))
+
+    def delete_group(self, name: str) -> None:
+        """Raises `errors.ConsumerGroupNotFound`, `ConsumerGroupInUse`."""
+        self.database.write(lambda tx: groups.delete(tx, name))
+
+    def sync(self, group: str, caller: leases.Caller) -> leases.Synced:
+        """Raises `errors.ConsumerGroupNotFound`, `SessionReplaced`, `InvalidRequest`."""
+        return leases.synced(self.database, group, caller)
+
+    def leave_group(self, group: str, worker: str, session: str | None = None) -> None:
+        """Raises `errors.ConsumerGroupNotFound`."""
+        self.database.write(lambda tx: leases.leave(tx, group, worker, session), repeatable=True)
+
+    def commit_position(
+        self, holds: groups.Fence, snapshot: Snapshot, *, token: str | None = None, head: int | None = None
+    ) -> groups.Position:
+        """Raises `errors.StaleEpoch`, `ConsumerGroupNotFound`."""
+        return self.database.write(
+            lambda tx: groups.commit(tx, holds, snapshot, token=token, head=head), repeatable=True
+        )
 
     @property
     def _sending(self) -> Sender:

@@ -235,3 +235,54 @@ delivery_attempts = sa.Table(
     sqlite_autoincrement=True,
     **MYSQL_OPTIONS,
 )
+
+consumer_groups = sa.Table(
+    "consumer_groups",
+    metadata,
+    sa.Column("name", ByteText(255), primary_key=True),
+    sa.Column("partitions", sa.Integer, nullable=False),
+    sa.Column("partition_of", sa.String(16), nullable=False),
+    sa.Column("ttl_ms", _BIGINT, nullable=False),
+    sa.Column("release_ms", _BIGINT, nullable=False),
+    sa.Column("first_epoch", _BIGINT, nullable=False),
+    sa.Column("created_at", Timestamp, nullable=False),
+    sa.Column("deleted_at", Timestamp),
+    **MYSQL_OPTIONS,
+)
+"""The row of a deleted group stays, without partitions: the epochs of a later one of that name go on above
+`first_epoch`, so that nothing from before can be mistaken for its own."""
+
+consumers = sa.Table(
+    "consumers",
+    metadata,
+    sa.Column("group_name", ByteText(255), primary_key=True),
+    sa.Column("worker", ByteText(255), primary_key=True),
+    sa.Column("session", ByteText(64, ascii_only=True), nullable=False),
+    sa.Column("replaced", ByteText(64, ascii_only=True)),
+    sa.Column("capacity", sa.Integer),
+    sa.Column("started_at", Timestamp, nullable=False),
+    sa.Column("last_seen", Timestamp, nullable=False),
+    sa.Column("lease_until", Timestamp, nullable=False),
+    **MYSQL_OPTIONS,
+)
+"""`replaced` is the session before this one."""
+
+positions = sa.Table(
+    "positions",
+    metadata,
+    sa.Column("group_name", ByteText(255), primary_key=True),
+    sa.Column("partition_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("owner", ByteText(255)),
+    sa.Column("epoch", _BIGINT, nullable=False),
+    sa.Column("owned_since", Timestamp),
+    sa.Column("release_by", Timestamp),
+    sa.Column("floor", _BIGINT),
+    sa.Column("high", _BIGINT),
+    sa.Column("head", _BIGINT),
+    sa.Column("outstanding", sa.LargeBinary),
+    sa.Column("outstanding_count", sa.Integer),
+    sa.Column("token", sa.Text),
+    sa.Column("updated_at", Timestamp),
+    **MYSQL_OPTIONS,
+)
+"""`outstanding` is a snapshot of the window (see `lastbit.streams`); its floor and high stand beside it to be read."""

@@ -28,8 +28,11 @@ from core.backoff import Backoff
 from core.combiner import Combiner, Inline
 from core.db import Database
 from core.dispatcher import Dispatcher
+from core.groups import Fence
+from core.leases import Caller
 from core.service import Service
 from core.webhooks import Answer
+from lastbit.streams.snapshot import Snapshot
 from tests.guarantees import mutants
 from tests.guarantees.model import Request, perform
 from tests.servers import ROOT
@@ -162,10 +165,17 @@ def _live_and_die(job: dict[str, Any], said: int) -> None:
         points.watch_mysql()
     database.read(lambda tx: tx.exec_driver_sql("SELECT 1"))  # it is connected before it counts
     points.armed = True
-    if job["request"]["verb"] == "dispatch":
-        dispatch(database, Path(job["request"]["sent"]))
-    else:
-        perform(service, job["request"])
+    request = job["request"]
+    match request["verb"]:
+        case "dispatch":
+            dispatch(database, Path(request["sent"]))
+        case "sync":
+            service.sync(request["group"], Caller(request["worker"], request["session"]))
+        case "commit":
+            holds = Fence(request["group"], 0, request["worker"], 1)
+            service.commit_position(holds, Snapshot.decode(bytes.fromhex(request["snapshot"])))
+        case _:
+            perform(service, request)
     os.write(said, b"{}")
 
 

@@ -72,6 +72,7 @@ _HALF_DONE = "test_crashes.py::test_the_janitor_ends_what_a_crash_left_half_done
 _MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_does_what_the_model_does"
 _COMBINER = "test_combiner.py::"
 _ANCESTOR = "test_ancestor.py::"
+_GROUPS = "test_groups.py::test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest"
 
 _FOLLOW = "test_feed.py::test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do"
 _TREE = "test_nested.py::test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die"
@@ -439,6 +440,115 @@ MUTANTS = [
         "_batches.id.in_(children), _batches.parent_due == verb",
         "_batches.id.in_(children)",
         "test_nested.py::test_a_late_payment_of_a_failure_does_not_undo_the_redrive",
+    ),
+    # Consumer groups.
+    Mutant("a-new-session-keeps-the-epochs", "core.leases:sync", "taken = taken + mine", "pass", _GROUPS),
+    Mutant(
+        "a-new-owner-keeps-the-epoch",
+        "core.leases:sync",
+        "_positions.epoch + 1",
+        "_positions.epoch + 0",
+        _GROUPS,
+    ),
+    Mutant(
+        "the-fence-asks-for-the-epoch-alone",
+        "core.groups:fence",
+        "row.owner != worker or ",
+        "",
+        "test_groups.py::test_a_worker_whose_partition_is_free_may_not_write",
+    ),
+    Mutant("the-fence-asks-for-the-owner-alone", "core.groups:fence", "or row.epoch != epoch", "", _GROUPS),
+    Mutant(
+        "the-fence-locks-nothing",
+        "core.groups:fence",
+        ".with_for_update()",
+        "",
+        "test_groups.py::test_a_commit_is_with_the_next_owner_or_refused",
+    ),
+    Mutant(
+        "a-sync-does-not-lock-its-group",
+        "core.groups:_find",
+        "query.with_for_update() if locked else query",
+        "query",
+        "test_groups.py::test_azure_python_38812_the_first_create_makes_no_two_owners",
+    ),
+    Mutant(
+        "the-clock-is-read-before-the-lock",
+        "core.leases:sync",
+        "group = groups.lock(tx, name)\n    now = groups.clock(tx)",
+        "now = groups.clock(tx)\n    group = groups.lock(tx, name)",
+        "test_groups.py::test_the_time_of_a_sync_is_that_of_after_its_wait",
+    ),
+    Mutant(
+        "the-larger-share-goes-to-newcomers",
+        "core.shares:targets",
+        "-holding[worker]",
+        "holding[worker]",
+        "test_groups.py::test_a_worker_that_joins_takes_its_share_and_nothing_else_moves",
+    ),
+    Mutant(
+        "a-newcomer-that-holds-nothing-is-not-counted",
+        "core.leases:_look",
+        "dict.fromkeys(live, 0)",
+        "dict.fromkeys(sorted(live), 0)",
+        "test_groups.py::test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen",
+        also=(
+            (
+                "    if latest > deadline:",
+                "    found.holding = {w: n for w, n in found.holding.items() if n or w == caller.worker}\n"
+                "    if latest > deadline:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a-live-owner-may-drain-for-ever",
+        "core.leases:_look",
+        "elif release_by <= now:",
+        "elif False:",
+        "test_groups.py::test_kcl_1718_1765_no_hand_over_gets_stuck",
+    ),
+    Mutant(
+        "each-sync-puts-the-release-off",
+        "core.leases:_look",
+        "if latest > deadline:",
+        "if True:",
+        "test_groups.py::test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays",
+        also=(("_positions.release_by > deadline)", "_positions.release_by.is_not(None))"),),
+    ),
+    Mutant(
+        "whoever-says-so-a-partition-is-drained",
+        "core.leases:_look",
+        "elif owner not in found.holding:",
+        "elif owner not in found.holding or number in drained:",
+        "test_groups.py::test_kafka_12984_no_two_members_claim_a_partition_in_one_generation",
+    ),
+    Mutant(
+        "leases-outlast-a-clock-that-jumped-back",
+        "core.leases:_clamp_leases",
+        "tx.execute(",
+        "str(",
+        "test_groups.py::test_a_clock_that_jumps_back_keeps_nobody_waiting",
+    ),
+    Mutant(
+        "a-zombie-takes-its-name-back",
+        "core.leases:sync",
+        "if before is not None and before.replaced == caller.session and before.lease_until >= now:",
+        "if False:",
+        "test_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+    ),
+    Mutant(
+        "a-group-that-is-made-again-begins-anew",
+        "core.groups:put",
+        "0 if row is None else row.first_epoch",
+        "0",
+        "test_groups.py::test_a_group_that_is_made_again_begins_above_the_epochs_of_the_one_before",
+    ),
+    Mutant(
+        "a-late-commit-overwrites",
+        "core.groups:commit",
+        "snapshot if stored is None else stored.merge(snapshot)",
+        "snapshot",
+        "test_groups.py::test_commits_may_be_repeated_and_overtaken",
     ),
     # The ancestor.
     Mutant(

@@ -1,0 +1,287 @@
+"""The routes of consumer groups: who works on which partition, and how far each was read."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+
+from api import cursors, models
+from api.body import JsonRoute
+from api.models import Body
+from api.problems import documented
+from core import groups, leases
+from core.errors import InvalidRequest
+from core.service import Service
+from lastbit.ids import INTEGER_LIMIT
+from lastbit.streams.errors import CorruptSnapshot
+from lastbit.streams.snapshot import MAX_BYTES, MAX_OFFSET, Snapshot
+
+router = APIRouter(prefix="/v1/consumer-groups", route_class=JsonRoute, tags=["consumer groups"])
+
+LONGEST: Final = 3600
+"""Seconds of a ttl or a release."""
+
+
+def _users_own(name: str) -> str:
+    if name.startswith(groups.OWN_NAMES):
+        raise ValueError(f"expected a group of yours: those that begin with {groups.OWN_NAMES} are the service's")
+    return name
+
+
+# They stand in paths, so no slash, and not "." or "..".
+_NAME: Final = r"^[A-Za-z0-9_][\x21-\x2e\x30-\x7e]{0,254}$"
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+AnyGroup = Annotated[Name, Path(alias="group")]
+GroupName = Annotated[Name, AfterValidator(_users_own), Path(alias="group")]
+PartitionNumber = Annotated[int, models.Decimal, Path(alias="partition", ge=0, lt=groups.MOST_PARTITIONS)]
+WorkerName = Annotated[Name, Path(alias="worker")]
+Session = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,64}$")]
+Partition = Annotated[int, Field(ge=0, lt=groups.MOST_PARTITIONS)]
+Epoch = Annotated[int, Field(ge=0, lt=INTEGER_LIMIT)]
+
+
+class GroupBody(Body):
+    partitions: int = Field(ge=1, le=groups.MOST_PARTITIONS, description="fixed from then on")
+    ttl: float | None = Field(
+        None, ge=0.1, le=LONGEST, allow_inf_nan=False, description="seconds that a worker may be silent; 10 at first"
+    )
+    release: float | None = Field(
+        None,
+        ge=0,
+        le=LONGEST,
+        allow_inf_nan=False,
+        description="seconds that a worker has to drain what it is to give back; 30 at first",
+    )
+
+
+class SyncBody(Body):
+    worker: Name = Field(description="stable and unique in the group")
+    session: Session = Field(description="random, new for each process: 1 to 64 visible ASCII characters")
+    drained: list[Partition] = Field(
+        default_factory=list,
+        max_length=groups.MOST_PARTITIONS,
+        description="partitions of `release` that it works on no more",
+    )
+    capacity: int | None = Field(
+        None, ge=0, le=groups.MOST_PARTITIONS, description="the most partitions that it takes; null: any number"
+    )
+
+
+class PositionBody(Body):
+    worker: Name
+    epoch: Epoch
+    snapshot: str = Field(
+        max_length=4 * (MAX_BYTES + 2) // 3,
+        description="base64 of `AckWindow.snapshot()`",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
+    token: str | None = Field(None, max_length=1024, description="what the source calls the floor; kept as it is")
+    head: int | None = Field(None, ge=0, le=MAX_OFFSET, description="the source's last offset, to tell the lag by")
+
+
+class Fence(Body):
+    group: Name
+    partition: Partition
+    worker: Name
+    epoch: Epoch
+
+    def held(self) -> groups.Fence:
+        return groups.Fence(self.group, self.partition, self.worker, self.epoch)
+
+
+class Group(BaseModel):
+    name: str
+    partitions: int
+    partition_of: str = Field(description="how a key finds its partition: `crc32` of its bytes, modulo `partitions`")
+    ttl: float
+    release: float
+    created_at: datetime
+
+
+class GroupSummary(Group):
+    workers: int = Field(description="live ones")
+    owned: int = Field(description="partitions that have an owner")
+
+
+class GroupPage(BaseModel):
+    groups: list[GroupSummary]
+    next: str | None
+
+
+class Worker(BaseModel):
+    worker: str
+    live: bool = Field(description="its lease has not ended")
+    capacity: int | None
+    started_at: datetime
+    last_seen: datetime
+    lease_until: datetime
+    partitions: int = Field(description="how many it holds")
+    releasing: int = Field(description="how many of these it is to give back")
+
+
+class Position(BaseModel):
+    partition: int
+    owner: str | None
+    epoch: int = Field(description="goes up with every new owner")
+    since: datetime | None = Field(description="when the owner became it")
+    release_by: datetime | None = Field(description="when it is freed, drained or not")
+    floor: int | None = Field(description="the offset that is safe to commit; null before the first commit")
+    high: int | None = Field(description="the highest offset that was begun")
+    outstanding: int | None = Field(description="how many offsets between these are not done")
+    head: int | None = Field(description="the source's last offset, as a worker told")
+    lag: int | None = Field(description="from the floor to the head, or to `high` where that is higher")
+    token: str | None
+    updated_at: datetime | None
+
+
+class GroupDetails(Group):
+    workers: list[Worker]
+    positions: list[Position]
+
+
+class Held(BaseModel):
+    partition: int
+    epoch: int = Field(description="goes with every write on behalf of the partition")
+    floor: int | None = Field(description="null: nothing was committed yet")
+    high: int | None
+    outstanding: str | None = Field(
+        description="base64: what `AckWindow.restore` takes", json_schema_extra={"contentEncoding": "base64"}
+    )
+    token: str | None
+
+
+class Synced(BaseModel):
+    ttl: float = Field(description="seconds until the lease ends; sync every third of it")
+    assigned: list[Held] = Field(description="all that it holds now, those of `release` too")
+    release: list[int] = Field(description="of these, what to stop and drain: told again until it is drained")
+
+
+class Committed(BaseModel):
+    partition: int
+    epoch: int
+    floor: int
+    high: int
+    outstanding: int = Field(description="how many offsets between these are not done")
+    token: str | None
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _group(group: groups.Group) -> dict[str, Any]:
+    shown = {name: getattr(group, name) for name in Group.model_fields}
+    return {**shown, "ttl": group.ttl.total_seconds(), "release": group.release.total_seconds()}
+
+
+def _seconds(value: float | None) -> timedelta | None:
+    return None if value is None else timedelta(seconds=value)
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def _snapshot(text: str) -> Snapshot:
+    try:
+        return Snapshot.decode(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError) as error:
+        said = str(error) if isinstance(error, CorruptSnapshot) else "expected base64"
+        raise InvalidRequest("body.snapshot", said) from None
+
+
+@router.put(
+    "/{group}",
+    response_model=Group,
+    responses={201: {"model": Group, "description": "it is new"}, **documented(409, 413, 415, 422)},
+)
+def put_group(group: GroupName, body: GroupBody, request: Request, response: Response) -> dict[str, Any]:
+    """Make a group, or change how long its workers may be silent and may take to drain. The number of partitions is
+    fixed. 201 where it is new, else 200."""
+    made, new = _service(request).put_group(group, body.partitions, _seconds(body.ttl), _seconds(body.release))
+    response.status_code = 201 if new else 200
+    return _group(made)
+
+
+@router.get("", response_model=GroupPage, responses=documented(422))
+def list_groups(
+    request: Request,
+    limit: Annotated[int, models.Decimal, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(description="`next` of the page before")] = None,
+) -> dict[str, Any]:
+    """The groups, by name; the service's own too."""
+    found = _service(request).list_groups(cursors.decode_name("groups", cursor), limit)
+    shown = [{**_group(each.group), "workers": each.workers, "owned": each.owned} for each in found]
+    return {"groups": shown, "next": cursors.encode("groups", found[-1].group.name) if len(found) == limit else None}
+
+
+@router.get("/{group}", response_model=GroupDetails, responses=documented(404, 422))
+def get_group(group: AnyGroup, request: Request) -> dict[str, Any]:
+    """Who is in the group, who owns which partition since when, and how far each was read."""
+    details = _service(request).get_group(group)
+    return {
+        **_group(details.group),
+        "workers": [{name: getattr(each, name) for name in Worker.model_fields} for each in details.workers],
+        "positions": [{name: getattr(each, name) for name in Position.model_fields} for each in details.positions],
+    }
+
+
+@router.delete("/{group}", status_code=204, responses=documented(404, 409, 422))
+def delete_group(group: GroupName, request: Request) -> Response:
+    """Remove the group with its positions. Refused while workers are in it."""
+    _service(request).delete_group(group)
+    return Response(status_code=204)
+
+
+@router.post("/{group}/sync", response_model=Synced, responses=documented(404, 409, 413, 415, 422))
+def sync(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
+    """Join or stay: renew the worker's lease, give back what is drained, take what its share asks for. May be repeated
+    at any time; the answer is all that it holds."""
+    synced = _service(request).sync(group, leases.Caller(body.worker, body.session, body.capacity, body.drained))
+    assigned = [
+        {
+            **{name: getattr(each, name) for name in Held.model_fields if name != "outstanding"},
+            "outstanding": _base64(each.outstanding),
+        }
+        for each in synced.assigned
+    ]
+    return {"ttl": synced.ttl.total_seconds(), "assigned": assigned, "release": synced.release}
+
+
+@router.delete("/{group}/workers/{worker}", status_code=204, responses=documented(404, 422))
+def leave(
+    group: GroupName,
+    worker: WorkerName,
+    request: Request,
+    session: Annotated[
+        Session | None, Query(description="leave only if it is this session that is in the group")
+    ] = None,
+) -> Response:
+    """Leave: all that the worker holds is free at once. Nothing happens where it is not in the group."""
+    _service(request).leave_group(group, worker, session)
+    return Response(status_code=204)
+
+
+@router.put(
+    "/{group}/partitions/{partition}/position",
+    response_model=Committed,
+    responses=documented(404, 409, 413, 415, 422),
+)
+def commit_position(
+    group: GroupName, partition: PartitionNumber, body: PositionBody, request: Request
+) -> dict[str, Any]:
+    """Commit a window: merged into what is there, so it may be repeated and overtaken. 409 `stale_epoch` where the
+    partition is another owner's by now."""
+    position = _service(request).commit_position(
+        groups.Fence(group, partition, body.worker, body.epoch),
+        _snapshot(body.snapshot),
+        token=body.token,
+        head=body.head,
+    )
+    return {name: getattr(position, name) for name in Committed.model_fields}

@@ -1,0 +1,947 @@
+"""Consumer groups: one owner and one alone, equal shares, few moves, and nobody waits for ever.
+
+A state machine of workers that join, leave, crash, come back under their old names, are frozen, drain slowly, while the
+database's clock jumps; races on real MariaDB sessions; crashes at each statement; and one test for each failure that is
+known of earlier systems, under its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import hypothesis
+import pytest
+import sqlalchemy as sa
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from core import errors, feed, groups, schema, shares, tables
+from core.combiner import Inline
+from core.db import Database
+from core.groups import Fence
+from core.leases import Caller, Held, Synced
+from core.service import Service
+from lastbit.streams.snapshot import Snapshot
+from tests.clocks import Clock
+from tests.guarantees import mutants
+from tests.guarantees.dying import Mortals, mortals
+from tests.guarantees.rounds import race
+
+TTL, RELEASE = 10, 30
+SOAK = 20 if os.environ.get("LASTBIT_SOAK") == "1" else 1
+ROUNDS = 100 * SOAK
+positions = tables.positions.c
+sessions = itertools.count()
+
+
+@dataclass(eq=False)
+class Worker:
+    """A process: what it was told, and what it says at its next sync."""
+
+    service: Service
+    name: str
+    group: str = "g"
+    capacity: int | None = None
+    drains: bool = True
+    """At once, so that it says so at the next sync."""
+    session: str = field(default_factory=lambda: f"session-{next(sessions)}")
+    epochs: dict[int, int] = field(default_factory=dict)
+    release: list[int] = field(default_factory=list)
+
+    def sync(self, *drained: int) -> Synced:
+        saying = {*drained, *(self.release if self.drains else ())}
+        synced = self.service.sync(self.group, Caller(self.name, self.session, self.capacity, sorted(saying)))
+        self.epochs = {held.partition: held.epoch for held in synced.assigned}
+        self.release = synced.release
+        assert set(self.release) <= self.epochs.keys()
+        return synced
+
+    def fence(self, partition: int) -> Fence:
+        return Fence(self.group, partition, self.name, self.epochs[partition])
+
+    def commit(self, partition: int, floor: int) -> groups.Position:
+        return self.service.commit_position(self.fence(partition), Snapshot(floor, floor))
+
+
+def made(service: Service, partitions: int, group: str = "g", ttl: float = TTL, release: float = RELEASE) -> None:
+    service.put_group(group, partitions, timedelta(seconds=ttl), timedelta(seconds=release))
+
+
+def owners(service: Service, group: str = "g") -> dict[int, str | None]:
+    return {each.partition: each.owner for each in service.get_group(group).positions}
+
+
+def settle(workers: list[Worker], clock: Clock | None = None) -> None:
+    """Sync them in turns until nothing changes any more."""
+    for _ in range(2 + 3 * len(workers)):
+        before = [dict(worker.epochs) for worker in workers]
+        for worker in workers:
+            worker.sync()
+            if clock is not None:
+                clock.go(TTL / 3 / len(workers))
+        if before == [worker.epochs for worker in workers] and not any(worker.release for worker in workers):
+            return
+    raise AssertionError("they never came to rest")
+
+
+def shared(workers: list[Worker]) -> list[int]:
+    """How many partitions each holds; each one is held once."""
+    held = [partition for worker in workers for partition in worker.epochs]
+    assert len(held) == len(set(held))
+    return sorted(len(worker.epochs) for worker in workers)
+
+
+@pytest.fixture
+def clock(database: Database) -> Clock:
+    return Clock(database)
+
+
+@pytest.fixture
+def mariadb_service(mariadb_database: Database) -> Iterator[Service]:
+    opened = Service(mariadb_database, combiner=Inline)
+    yield opened
+    opened.stop()
+
+
+# Any sequence.
+
+NAMES = ["ann", "bob", "cid", "dan"]
+
+
+class Machine(RuleBasedStateMachine):
+    """One example: a group on an emptied database, its processes, and what each of them was ever told."""
+
+    service: Service
+    clock: Clock
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[str, Worker] = {}
+        self.frozen: list[Worker] = []
+        """Replaced, or out of contact; they may wake up."""
+        self.told: dict[tuple[int, int], Worker] = {}
+        """Who was told that a partition is its own at an epoch."""
+        self.rows: dict[int, Any] = {}
+
+    def teardown(self) -> None:
+        with self.service.database.engine.begin() as tx:
+            for table in (tables.positions, tables.consumers, tables.consumer_groups):
+                tx.execute(sa.delete(table))
+
+    @initialize(partitions=st.sampled_from([1, 3, 7, 12]), release=st.sampled_from([0, 4, RELEASE]))
+    def begin(self, partitions: int, release: int) -> None:
+        self.partitions, self.release = partitions, release
+        made(self.service, partitions, release=release)
+        self.look()
+
+    def sync(self, worker: Worker, *drained: int) -> Synced | None:
+        try:
+            synced = worker.sync(*drained)
+        except errors.SessionReplaced:
+            assert worker not in self.alive.values()
+            worker.epochs = {}
+            return None
+        for place in worker.epochs.items():
+            assert self.told.setdefault(place, worker) is worker, f"{place} was somebody else's"
+        for partition, row in self.look().items():
+            assert (row.owner == worker.name) == (partition in worker.epochs)
+        assert {held.epoch for held in synced.assigned} <= {row.epoch for row in self.rows.values()}
+        return synced
+
+    def look(self) -> dict[int, Any]:
+        """All that is in the tables; nothing of it went back."""
+        with self.service.database.engine.connect() as tx:
+            rows = {row.partition_no: row for row in tx.execute(sa.select(tables.positions))}
+            leased = tx.execute(sa.select(tables.consumers)).all()
+        for number, row in rows.items():
+            before = self.rows.get(number, row)
+            assert row.epoch >= before.epoch
+            assert row.owner in (before.owner, None) or row.epoch > before.epoch, "an owner without an epoch of its own"
+            assert row.owner is None or row.owner in {each.worker for each in leased}
+        self.rows = rows
+        return rows
+
+    @rule(name=st.sampled_from(NAMES), drains=st.booleans())
+    def start(self, name: str, drains: bool) -> None:
+        """A new process, whatever became of the one that had the name."""
+        if name in self.alive:
+            self.frozen.append(self.alive[name])
+        self.alive[name] = Worker(self.service, name, drains=drains)
+        self.sync(self.alive[name])
+
+    @precondition(lambda self: self.alive)
+    @rule(place=st.integers(0, 3), drained=st.sets(st.integers(0, 2)))
+    def beat(self, place: int, drained: set[int]) -> None:
+        """A sync; it may say of anything that it is drained, as a late message would."""
+        worker = list(self.alive.values())[place % len(self.alive)]
+        self.sync(worker, *(number for number in drained if number < self.partitions))
+
+    @precondition(lambda self: self.frozen)
+    @rule(place=st.integers(0, 3))
+    def wake(self, place: int) -> None:
+        """One that others have taken for dead syncs."""
+        worker = self.frozen[place % len(self.frozen)]
+        if self.sync(worker) is not None:  # it was in time, or its successor is gone
+            self.frozen.remove(worker)
+            if worker.name in self.alive:
+                self.frozen.append(self.alive[worker.name])
+            self.alive[worker.name] = worker
+
+    @precondition(lambda self: self.alive)
+    @rule(place=st.integers(0, 3), way=st.sampled_from(["frozen", "killed", "leaves"]))
+    def end(self, place: int, way: str) -> None:
+        worker = list(self.alive.values())[place % len(self.alive)]
+        del self.alive[worker.name]
+        if way == "frozen":
+            self.frozen.append(worker)
+        elif way == "leaves":
+            self.service.leave_group("g", worker.name, worker.session)
+            assert worker.name not in {row.owner for row in self.look().values()}
+
+    @precondition(lambda self: self.told)
+    @rule(partition=st.integers(0, 11))
+    def write(self, partition: int) -> None:
+        """Everybody writes under what it was ever told of a partition; only the last one may, while it is its owner."""
+        partition %= self.partitions
+        row = self.rows[partition]
+        told = sorted((epoch, worker.name) for (number, epoch), worker in self.told.items() if number == partition)
+        for epoch, name in told[-6:]:
+            current = (name, epoch) == (row.owner, row.epoch)
+            try:
+                self.service.commit_position(Fence("g", partition, name, epoch), Snapshot(epoch, epoch))
+                assert current
+            except errors.StaleEpoch:
+                assert not current
+
+    @rule(seconds=st.sampled_from([1, 3, TTL + 1, RELEASE + 1, 100_000, -3, -TTL, -100_000]))
+    def time_passes(self, seconds: float) -> None:
+        """Or jumps."""
+        self.clock.go(seconds)
+
+    @precondition(lambda self: self.alive)
+    @rule(name=st.sampled_from(NAMES))
+    def comes_to_rest(self, name: str) -> None:
+        """Those that are alive sync, as often as they should, and drain what they are to give back, at once or never:
+        after a ttl and a release all partitions are shared equally. Another one joins, and takes its share alone."""
+        self.come_to_rest()
+        if name in self.alive:
+            return
+        before = owners(self.service)
+        self.start(name, drains=True)
+        self.come_to_rest()
+        after = owners(self.service)
+        moved = {partition for partition in after if after[partition] != before[partition]}
+        assert {after[partition] for partition in moved} <= {name}
+        assert len(moved) <= -(-self.partitions // len(self.alive))
+
+    def come_to_rest(self) -> None:
+        """At its end everybody has been told what it holds."""
+        workers = list(self.alive.values())
+        rounds = 5
+        for _ in range(2):  # what is shared too late for the first hand-over to be the last
+            until = self.clock.now + timedelta(seconds=TTL + self.release)
+            while self.clock.now <= until:
+                for worker in workers:
+                    self.sync(worker)
+                self.clock.go((TTL + self.release) / rounds if self.release < TTL else TTL - 1)
+        for _ in range(2):
+            for worker in workers:
+                self.sync(worker)
+        counts = shared(workers)
+        assert sum(counts) == self.partitions
+        assert counts[-1] - counts[0] <= 1
+        assert not any(worker.release for worker in workers)
+
+
+def machine(database: Database, examples: int) -> None:
+    settings = hypothesis.settings(
+        hypothesis.settings.get_profile("lastbit"), max_examples=examples * SOAK, stateful_step_count=25
+    )
+    if mutants.VARIABLE in os.environ:  # that it fails is enough then; the smallest example is of no interest
+        settings = hypothesis.settings(settings, phases=[hypothesis.Phase.generate])
+
+    class Here(Machine):
+        service = Service(database, combiner=Inline)
+        clock = Clock(database)
+
+    run_state_machine_as_test(Here, settings=settings)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("kind", "examples"), [("sqlite", 30), ("mariadb", 6)])
+def test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest(
+    request: pytest.FixtureRequest, kind: str, examples: int
+) -> None:
+    """Nobody is told what another one was told, a late one can't write, and at rest all is shared equally."""
+    with Database(request.getfixturevalue(f"{kind}_url")) as database:
+        schema.migrate(database)
+        machine(database, examples)
+
+
+# Shares.
+
+
+@hypothesis.given(
+    holding=st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 50), min_size=1),
+    capacities=st.dictionaries(st.sampled_from("abcdefgh"), st.none() | st.integers(0, 20)),
+    partitions=st.integers(0, 100),
+)
+def test_shares_are_equal_within_capacities(
+    holding: dict[str, int], capacities: dict[str, int | None], partitions: int
+) -> None:
+    """All is shared if the capacities allow it; who has less than another has as much as it takes, or one less; of
+    equals, the larger share is whose that holds more."""
+    found = shares.targets(holding, capacities, partitions)
+    assert found.keys() == holding.keys()
+    most = {worker: partitions if (cap := capacities.get(worker)) is None else cap for worker in holding}
+    assert sum(found.values()) == min(partitions, sum(most.values()))
+    for one, other in itertools.permutations(found, 2):
+        assert found[one] <= most[one]
+        assert found[one] >= min(most[one], found[other] - 1)
+        if found[one] < found[other] and found[one] < most[one]:
+            assert (-holding[other], other) < (-holding[one], one)
+
+
+def test_a_capacity_is_kept_and_the_others_take_more(database: Database, clock: Clock) -> None:
+    """A worker that takes two, one that takes none, two that take any number; and it may change its mind."""
+    service = Service(database, combiner=Inline)
+    made(service, 12)
+    workers = [
+        Worker(service, name, capacity=capacity) for name, capacity in zip("abcd", (2, 0, None, None), strict=True)
+    ]
+    settle(workers, clock)
+    assert {worker.name: len(worker.epochs) for worker in workers} == {"a": 2, "b": 0, "c": 5, "d": 5}
+    workers[1].capacity = None
+    workers[2].capacity = 1
+    settle(workers, clock)
+    assert {worker.name: len(worker.epochs) for worker in workers} == {"a": 2, "b": 4, "c": 1, "d": 5}
+
+
+# Moves and hand-overs.
+
+
+@pytest.mark.parametrize(("partitions", "workers"), [(40, 4), (7, 3), (12, 5), (3, 4), (64, 1)])
+def test_a_worker_that_joins_takes_its_share_and_nothing_else_moves(
+    database: Database, clock: Clock, partitions: int, workers: int
+) -> None:
+    """At most ceil(P / (n + 1)) partitions move, all of them to the newcomer; when it leaves, only they move again."""
+    service = Service(database, combiner=Inline)
+    made(service, partitions)
+    there = [Worker(service, f"worker-{number}") for number in range(workers)]
+    settle(there, clock)
+    before = owners(service)
+    newcomer = Worker(service, "a-newcomer")  # the first by name, so it would win a tie
+    settle([newcomer, *there], clock)
+    between = owners(service)
+    moved = {partition for partition in before if before[partition] != between[partition]}
+    assert {between[partition] for partition in moved} <= {newcomer.name}
+    assert len(moved) == len(newcomer.epochs) <= -(-partitions // (workers + 1))
+    service.leave_group("g", newcomer.name)
+    settle(there, clock)
+    after = owners(service)
+    assert {partition for partition in after if after[partition] != between[partition]} == moved
+
+
+def drains_at_once(owner: Worker, newcomer: Worker) -> None:
+    owner.sync()
+
+
+def is_frozen(owner: Worker, newcomer: Worker) -> None:
+    """It is not heard of after the newcomer has come."""
+
+
+def is_frozen_when_it_was_told(owner: Worker, newcomer: Worker) -> None:
+    if not owner.release:
+        owner.sync()
+
+
+def never_drains(owner: Worker, newcomer: Worker) -> None:
+    """KCL #1718, #1765: it is alive and renews its lease, and nobody works on the partition who could say so."""
+    owner.drains = False
+    owner.sync()
+
+
+def is_killed_and_replaced(owner: Worker, newcomer: Worker) -> None:
+    """The new process was never told to release anything."""
+    owner.drains = False
+    if owner.release:
+        owner.session, owner.release = "another", []
+    owner.sync()
+
+
+@pytest.mark.parametrize("release", [0, 4, 30])
+@pytest.mark.parametrize(
+    "owner_does", [drains_at_once, is_frozen, is_frozen_when_it_was_told, never_drains, is_killed_and_replaced]
+)
+def test_kcl_1718_1765_no_hand_over_gets_stuck(
+    database: Database, clock: Clock, owner_does: Callable[[Worker, Worker], None], release: int
+) -> None:
+    """Whatever the owner does, a newcomer has its share after ttl + release, and the next sync."""
+    service = Service(database, combiner=Inline)
+    made(service, 4, release=release)
+    owner, newcomer = Worker(service, "owner"), Worker(service, "newcomer")
+    owner.sync()
+    newcomer.sync()
+    begun = clock.now
+    while len(newcomer.epochs) < 2:
+        assert clock.now - begun <= timedelta(seconds=TTL + release)
+        clock.go(1)
+        owner_does(owner, newcomer)
+        newcomer.sync()
+    held = owners(service)
+    assert sum(each == newcomer.name for each in held.values()) == len(newcomer.epochs)
+
+
+def test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays(database: Database, clock: Clock) -> None:
+    """Lost answers cost nothing, and syncing doesn't put the end off."""
+    service = Service(database, combiner=Inline)
+    made(service, 4)
+    owner, newcomer = Worker(service, "owner", drains=False), Worker(service, "newcomer")
+    owner.sync()
+    newcomer.sync()
+    assert owner.sync().release == [2, 3]
+    deadline = [each.release_by for each in service.get_group("g").positions]
+    clock.go(3)
+    assert owner.sync().release == [2, 3]
+    assert [each.release_by for each in service.get_group("g").positions] == deadline
+    assert owner.sync(2).release == [3]
+    assert owner.sync(2).release == [3], "it is said again as its answer was lost; somebody else may have it by now"
+    newcomer.sync()
+    assert newcomer.epochs == {2: 2}
+    assert owner.sync(2, 3).release == []
+    assert owners(service)[2] == newcomer.name
+    newcomer.sync()
+    assert newcomer.epochs == {2: 2, 3: 2}
+
+
+def test_what_was_told_to_be_released_is_released_though_the_share_grows_again(
+    database: Database, clock: Clock
+) -> None:
+    """The newcomer is gone before it got anything: the owner drains all the same, and gets it back at another epoch."""
+    service = Service(database, combiner=Inline)
+    made(service, 4)
+    owner, newcomer = Worker(service, "owner", drains=False), Worker(service, "newcomer")
+    owner.sync()
+    newcomer.sync()
+    owner.sync()
+    service.leave_group("g", newcomer.name)
+    assert owner.sync().release == [2, 3]
+    assert owner.sync(2).release == [3]
+    assert owner.epochs == {0: 1, 1: 1, 2: 2, 3: 1}
+
+
+# The clock.
+
+
+def test_a_lease_ends_by_the_databases_clock(database: Database, clock: Clock) -> None:
+    """After the ttl and not before; somebody else's sync finds it, the worker's own renews it."""
+    service = Service(database, combiner=Inline)
+    made(service, 2)
+    quiet, other = Worker(service, "quiet"), Worker(service, "other")
+    settle([quiet, other])
+    clock.go(TTL)
+    assert other.sync().gone == []
+    quiet.sync()
+    clock.go(TTL + 0.001)
+    assert other.sync().gone == ["quiet"]
+    assert other.epochs == {0: 2, 1: 2}
+    with pytest.raises(errors.StaleEpoch):
+        quiet.commit(0, 1)
+
+
+def test_a_late_worker_that_syncs_first_keeps_what_nobody_took(database: Database, clock: Clock) -> None:
+    """Nothing has happened meanwhile, so nothing moves and no epoch changes."""
+    service = Service(database, combiner=Inline)
+    made(service, 2)
+    late = Worker(service, "late")
+    late.sync()
+    epochs = late.epochs
+    clock.go(100 * TTL)
+    late.sync()
+    assert late.epochs == epochs
+
+
+@pytest.mark.parametrize("jump", [-1, -TTL, -86_400])
+def test_a_clock_that_jumps_back_keeps_nobody_waiting(database: Database, clock: Clock, jump: int) -> None:
+    """Neither a dead worker's lease nor a deadline lasts longer than if it were given now."""
+    service = Service(database, combiner=Inline)
+    made(service, 3)
+    dead, stuck, other = Worker(service, "dead"), Worker(service, "stuck", drains=False), Worker(service, "other")
+    dead.sync()
+    stuck.sync()
+    dead.sync()
+    dead.sync()
+    stuck.sync()
+    other.sync()
+    assert (dead.epochs.keys(), stuck.epochs.keys()) == ({0, 1}, {2})
+    stuck.capacity = 0
+    assert stuck.sync().release == [2]
+    clock.go(jump)
+    other.sync()
+    begun = clock.now
+    while set(owners(service).values()) != {other.name}:
+        assert clock.now - begun <= timedelta(seconds=RELEASE)
+        clock.go(1)
+        stuck.sync()
+        other.sync()
+    assert clock.now - begun <= timedelta(seconds=RELEASE)
+
+
+def test_a_shorter_ttl_holds_for_those_that_are_there(database: Database, clock: Clock) -> None:
+    """From the next sync of anybody on."""
+    service = Service(database, combiner=Inline)
+    made(service, 2, ttl=3600)
+    dead, other = Worker(service, "dead"), Worker(service, "other")
+    dead.sync()
+    made(service, 2, ttl=1)
+    other.sync()
+    clock.go(1.001)
+    assert other.sync().gone == ["dead"]
+
+
+def test_the_time_of_a_sync_is_that_of_after_its_wait(mariadb_service: Service) -> None:
+    """A statement that waits for a lock has the time of before: by that, leases that have ended would go on."""
+    service = mariadb_service
+    made(service, 1)
+    worker = Worker(service, "worker")
+    held = sa.select(tables.consumer_groups).with_for_update()
+    with service.database.engine.connect() as holder, service.database.engine.connect() as watch:
+        holder.execute(held)
+        thread = threading.Thread(target=worker.sync)
+        thread.start()
+        waiting = sa.text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+        pause = threading.Event()
+        while not watch.execute(waiting).scalar_one():
+            watch.rollback()
+            pause.wait(0.15)  # who asks more often is told what was true before
+        after = watch.execute(sa.select(tables.utc_now())).scalar_one()
+        holder.rollback()
+        thread.join()
+    (seen,) = service.get_group("g").workers
+    assert seen.last_seen >= after
+
+
+# Who may write.
+
+
+def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(database: Database, clock: Clock) -> None:
+    """Its commit and its events are refused, and what its transaction had done before is rolled back."""
+    service = Service(database, combiner=Inline)
+    made(service, 1)
+    frozen, other = Worker(service, "frozen"), Worker(service, "other")
+    frozen.sync()
+    frozen.commit(0, 5)
+    service.append([feed.New("in-time", "x")], frozen.fence(0))
+    clock.go(TTL + 1)
+    # Nobody noticed yet: it is the owner still, and harms nobody.
+    service.append([feed.New("late", "x")], frozen.fence(0))
+    other.sync()
+    with pytest.raises(errors.StaleEpoch):
+        frozen.commit(0, 9)
+    with pytest.raises(errors.StaleEpoch):
+        service.append([feed.New("too-late", "x")], frozen.fence(0))
+
+    def effect_first(tx: sa.Connection) -> None:
+        feed.append(tx, [feed.New("effect", "x")])
+        groups.fence(tx, "g", 0, frozen.name, frozen.epochs[0])
+
+    with pytest.raises(errors.StaleEpoch):
+        database.write(effect_first)
+    assert [event.id for event in service.events(None, 10).events] == ["in-time", "late"]
+    assert service.get_group("g").positions[0].floor == 5
+
+
+def test_a_worker_whose_partition_is_free_may_not_write(database: Database, clock: Clock) -> None:
+    """Its epoch is the last one still, but it is nobody's."""
+    service = Service(database, combiner=Inline)
+    made(service, 2)
+    gone, left, other = Worker(service, "gone"), Worker(service, "left"), Worker(service, "other", capacity=0)
+    settle([gone, left])
+    service.leave_group("g", left.name)
+    clock.go(TTL + 1)
+    other.sync()
+    assert set(owners(service).values()) == {None}
+    for worker in (gone, left):
+        (partition,) = worker.epochs
+        with pytest.raises(errors.StaleEpoch):
+            worker.commit(partition, 1)
+
+
+def test_a_worker_that_is_started_again_under_its_name_fences_its_zombie(database: Database, clock: Clock) -> None:
+    """The same name, the same partitions, other epochs; the zombie can neither write nor take the name back."""
+    service = Service(database, combiner=Inline)
+    made(service, 3)
+    zombie = Worker(service, "worker")
+    zombie.sync()
+    again = Worker(service, "worker")
+    assert again.sync().joined
+    assert again.epochs == {0: 2, 1: 2, 2: 2}
+    for partition in zombie.epochs:
+        with pytest.raises(errors.StaleEpoch):
+            zombie.commit(partition, 1)
+        again.commit(partition, 1)
+    for _ in range(2):
+        with pytest.raises(errors.SessionReplaced):
+            zombie.sync()
+    service.leave_group("g", "worker", zombie.session)
+    again.sync()
+    assert again.epochs == {0: 2, 1: 2, 2: 2}
+    clock.go(TTL + 1)
+    zombie.sync()  # its successor is dead: somebody has to do the work
+    assert zombie.epochs == {0: 3, 1: 3, 2: 3}
+
+
+def test_a_group_that_is_made_again_begins_above_the_epochs_of_the_one_before(database: Database, clock: Clock) -> None:
+    """A zombie from before the deletion meets its own name, and not its own epoch."""
+    service = Service(database, combiner=Inline)
+    made(service, 2)
+    zombie = Worker(service, "worker")
+    zombie.sync()
+    with pytest.raises(errors.ConsumerGroupInUse):
+        service.delete_group("g")
+    clock.go(TTL + 1)
+    service.delete_group("g")
+    with pytest.raises(errors.ConsumerGroupNotFound):
+        zombie.commit(0, 1)
+    made(service, 3)
+    again = Worker(service, "worker")
+    again.sync()
+    assert again.epochs == {0: 2, 1: 2, 2: 2}
+    with pytest.raises(errors.StaleEpoch):
+        zombie.commit(0, 1)
+
+
+# Positions.
+
+
+def test_the_next_owner_begins_with_what_was_done(database: Database, clock: Clock) -> None:
+    """Floor, what is outstanding above it, and the token of the floor."""
+    service = Service(database, combiner=Inline)
+    made(service, 1)
+    first, second = Worker(service, "first"), Worker(service, "second")
+    first.sync()
+    window = Snapshot(10, 20, (11, 15))
+    position = service.commit_position(first.fence(0), window, token="ten", head=25)
+    assert (position.floor, position.high, position.outstanding, position.lag) == (10, 20, 2, 15)
+    service.leave_group("g", first.name)
+    (held,) = second.sync().assigned
+    assert held.outstanding is not None
+    assert Snapshot.decode(held.outstanding) == window
+    assert held == Held(0, 2, 10, 20, held.outstanding, "ten")
+
+
+def test_commits_may_be_repeated_and_overtaken(database: Database) -> None:
+    """Nothing that was done is forgotten, the floor never goes back, and the token stays with it."""
+    service = Service(database, combiner=Inline)
+    made(service, 1)
+    worker = Worker(service, "worker")
+    worker.sync()
+    commits = [
+        (Snapshot(3, 8, (4, 6)), "three"),
+        (Snapshot(5, 9, (6,)), "five"),
+        (Snapshot(5, 9, (6,)), "five"),
+        (Snapshot(3, 8, (4, 6)), "three"),
+        (Snapshot(3, 12, (4, 10)), "three"),
+    ]
+    for snapshot, token in commits:
+        service.commit_position(worker.fence(0), snapshot, token=token)
+    position = service.get_group("g").positions[0]
+    # 4 was done as the second says, 6 as the last one says.
+    assert (position.floor, position.high, position.outstanding) == (9, 12, 1)
+    highest = Snapshot(2**63 - 3, 2**63 - 1, (2**63 - 2,))
+    service.commit_position(worker.fence(0), highest)
+    assert worker.sync().assigned[0].floor == 2**63 - 3
+
+
+def test_a_snapshot_that_is_broken_in_the_database_counts_for_its_floor(database: Database) -> None:
+    """It replays, it does not skip, and it does not block."""
+    service = Service(database, combiner=Inline)
+    made(service, 1)
+    worker = Worker(service, "worker")
+    worker.sync()
+    service.commit_position(worker.fence(0), Snapshot(3, 8, (4, 6)))
+    with database.engine.begin() as tx:
+        tx.execute(sa.update(tables.positions).values(outstanding=b"\x00"))
+    position = worker.commit(0, 2)
+    assert (position.floor, position.high) == (3, 3)
+
+
+# Known failures of earlier systems, by their names; two more stand above.
+
+
+def test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen(database: Database, clock: Clock) -> None:
+    """It counts from its first sync on, though it owns nothing: the others give back what is too much for them."""
+    service = Service(database, combiner=Inline)
+    made(service, 4)
+    owner = Worker(service, "a")
+    owner.sync()
+    newcomers = [Worker(service, "b"), Worker(service, "c")]
+    for each in newcomers:
+        assert each.sync().assigned == []
+    assert owner.sync().release == [2, 3]
+    owner.sync()
+    for each in newcomers:
+        each.sync()
+    assert shared([owner, *newcomers]) == [1, 1, 2]
+
+
+def test_azure_python_38812_the_first_create_makes_no_two_owners(mariadb_service: Service) -> None:
+    """Two that make the group and join it at the same moment: one group, and no partition has two owners."""
+    answers: list[bool] = []
+
+    def join(name: str) -> Callable[[Service, int], tuple[bool, set[int]]]:
+        def move(service: Service, number: int) -> tuple[bool, set[int]]:
+            group = f"g{number}"
+            _, new = service.put_group(group, 4)
+            return new, {held.partition for held in Worker(service, name, group).sync().assigned}
+
+        return move
+
+    def check(number: int, one: tuple[bool, set[int]], other: tuple[bool, set[int]]) -> None:
+        assert [one[0], other[0]].count(True) == 1
+        assert one[1] | other[1] == set(range(4))
+        assert not one[1] & other[1]
+        answers.append(one[0])
+
+    race(mariadb_service.database, ROUNDS, join("one"), join("other"), check=check)
+    assert set(answers) == {True, False}, "they hardly met"
+
+
+def test_kafka_12984_no_two_members_claim_a_partition_in_one_generation(database: Database, clock: Clock) -> None:
+    """A member that was out of the group comes back and believes in what it held: what it is told is what counts, and
+    what it says of partitions that are others' by now is ignored."""
+    service = Service(database, combiner=Inline)
+    made(service, 6)
+    away, one, other = (Worker(service, name) for name in ("away", "one", "other"))
+    settle([away, one, other], clock)
+    believed = dict(away.epochs)
+    clock.go(TTL + 1)
+    settle([one, other], clock)
+    assert shared([one, other]) == [3, 3]
+    synced = away.sync(*believed)
+    assert synced.assigned == []
+    settle([away, one, other], clock)
+    assert shared([away, one, other]) == [2, 2, 2]
+    for partition, epoch in believed.items():
+        assert owners(service)[partition] is not None
+        with pytest.raises(errors.StaleEpoch):
+            service.commit_position(Fence("g", partition, away.name, epoch), Snapshot(1, 1))
+
+
+# Races on MariaDB.
+
+
+def test_a_commit_is_with_the_next_owner_or_refused(mariadb_service: Service) -> None:
+    """The owner commits while another takes its partition: either the next one begins with it, or it is told no."""
+    service = mariadb_service
+    won = {"owner": 0, "next": 0}
+    workers = []
+    for number in range(ROUNDS):
+        made(service, 1, f"g{number}")
+        owner = Worker(service, "owner", f"g{number}")
+        owner.sync()
+        workers.append(owner)
+    with service.database.engine.begin() as tx:
+        tx.execute(
+            sa.update(tables.consumers).values(lease_until=sa.func.timestampadd(sa.text("DAY"), -1, tables.utc_now()))
+        )
+
+    def check(number: int, committed: Any, synced: Any) -> None:
+        (held,) = synced.assigned
+        if isinstance(committed, errors.StaleEpoch):
+            won["next"] += 1
+            assert held.floor is None
+        else:
+            won["owner"] += 1
+            assert held.floor == committed.floor == 7
+
+    race(
+        service.database,
+        ROUNDS,
+        lambda own, number: own.commit_position(workers[number].fence(0), Snapshot(7, 7)),
+        lambda own, number: Worker(own, "next", f"g{number}").sync(),
+        check=check,
+    )
+    assert min(won.values()) > 0, f"the two hardly met: {won}"
+
+
+def test_a_hundred_that_sync_at_once_are_all_answered(mariadb_service: Service) -> None:
+    """Without an error; no partition is told to two at one epoch; and it ends with equal shares."""
+    service = mariadb_service
+    made(service, 250, ttl=600)
+    workers = [Worker(service, f"worker-{number:03}") for number in range(100)]
+    told: dict[tuple[int, int], str] = {}
+    for _ in range(2):
+        start = threading.Barrier(len(workers))
+
+        def sync(worker: Worker, start: threading.Barrier = start) -> Synced:
+            start.wait(60)
+            return worker.sync()
+
+        with ThreadPoolExecutor(len(workers)) as pool:
+            for worker, synced in zip(workers, pool.map(sync, workers), strict=True):
+                for held in synced.assigned:
+                    assert told.setdefault((held.partition, held.epoch), worker.name) == worker.name
+    settle(workers)
+    assert shared(workers) == [2] * 50 + [3] * 50
+
+
+# Crashes.
+
+
+@pytest.fixture(scope="module")
+def dying() -> Iterator[Mortals]:
+    with mortals() as server:
+        yield server
+
+
+def eventful(service: Service, group: str) -> Worker:
+    """A group in which the next sync of the returned worker has everything to do: it joins, one is dead, one is
+    overdue."""
+    made(service, 6, group, ttl=600, release=600)
+    dead, stuck = Worker(service, "dead", group), Worker(service, "stuck", group, drains=False)
+    dead.sync()
+    stuck.sync()
+    dead.sync()
+    dead.sync()
+    stuck.sync()
+    stuck.capacity = 2
+    assert stuck.sync().release == [5]
+    past = "2020-01-01 00:00:00"
+    with service.database.engine.begin() as tx:
+        for table, column, key in (
+            ("consumers", "lease_until", "worker = 'dead'"),
+            ("positions", "release_by", "partition_no = 5"),
+        ):
+            tx.exec_driver_sql(f"UPDATE {table} SET {column} = '{past}' WHERE group_name = '{group}' AND {key}")
+    return Worker(service, "worker", group)
+
+
+def releasing(service: Service, group: str) -> Worker:
+    """The next sync of the returned worker marks what others should have."""
+    made(service, 6, group, ttl=600, release=600)
+    worker, newcomer = Worker(service, "worker", group), Worker(service, "newcomer", group)
+    worker.sync()
+    newcomer.sync()
+    return worker
+
+
+def restarting(service: Service, group: str) -> Worker:
+    releasing(service, group)
+    return Worker(service, "worker", group)
+
+
+def seen(service: Service, group: str) -> list[Any]:
+    details = service.get_group(group)
+    rows: list[Any] = [(each.worker, each.live, each.partitions, each.releasing) for each in details.workers]
+    for each in details.positions:
+        rows.append((each.partition, each.owner, each.epoch, each.release_by is None, each.floor, each.outstanding))
+    return rows
+
+
+@pytest.mark.parametrize("scenario", [eventful, releasing, restarting])
+def test_a_sync_that_dies_at_any_point_is_done_or_not_begun(
+    database: Database, dying: Mortals, scenario: Callable[[Service, str], Worker]
+) -> None:
+    """Before and after each statement and the commit: repeated, it brings what one alone would have brought."""
+    service = Service(database, combiner=Inline)
+    url = database.url.render_as_string(hide_password=False)
+    expected = scenario(service, "expected")
+    begun = seen(service, "expected")
+    expected.sync()
+    done = seen(service, "expected")
+    died: list[str] = []
+    while True:
+        group = f"g{len(died)}"
+        worker = scenario(service, group)
+        request = {"verb": "sync", "group": group, "worker": worker.name, "session": worker.session}
+        death = dying.run(url, request, len(died))
+        committed = death is None or bool(death.commits)
+        assert seen(service, group) == (done if committed else begun)
+        worker.drains = False
+        worker.sync()
+        assert seen(service, group) == done
+        assert worker.epochs == expected.epochs
+        if death is None:
+            break
+        died.append(death.where)
+        assert len(died) < 100
+    assert len(died) > 12, died
+    assert died[-1] == "after COMMIT"
+
+
+def test_a_commit_that_dies_at_any_point_is_done_or_not_begun(database: Database, dying: Mortals) -> None:
+    """And sent again it is what it would have been."""
+    service = Service(database, combiner=Inline)
+    url = database.url.render_as_string(hide_password=False)
+    snapshot = Snapshot(3, 8, (4, 6))
+    died: list[str] = []
+    while True:
+        group = f"g{len(died)}"
+        made(service, 1, group, ttl=600)
+        worker = Worker(service, "worker", group)
+        worker.sync()
+        worker.commit(0, 1)
+        request = {"verb": "commit", "group": group, "worker": worker.name, "snapshot": snapshot.encode().hex()}
+        death = dying.run(url, request, len(died))
+        committed = death is None or bool(death.commits)
+        assert service.get_group(group).positions[0].floor == (3 if committed else 1)
+        position = service.commit_position(worker.fence(0), snapshot)
+        assert (position.floor, position.high, position.outstanding) == (3, 8, 2)
+        if death is None:
+            break
+        died.append(death.where)
+    assert len(died) > 8, died
+
+
+# What it costs.
+
+
+def test_a_sync_takes_as_many_statements_for_four_hundred_partitions_as_for_four(database: Database) -> None:
+    """Up to what fits in one list (`statements.LIST`)."""
+    service = Service(database, combiner=Inline)
+    count = 0
+
+    def executed(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    sa.event.listen(database.engine, "before_cursor_execute", executed)
+
+    def statements(partitions: int, group: str) -> list[int]:
+        made(service, partitions, group)
+        one, other = Worker(service, "one", group), Worker(service, "other", group)
+        counts = []
+        for worker in (one, other, one, one, other, one, Worker(service, "one", group)):
+            before = count
+            worker.sync()
+            counts.append(count - before)
+        return counts
+
+    few = statements(4, "few")
+    assert few == statements(400, "many")
+    assert max(few) < 12
+
+
+def test_a_heartbeat_writes_one_row(database: Database) -> None:
+    """That of the worker, however many partitions it holds."""
+    service = Service(database, combiner=Inline)
+    made(service, 100)
+    worker = Worker(service, "worker")
+    worker.sync()
+    written: list[str] = []
+
+    def executed(connection: object, cursor: Any, statement: str, *_: object) -> None:
+        if not statement.startswith("SELECT"):
+            written.append(f"{statement.split(maxsplit=2)[1]}: {cursor.rowcount}")
+
+    sa.event.listen(database.engine, "after_cursor_execute", executed)
+    worker.sync()
+    assert [each for each in written if "IMMEDIATE" not in each] == ["consumers: 1"]

@@ -1,0 +1,305 @@
+"""Consumer groups over HTTP: made, joined, shared, handed over, fenced, listed, deleted; and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from lastbit.streams.snapshot import Snapshot
+from tests.exposition import eventually, value
+from tests.http.test_bad_input import JSON
+from tests.http.test_batches import code
+
+
+def path(group: str, *rest: object) -> str:
+    return "/".join(["/v1/consumer-groups", group, *map(str, rest)])
+
+
+def made(http: httpx.Client, group: str, partitions: int = 4, **times: float) -> dict[str, Any]:
+    answer = http.put(path(group), json={"partitions": partitions, **times})
+    assert answer.status_code in (200, 201), answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def sync(http: httpx.Client, group: str, worker: str, session: str = "1", **more: Any) -> dict[str, Any]:
+    answer = http.post(path(group, "sync"), json={"worker": worker, "session": session, **more})
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def epochs(synced: dict[str, Any]) -> dict[int, int]:
+    return {each["partition"]: each["epoch"] for each in synced["assigned"]}
+
+
+def encoded(*window: Any) -> str:
+    return base64.b64encode(Snapshot(*window).encode()).decode()
+
+
+def test_a_group_is_made_once_and_keeps_its_partitions(http: httpx.Client) -> None:
+    """201, then 200; the times may change, the number of partitions may not."""
+    first = http.put(path("made"), json={"partitions": 8})
+    assert first.status_code == 201
+    shown = {"name": "made", "partitions": 8, "partition_of": "crc32", "ttl": 10.0, "release": 30.0}
+    assert first.json() == {**shown, "created_at": first.json()["created_at"]}
+    again = http.put(path("made"), json={"partitions": 8, "ttl": 2.5})
+    assert again.status_code == 200
+    assert again.json() == {**first.json(), "ttl": 2.5}
+    assert made(http, "made", 8, release=0)["ttl"] == 2.5
+    assert code(http.put(path("made"), json={"partitions": 9})) == (409, "partitions_fixed")
+    assert http.get(path("made")).json()["partitions"] == 8
+
+
+def test_two_workers_share_and_hand_over(http: httpx.Client) -> None:
+    """The first takes all; it is told what to release, again until it is drained; then the second has it, above the
+    epoch of before, with the position that was committed."""
+    made(http, "shared")
+    one = sync(http, "shared", "one")
+    assert one["ttl"] == 10.0
+    assert one["assigned"] == [
+        {"partition": number, "epoch": 1, "floor": None, "high": None, "outstanding": None, "token": None}
+        for number in range(4)
+    ]
+    assert sync(http, "shared", "two")["assigned"] == []
+    for _ in range(2):
+        one = sync(http, "shared", "one")
+        assert (epochs(one), one["release"]) == ({0: 1, 1: 1, 2: 1, 3: 1}, [2, 3])
+    window = (2**62, 2**62 + 5, (2**62 + 1, 2**62 + 4))
+    committed = http.put(
+        path("shared", "partitions", 2, "position"),
+        json={"worker": "one", "epoch": 1, "snapshot": encoded(*window), "token": "ö", "head": 2**62 + 9},
+    )
+    position = {"partition": 2, "epoch": 1, "floor": 2**62, "high": 2**62 + 5, "outstanding": 2, "token": "ö"}
+    assert committed.json() == position
+    assert epochs(sync(http, "shared", "one", drained=[2, 3])) == {0: 1, 1: 1}
+    two = sync(http, "shared", "two")
+    assert epochs(two) == {2: 2, 3: 2}
+    held = two["assigned"][0]
+    assert (held["floor"], held["high"], held["token"]) == (2**62, 2**62 + 5, "ö")
+    assert Snapshot.decode(base64.b64decode(held["outstanding"])) == Snapshot(*window)
+    shown = http.get(path("shared")).json()
+    assert [(each["worker"], each["live"], each["partitions"]) for each in shown["workers"]] == [
+        ("one", True, 2),
+        ("two", True, 2),
+    ]
+    position = shown["positions"][2]
+    assert (position["owner"], position["epoch"], position["outstanding"], position["lag"]) == ("two", 2, 2, 9)
+    assert position["since"] is not None
+    assert shown["positions"][0]["lag"] is None
+
+
+def test_a_worker_that_leaves_frees_all_at_once(http: httpx.Client) -> None:
+    """Again, or of another session: nothing happens, and that is no error."""
+    made(http, "left")
+    sync(http, "left", "one", "1")
+    assert http.delete(path("left", "workers", "one"), params={"session": "2"}).status_code == 204
+    assert len(sync(http, "left", "one", "1")["assigned"]) == 4
+    for _ in range(2):
+        assert http.delete(path("left", "workers", "one"), params={"session": "1"}).status_code == 204
+    assert {each["owner"] for each in http.get(path("left")).json()["positions"]} == {None}
+    assert epochs(sync(http, "left", "two")) == {0: 2, 1: 2, 2: 2, 3: 2}
+
+
+def test_an_event_under_a_stale_fence_is_not_appended(http: httpx.Client) -> None:
+    """409 `stale_epoch`, none of the call's events is there, and the refusal is counted."""
+    made(http, "fenced", 1)
+    sync(http, "fenced", "one")
+    fence = {"group": "fenced", "partition": 0, "worker": "one", "epoch": 1}
+    events = [{"id": f"fenced:{number}", "type": "x"} for number in range(3)]
+    good = http.post("/v1/events", json={"events": events[:1], "fence": fence})
+    assert good.status_code == 200
+    position = good.json()["events"][0]["position"]
+    sync(http, "fenced", "one", "another")
+    before = value(http, "lastbit_stale_epochs_total")
+    assert code(http.post("/v1/events", json={"events": events[1:], "fence": fence})) == (409, "stale_epoch")
+    assert code(http.post("/v1/events", json={"events": events[:1], "fence": fence})) == (409, "stale_epoch")
+    stale = {"worker": "one", "epoch": 1, "snapshot": encoded(1, 1)}
+    assert code(http.put(path("fenced", "partitions", 0, "position"), json=stale)) == (409, "stale_epoch")
+    eventually(lambda: value(http, "lastbit_stale_epochs_total") - before, 3)
+    assert http.get("/v1/events", params={"after": position, "type": "x"}).json()["events"] == []
+    fence["epoch"] = 2
+    assert http.post("/v1/events", json={"events": events[1:], "fence": fence}).status_code == 200
+    nowhere = {**fence, "group": "nowhere"}
+    assert code(http.post("/v1/events", json={"events": [], "fence": nowhere})) == (404, "consumer_group_not_found")
+    assert code(http.post("/v1/events", json={"events": [], "fence": {**fence, "partition": 9}})) == (
+        409,
+        "stale_epoch",
+    )
+
+
+def test_the_earlier_of_two_processes_under_one_name_is_told_so(http: httpx.Client) -> None:
+    """409 `session_replaced`: it should stop, and does not take the name back."""
+    made(http, "named", 1)
+    sync(http, "named", "one", "first")
+    assert epochs(sync(http, "named", "one", "second")) == {0: 2}
+    body = {"worker": "one", "session": "first"}
+    assert code(http.post(path("named", "sync"), json=body)) == (409, "session_replaced")
+    assert epochs(sync(http, "named", "one", "second")) == {0: 2}
+
+
+def test_a_worker_that_is_silent_for_longer_than_the_ttl_loses_what_it_held(http: httpx.Client) -> None:
+    """By real time: another one that syncs has it soon after."""
+    made(http, "silent", 1, ttl=0.3)
+    sync(http, "silent", "one")
+    begun = time.monotonic()
+    eventually(lambda: epochs(sync(http, "silent", "two")), {0: 2})
+    assert time.monotonic() - begun > 0.25
+
+
+def test_a_group_is_deleted_when_nobody_is_in_it(http: httpx.Client) -> None:
+    """409 while somebody is; then it is unknown, and another one of that name is a new one."""
+    made(http, "deleted", 2)
+    sync(http, "deleted", "one")
+    assert code(http.delete(path("deleted"))) == (409, "consumer_group_in_use")
+    http.delete(path("deleted", "workers", "one"))
+    assert http.delete(path("deleted")).status_code == 204
+    for answer in (
+        http.get(path("deleted")),
+        http.delete(path("deleted")),
+        http.delete(path("deleted", "workers", "one")),
+        http.post(path("deleted", "sync"), json={"worker": "one", "session": "1"}),
+        http.put(
+            path("deleted", "partitions", 0, "position"), json={"worker": "one", "epoch": 1, "snapshot": encoded(1, 1)}
+        ),
+    ):
+        assert code(answer) == (404, "consumer_group_not_found")
+    assert http.put(path("deleted"), json={"partitions": 3}).status_code == 201
+    assert epochs(sync(http, "deleted", "one")) == {0: 2, 1: 2, 2: 2}
+
+
+def test_groups_are_listed_by_name(http: httpx.Client) -> None:
+    """In pages, each with its live workers and its owned partitions."""
+    names = [f"listed-{letter}" for letter in "abc"]
+    for name in reversed(names):
+        made(http, name, 2)
+    sync(http, "listed-b", "one", capacity=1)
+    found, cursor = [], None
+    while True:
+        page = http.get("/v1/consumer-groups", params={"limit": 2} | ({"cursor": cursor} if cursor else {})).json()
+        found += page["groups"]
+        cursor = page["next"]
+        if cursor is None:
+            break
+    listed = {each["name"]: (each["workers"], each["owned"]) for each in found if each["name"] in names}
+    assert listed == {"listed-a": (0, 0), "listed-b": (1, 1), "listed-c": (0, 0)}
+    assert [each["name"] for each in found] == sorted(each["name"] for each in found)
+    for bad in ("x", base64.urlsafe_b64encode(b"webhooks:1").decode().rstrip("=")):
+        assert code(http.get("/v1/consumer-groups", params={"cursor": bad})) == (422, "invalid_request")
+
+
+def test_metrics_tell_workers_partitions_and_lag(http: httpx.Client) -> None:
+    """Of each group."""
+    made(http, "measured", 3)
+    sync(http, "measured", "one", capacity=2)
+    body = {"worker": "one", "epoch": 1, "snapshot": encoded(5, 9, (6,)), "head": 15}
+    http.put(path("measured", "partitions", 0, "position"), json=body)
+    eventually(
+        lambda: [
+            value(http, "lastbit_group_workers", group="measured"),
+            value(http, "lastbit_group_partitions", group="measured", state="owned"),
+            value(http, "lastbit_group_partitions", group="measured", state="free"),
+            value(http, "lastbit_group_lag", group="measured"),
+        ],
+        [1, 2, 1, 10],
+    )
+
+
+def test_the_services_own_groups_are_to_be_looked_at_alone(sqlite_http: httpx.Client) -> None:
+    """422 for every call that would change one."""
+    http, own = sqlite_http, "lastbit.dispatcher"
+    position = {"worker": "one", "epoch": 1, "snapshot": encoded(1, 1)}
+    for answer in (
+        http.put(path(own), json={"partitions": 3}),
+        http.post(path(own, "sync"), json={"worker": "one", "session": "1"}),
+        http.put(path(own, "partitions", 0, "position"), json=position),
+        http.delete(path(own, "workers", "one")),
+        http.delete(path(own)),
+    ):
+        assert code(answer) == (422, "invalid_request")
+        assert answer.json()["errors"][0]["place"] == "path.group"
+    assert http.get(path(own)).status_code in (200, 404)
+
+
+BODIES = [
+    ("PUT", "", {"partitions": 0}, "body.partitions"),
+    ("PUT", "", {"partitions": 4097}, "body.partitions"),
+    ("PUT", "", {"partitions": "4"}, "body.partitions"),
+    ("PUT", "", {"partitions": True}, "body.partitions"),
+    ("PUT", "", {}, "body.partitions"),
+    ("PUT", "", {"partitions": 4, "ttl": 0}, "body.ttl"),
+    ("PUT", "", {"partitions": 4, "ttl": 3601}, "body.ttl"),
+    ("PUT", "", {"partitions": 4, "ttl": float("nan")}, "body.ttl"),
+    ("PUT", "", {"partitions": 4, "ttl": "10"}, "body.ttl"),
+    ("PUT", "", {"partitions": 4, "release": -1}, "body.release"),
+    ("PUT", "", {"partitions": 4, "release": float("inf")}, "body.release"),
+    ("PUT", "", {"partitions": 4, "hash": "md5"}, "body.hash"),
+    ("POST", "/sync", {}, "body.worker"),
+    ("POST", "/sync", {"worker": "a/b", "session": "1"}, "body.worker"),
+    ("POST", "/sync", {"worker": "", "session": "1"}, "body.worker"),
+    ("POST", "/sync", {"worker": "ö", "session": "1"}, "body.worker"),
+    ("POST", "/sync", {"worker": "w" * 256, "session": "1"}, "body.worker"),
+    ("POST", "/sync", {"worker": "w"}, "body.session"),
+    ("POST", "/sync", {"worker": "w", "session": "s" * 65}, "body.session"),
+    ("POST", "/sync", {"worker": "w", "session": "two words"}, "body.session"),
+    ("POST", "/sync", {"worker": "w", "session": "1", "drained": [0, 4]}, "body.drained[1]"),
+    ("POST", "/sync", {"worker": "w", "session": "1", "drained": [-1]}, "body.drained[0]"),
+    ("POST", "/sync", {"worker": "w", "session": "1", "drained": ["0"]}, "body.drained[0]"),
+    ("POST", "/sync", {"worker": "w", "session": "1", "drained": 0}, "body.drained"),
+    ("POST", "/sync", {"worker": "w", "session": "1", "capacity": -1}, "body.capacity"),
+    ("POST", "/sync", {"worker": "w", "session": "1", "capacity": 1.5}, "body.capacity"),
+    ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1}, "body.snapshot"),
+    ("PUT", "/partitions/0/position", {"worker": "w", "epoch": -1, "snapshot": ""}, "body.epoch"),
+    ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1, "snapshot": ""}, "body.snapshot"),
+    ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1, "snapshot": "?"}, "body.snapshot"),
+    ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1, "snapshot": "AQ"}, "body.snapshot"),
+    ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1, "snapshot": "A" * 40}, "body.snapshot"),
+    ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1, "snapshot": "A" * 2_000_000}, "body.snapshot"),
+    ("PUT", "/partitions/4096/position", {"worker": "w", "epoch": 1, "snapshot": ""}, "path.partition"),
+    ("PUT", "/partitions/01/position", {"worker": "w", "epoch": 1, "snapshot": ""}, "path.partition"),
+]
+
+
+@pytest.mark.parametrize(("method", "rest", "body", "place"), BODIES)
+def test_bad_input_names_its_place(
+    sqlite_http: httpx.Client, method: str, rest: str, body: dict[str, Any], place: str
+) -> None:
+    """And changes nothing."""
+    made(sqlite_http, "bad")
+    before = sqlite_http.get(path("bad")).json()
+    answer = sqlite_http.request(method, path("bad") + rest, content=json.dumps(body), headers=JSON)
+    assert code(answer) == (422, "invalid_request"), answer.text
+    assert place in {each["place"] for each in answer.json()["errors"]}
+    assert sqlite_http.get(path("bad")).json() == before
+
+
+@pytest.mark.parametrize("group", ["%20", "a%20b", ".hidden", "g" * 256, "%C3%B6", "a%00"])
+def test_a_bad_name_of_a_group_is_refused(sqlite_http: httpx.Client, group: str) -> None:
+    """In the path of every call."""
+    for answer in (
+        sqlite_http.put(path(group), json={"partitions": 4}),
+        sqlite_http.get(path(group)),
+        sqlite_http.post(path(group, "sync"), json={"worker": "w", "session": "1"}),
+    ):
+        assert code(answer) == (422, "invalid_request")
+        assert answer.json()["errors"][0]["place"] == "path.group"
+
+
+def test_a_bad_fence_is_refused_with_its_place(sqlite_http: httpx.Client) -> None:
+    """And no event is appended."""
+    last = sqlite_http.get("/v1/events").json()["last"]
+    event = {"id": "bad-fence", "type": "x"}
+    for fence, place in (
+        ({"group": "g", "partition": 0, "worker": "w"}, "body.fence.epoch"),
+        ({"group": "g", "partition": "0", "worker": "w", "epoch": 1}, "body.fence.partition"),
+        ({"group": "a/b", "partition": 0, "worker": "w", "epoch": 1}, "body.fence.group"),
+    ):
+        answer = sqlite_http.post("/v1/events", json={"events": [event], "fence": fence})
+        assert code(answer) == (422, "invalid_request")
+        assert answer.json()["errors"][0]["place"] == place
+    assert sqlite_http.get("/v1/events").json()["last"] == last
