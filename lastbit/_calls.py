@@ -260,12 +260,17 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
             yield Pause(rest)
 
 
-def append(service: Service, new: Iterable[Mapping[str, Any]]) -> Flow[tuple[models.Appended, ...]]:
+def append(
+    service: Service, new: Iterable[Mapping[str, Any]], fence: models.Fence | None = None
+) -> Flow[tuple[models.Appended, ...]]:
     try:
-        body = {"events": [dict(event) for event in new]}
+        body: dict[str, Any] = {"events": [dict(event) for event in new]}
         json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as cause:
         raise errors.InvalidArgument(f"the events have no JSON form: {cause}") from cause
+
+    if fence is not None:
+        body["fence"] = fence.to_json()
 
     def appended(data: models.Json) -> tuple[models.Appended, ...]:
         return tuple(map(models.Appended.from_json, data["events"]))

@@ -9,10 +9,15 @@
     │   ├── Forbidden
     │   ├── NotFound             no such path
     │   │   ├── BatchNotFound
+    │   │   ├── ConsumerGroupNotFound
     │   │   └── WebhookNotFound
-    │   ├── Conflict             the batch's state does not take this verb
+    │   ├── Conflict             the state of things does not take this verb
     │   │   ├── BatchSealed
-    │   │   └── BatchEnded       batch_complete, batch_expired, batch_cancelled
+    │   │   ├── BatchEnded       batch_complete, batch_expired, batch_cancelled
+    │   │   ├── ConsumerGroupInUse
+    │   │   ├── PartitionsFixed  the consumer group has another number of partitions
+    │   │   ├── SessionReplaced  another process goes by the worker's name now
+    │   │   └── StaleEpoch       the partition is another owner's by now
     │   ├── PositionTrimmed      the events that were asked for are not kept any more
     │   ├── RateLimited
     │   └── Unavailable          overloaded, or its database is away; also what a gateway says for it (502, 504)
@@ -98,12 +103,16 @@ class BatchNotFound(NotFound):
     """There is no such batch: it was never opened, or it was deleted."""
 
 
+class ConsumerGroupNotFound(NotFound):
+    """There is no such consumer group: it was never created, or it was deleted."""
+
+
 class WebhookNotFound(NotFound):
     """There is no such webhook."""
 
 
 class Conflict(ServiceError):
-    """The batch is in a state that does not take this verb."""
+    """Things are in a state that does not take this verb."""
 
 
 class BatchSealed(Conflict):
@@ -112,6 +121,22 @@ class BatchSealed(Conflict):
 
 class BatchEnded(Conflict):
     """The batch is complete, expired or cancelled, as `code` says."""
+
+
+class ConsumerGroupInUse(Conflict):
+    """The consumer group has live workers."""
+
+
+class PartitionsFixed(Conflict):
+    """The consumer group was created with another number of partitions, and keeps it."""
+
+
+class SessionReplaced(Conflict):
+    """Another process has joined the group under this worker's name since: this one holds nothing any more."""
+
+
+class StaleEpoch(Conflict):
+    """The partition is not the worker's at this epoch any more: nothing was written."""
 
 
 class PositionTrimmed(ServiceError):
@@ -142,6 +167,11 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "batch_complete": BatchEnded,
     "batch_expired": BatchEnded,
     "batch_cancelled": BatchEnded,
+    "consumer_group_not_found": ConsumerGroupNotFound,
+    "consumer_group_in_use": ConsumerGroupInUse,
+    "partitions_fixed": PartitionsFixed,
+    "session_replaced": SessionReplaced,
+    "stale_epoch": StaleEpoch,
     "position_trimmed": PositionTrimmed,
     "rate_limited": RateLimited,
     "unavailable": Unavailable,

@@ -375,3 +375,17 @@ class Appended:
     @classmethod
     def from_json(cls, data: Json) -> Self:
         return cls(data["id"], data["position"], data["repeated"])
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What a write on behalf of a consumer group's partition bears: it is refused unless the `worker` owns it at this
+    `epoch`."""
+
+    group: str
+    partition: int
+    worker: str
+    epoch: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("group", "partition", "worker", "epoch")}

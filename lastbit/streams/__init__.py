@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         WindowClosed,
         WindowFull,
     )
+    from lastbit.streams.group import Assignment, AsyncAssignment, AsyncConsumerGroup, ConsumerGroup
     from lastbit.streams.partitions import partition_of
     from lastbit.streams.snapshot import Snapshot
     from lastbit.streams.window import AckWindow
@@ -35,6 +36,7 @@ _HOMES: Final = {
         "WindowClosed",
         "WindowFull",
     ),
+    "lastbit.streams.group": ("Assignment", "AsyncAssignment", "AsyncConsumerGroup", "ConsumerGroup"),
     "lastbit.streams.partitions": ("partition_of",),
     "lastbit.streams.snapshot": ("Snapshot",),
     "lastbit.streams.window": ("AckWindow",),
@@ -43,7 +45,11 @@ _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in 
 
 __all__ = [
     "AckWindow",
+    "Assignment",
+    "AsyncAssignment",
+    "AsyncConsumerGroup",
     "CommitFailed",
+    "ConsumerGroup",
     "CorruptSnapshot",
     "OffsetOutOfOrder",
     "RecordFailed",
