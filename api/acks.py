@@ -187,13 +187,7 @@ def parse(verb: Verb, idempotency_key: bytes | None, content: bytes, service: Se
     if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
         raise problems.invalid([Place("header Idempotency-Key", "expected 1 to 255 visible ASCII characters")])
     key = None if idempotency_key is None else str(idempotency_key, "ascii")
-    try:
-        wanted = _DECODERS[verb].decode(content)
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `$")
-        raise problems.invalid([Place("body" + place.rstrip("`"), message)]) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise problems.invalid([Place("body", f"expected JSON: {error}")]) from None
+    wanted = body.decoded(_DECODERS[verb], content)
     if wanted.items is msgspec.UNSET and wanted.groups is msgspec.UNSET:
         raise problems.invalid([Place("body", "expected items or groups, or both")])
     texts = wanted.items or ()

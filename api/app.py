@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.staticfiles import StaticFiles
 
-from api import acks, batches, events, groups, ops, page, problems, webhooks
+from api import acks, batches, events, groups, ops, page, problems, tallies, webhooks
 from api.acks import AckRoutes
 from api.metrics import DatabaseGauges
 from api.waiting import Waiting
@@ -90,6 +90,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.include_router(events.router)
     app.include_router(webhooks.router)
     app.include_router(groups.router)
+    app.include_router(tallies.router)
     app.include_router(ops.router)
     app.include_router(page.routes())
     app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))
@@ -108,6 +109,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
             license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         )
         acks.document(document)
+        tallies.document(document)
         document["components"]["schemas"]["Problem"] = problems.SCHEMA
         app.openapi_schema = document
     return app.openapi_schema

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import msgspec
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Message, Receive, Scope
 
-from api.problems import Problem
+from api import problems
+from api.problems import Place, Problem
 
 LIMIT: Final = 8 * 1024 * 1024
 """Bytes of a body."""
@@ -49,6 +51,17 @@ async def read(scope: Scope, receive: Receive) -> bytes:
         got = content_type.decode("latin-1") or "none"
         raise Problem("unsupported_media_type", f"header Content-Type: expected application/json, got {got}")
     return body or b"{}"
+
+
+def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
+    """The body by its decoder. Raises `Problem`."""
+    try:
+        return decoder.decode(content)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$")
+        raise problems.invalid([Place("body" + place.rstrip("`"), message)]) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise problems.invalid([Place("body", f"expected JSON: {error}")]) from None
 
 
 def is_json(content_type: bytes) -> bool:

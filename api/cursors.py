@@ -22,7 +22,7 @@ def decode(of: str, cursor: str | None) -> int | None:
 
 def decode_name(of: str, cursor: str | None) -> str | None:
     """The same of a list that is by name."""
-    return _decode(of, cursor, ".{1,255}")
+    return _decode(of, cursor, "(?s:.{1,255})")
 
 
 def _decode(of: str, cursor: str | None, place: str) -> str | None:

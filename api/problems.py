@@ -31,6 +31,7 @@ STATUS: Final[dict[str, int]] = {
     "webhook_not_found": 404,
     "webhook_disabled": 409,
     "position_trimmed": 410,
+    "out_of_order": 409,
     "consumer_group_not_found": 404,
     "consumer_group_in_use": 409,
     "partitions_fixed": 409,
@@ -103,6 +104,8 @@ def from_core(error: errors.CoreError) -> Problem:
         return Problem("unavailable", str(error), headers={"Retry-After": "5"})
     if isinstance(error, errors.PositionTrimmed):
         return Problem(error.code, str(error), facts={"trimmed": error.trimmed})
+    if isinstance(error, errors.OutOfOrder):
+        return Problem(error.code, str(error), places=[Place(error.place, "expected the order of its source")])
     return Problem(error.code, str(error))
 
 
@@ -178,7 +181,7 @@ SCHEMA: Final[dict[str, Any]] = {
         "trimmed": {"type": "integer", "description": "of `position_trimmed`: read on after this position"},
         "errors": {
             "type": "array",
-            "description": "of a 422: what was wrong, and where",
+            "description": "of a 422 and of `out_of_order`: what was wrong, and where",
             "items": {
                 "type": "object",
                 "required": ["place", "expected"],

@@ -20,6 +20,7 @@ from typing import ClassVar
 # ├── WebhookNotFound
 # ├── WebhookDisabled           it answered 410 Gone
 # ├── PositionTrimmed           the feed begins later by now
+# ├── OutOfOrder                a message of a source came to its tally after a later one
 # ├── ConsumerGroupNotFound
 # ├── ConsumerGroupInUse        workers are in it, so it can't be deleted
 # ├── PartitionsFixed           a consumer group keeps its number of partitions
@@ -122,6 +123,21 @@ class PositionTrimmed(CoreError):
         self.trimmed = trimmed
         super().__init__(
             f"the events after position {after} are gone: the feed was trimmed up to {trimmed}; read on from there"
+        )
+
+
+class OutOfOrder(CoreError):
+    """`position` and `reached` are (offset, child): the one that came too late, and the one that came before it."""
+
+    code = "out_of_order"
+
+    def __init__(self, place: str, key: str, position: tuple[int, int], reached: tuple[int, int]) -> None:
+        self.place = place
+        self.position = position
+        self.reached = reached
+        super().__init__(
+            f"{place}: offset {position[0]}, child {position[1]} of its source comes to {key!r} for the first time, "
+            f"but after offset {reached[0]}, child {reached[1]}: the messages of a source must come to a key in order"
         )
 
 

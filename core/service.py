@@ -25,6 +25,7 @@ from core import (
     purge,
     ranges,
     schema,
+    tallies,
     verify,
     webhooks,
 )
@@ -219,6 +220,32 @@ class Service:
     def feed_head(self) -> int:
         """The position of the last event."""
         return self.database.read(feed.head)
+
+    def apply_tally(
+        self, tally: str, entries: Sequence[tallies.Entry], fence: groups.Fence | None = None
+    ) -> tallies.Applied:
+        """With a `fence`, only if it holds. Raises `errors.InvalidRequest`, `errors.OutOfOrder`, `errors.StaleEpoch`,
+        `errors.ConsumerGroupNotFound`; then nothing was applied."""
+
+        def work(tx: Connection) -> tallies.Applied:
+            if fence is not None:
+                groups.fence(tx, fence.group, fence.partition, fence.worker, fence.epoch)
+            return tallies.apply(tx, tally, entries)
+
+        return self.database.write(work, repeatable=True)
+
+    def tally_value(self, tally: str, key: str) -> tallies.Value:
+        """0, of no source, where nothing was ever added."""
+        return self.database.read(lambda tx: tallies.get(tx, tally, key))
+
+    def tally_page(self, tally: str, prefix: str, after: str | None, limit: int) -> list[tallies.Value]:
+        """The totals of the keys above `after` that begin with `prefix`."""
+        return self.database.read(lambda tx: tallies.page(tx, tally, prefix, after, limit))
+
+    def delete_tally(self, tally: str) -> None:
+        """With its guards: what comes again counts again."""
+        while self.database.write(lambda tx: tallies.remove_chunk(tx, tally), repeatable=True):
+            pass
 
     def create_webhook(self, url: str, types: Sequence[str] | None, label: str | None) -> webhooks.Created:
         """Raises `errors.InvalidRequest` for a URL to which nothing may be sent."""

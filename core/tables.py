@@ -286,3 +286,19 @@ positions = sa.Table(
     **MYSQL_OPTIONS,
 )
 """`outstanding` is a snapshot of the window (see `lastbit.streams`); its floor and high stand beside it to be read."""
+
+tallies = sa.Table(
+    "tallies",
+    metadata,
+    # Keys of InnoDB have 3,072 bytes at most: a tally's name is ASCII, so that key and topic can be any text.
+    sa.Column("tally", ByteText(255, ascii_only=True), primary_key=True),
+    sa.Column("tally_key", ByteText(255), primary_key=True),
+    sa.Column("topic", ByteText(255), primary_key=True),
+    sa.Column("partition_no", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("generation", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("high_offset", _BIGINT, nullable=False),
+    sa.Column("high_child", _BIGINT, nullable=False),
+    sa.Column("value", _BIGINT, nullable=False),
+    **MYSQL_OPTIONS,
+)
+"""A row for each sub-counter: what one source has brought to one key, up to and with (high_offset, high_child)."""

@@ -14,12 +14,14 @@ __version__: Final = "0.1.0"
 if TYPE_CHECKING:
     from lastbit.acker import Acker, AsyncAcker
     from lastbit.batch import AsyncBatchHandle, BatchHandle
+    from lastbit.chains import Hop, Source, SourceChain, TallyEntry
     from lastbit.client import AsyncClient, Client
     from lastbit.errors import (
         AckerClosed,
         BatchEnded,
         BatchNotFound,
         BatchSealed,
+        BufferClosed,
         Conflict,
         ConsumerGroupInUse,
         ConsumerGroupNotFound,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         MissingExtra,
         NotFound,
         NotRefreshed,
+        OutOfOrder,
         PartitionsFixed,
         PositionTrimmed,
         RateLimited,
@@ -77,21 +80,29 @@ if TYPE_CHECKING:
         Reason,
         Rejected,
         Sealed,
+        SubCounter,
+        TallyApplied,
+        TallyTotal,
+        TallyValue,
         Verification,
         Watermark,
     )
     from lastbit.retry import Retry
+    from lastbit.tallies import AsyncTally, Tally
+    from lastbit.tally_buffer import AsyncTallyBuffer, TallyBuffer
     from lastbit.webhooks import AsyncWebhooks, Attempt, CreatedWebhook, Delivery, Tested, Webhook, Webhooks
 
 _HOMES: Final = {
     "lastbit.acker": ("Acker", "AsyncAcker"),
     "lastbit.batch": ("AsyncBatchHandle", "BatchHandle"),
+    "lastbit.chains": ("Hop", "Source", "SourceChain", "TallyEntry"),
     "lastbit.client": ("AsyncClient", "Client"),
     "lastbit.errors": (
         "AckerClosed",
         "BatchEnded",
         "BatchNotFound",
         "BatchSealed",
+        "BufferClosed",
         "Conflict",
         "ConsumerGroupInUse",
         "ConsumerGroupNotFound",
@@ -106,6 +117,7 @@ _HOMES: Final = {
         "NotFound",
         "NotRefreshed",
         "PartitionsFixed",
+        "OutOfOrder",
         "PositionTrimmed",
         "RateLimited",
         "ServiceError",
@@ -149,10 +161,16 @@ _HOMES: Final = {
         "Reason",
         "Rejected",
         "Sealed",
+        "SubCounter",
+        "TallyApplied",
+        "TallyTotal",
+        "TallyValue",
         "Verification",
         "Watermark",
     ),
     "lastbit.retry": ("Retry",),
+    "lastbit.tallies": ("AsyncTally", "Tally"),
+    "lastbit.tally_buffer": ("AsyncTallyBuffer", "TallyBuffer"),
     "lastbit.webhooks": (
         "AsyncWebhooks",
         "Attempt",
@@ -174,6 +192,8 @@ __all__ = [
     "AsyncBatchHandle",
     "AsyncClient",
     "AsyncGroups",
+    "AsyncTally",
+    "AsyncTallyBuffer",
     "AsyncWebhooks",
     "Attempt",
     "Batch",
@@ -181,6 +201,7 @@ __all__ = [
     "BatchHandle",
     "BatchNotFound",
     "BatchSealed",
+    "BufferClosed",
     "Client",
     "Committed",
     "Completed",
@@ -204,6 +225,7 @@ __all__ = [
     "GroupSummary",
     "GroupWorker",
     "Groups",
+    "Hop",
     "IdempotencyKeyReused",
     "InvalidArgument",
     "InvalidItemId",
@@ -217,6 +239,7 @@ __all__ = [
     "NotFound",
     "NotRefreshed",
     "Opened",
+    "OutOfOrder",
     "PartitionsFixed",
     "PendingRange",
     "PositionTrimmed",
@@ -228,8 +251,17 @@ __all__ = [
     "ServiceError",
     "ServiceUnreachable",
     "SessionReplaced",
+    "Source",
+    "SourceChain",
     "StaleEpoch",
+    "SubCounter",
     "Synced",
+    "Tally",
+    "TallyApplied",
+    "TallyBuffer",
+    "TallyEntry",
+    "TallyTotal",
+    "TallyValue",
     "Tested",
     "TooLarge",
     "Unauthorized",

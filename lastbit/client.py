@@ -33,6 +33,7 @@ from lastbit.groups import AsyncGroups, Groups
 from lastbit.ids import ItemId
 from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage, Fence
 from lastbit.retry import Retry
+from lastbit.tallies import AsyncTally, Tally
 from lastbit.webhooks import AsyncWebhooks, Webhooks
 
 T = TypeVar("T")
@@ -172,6 +173,10 @@ class Client:
     ) -> Appended:
         """Append one event of your own; see `append`."""
         return self.append([{"id": id, "type": type, "key": key, "data": data}], fence=fence)[0]
+
+    def tally(self, name: str) -> Tally:
+        """A tally: sums that count each message once, however often it is replayed. No request is sent."""
+        return Tally(self, name)
 
     def acker(
         self,
@@ -341,6 +346,10 @@ class AsyncClient:
     ) -> Appended:
         """Append one event of your own; see `append`."""
         return (await self.append([{"id": id, "type": type, "key": key, "data": data}], fence=fence))[0]
+
+    def tally(self, name: str) -> AsyncTally:
+        """A tally; see `Client.tally`. Nothing is awaited."""
+        return AsyncTally(self, name)
 
     def acker(
         self,

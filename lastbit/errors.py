@@ -19,6 +19,7 @@
     │   │   ├── SessionReplaced  another process goes by the worker's name now
     │   │   └── StaleEpoch       the partition is another owner's by now
     │   ├── PositionTrimmed      the events that were asked for are not kept any more
+    │   ├── OutOfOrder           a message came to its tally after a later one of its source
     │   ├── RateLimited
     │   └── Unavailable          overloaded, or its database is away; also what a gateway says for it (502, 504)
     ├── ServiceUnreachable       no answer at all
@@ -26,6 +27,7 @@
     ├── WaitTimeout              also a TimeoutError; bears the batch as last seen
     ├── ItemRejected             an acker's item was not applied, with the service's reason
     ├── AckerClosed
+    ├── BufferClosed
     ├── NotRefreshed             a handle was asked for a state that it never fetched
     ├── MissingExtra             also an ImportError
     └── InvalidArgument          also a ValueError; judged here, nothing was sent
@@ -143,6 +145,11 @@ class PositionTrimmed(ServiceError):
     """Events after that position are not kept any more: they were trimmed before they were read."""
 
 
+class OutOfOrder(ServiceError):
+    """A message comes to a tally's key for the first time, and after a later one of its source: it would have been
+    taken for a replay. Nothing of the call was applied."""
+
+
 class RateLimited(ServiceError):
     """Too many requests, even after the retries."""
 
@@ -173,6 +180,7 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "session_replaced": SessionReplaced,
     "stale_epoch": StaleEpoch,
     "position_trimmed": PositionTrimmed,
+    "out_of_order": OutOfOrder,
     "rate_limited": RateLimited,
     "unavailable": Unavailable,
 }
@@ -284,6 +292,16 @@ class AckerClosed(LastbitError):
 
     def __str__(self) -> str:
         return "the acker is closed and takes no more items"
+
+
+class BufferClosed(LastbitError):
+    """The buffer of a tally is closed and takes no more messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "the buffer is closed and takes no more messages"
 
 
 class NotRefreshed(LastbitError):

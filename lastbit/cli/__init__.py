@@ -10,12 +10,13 @@ from lastbit.cli.batches import cancel, explain, extend, list_batches, open_batc
 from lastbit.cli.events import append, events
 from lastbit.cli.groups import groups
 from lastbit.cli.items import ack, fail, pending
+from lastbit.cli.tally import tally
 from lastbit.cli.watch import watch
 from lastbit.cli.webhooks import webhooks
 
 for _command in (
     *(open_batch, extend, seal, ack, fail, status, watch, explain, pending, list_batches, cancel, verify),
-    *(events, append, webhooks, groups),
+    *(events, append, webhooks, groups, tally),
 ):
     cli.add_command(_command)
 

@@ -7,12 +7,13 @@ compares all that can be read of the batches.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
-from core import batches, errors, janitor, tables
+from core import batches, errors, janitor, tables, tallies
 from core.calls import Call, Verb
 from core.lifecycle import State
 from core.service import Service
@@ -80,6 +81,9 @@ def _perform(service: Service, request: Request) -> Answer:
         case "janitor":
             report = janitor.run_once(service.database, janitor.Policy())
             return {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)}
+        case "tally":
+            applied = service.apply_tally(request["tally"], [tally_entry(each) for each in request["entries"]])
+            return {"applied": applied.applied, "repeated": applied.repeated}
     answer = service.ack(call(request)).result(120)
     rejected = [
         [each.reason, list(each.item) if each.item is not None else list(each.group or ()), each.count]
@@ -102,6 +106,13 @@ def _opening(request: Request) -> batches.Opening:
     opening = dict(request["opening"])
     parent = opening.pop("parent", None)
     return batches.Opening(**opening, parent=None if parent is None else ItemId(*parent))
+
+
+def tally_entry(entry: Mapping[str, Any]) -> tallies.Entry:
+    """From an entry as it travels."""
+    source = entry["source"]
+    place = source["topic"], source["partition"], source.get("generation", 0), source["offset"], source.get("child", 0)
+    return tallies.Entry(entry["key"], entry["delta"], *place)
 
 
 def call(request: Request) -> Call:

@@ -21,7 +21,7 @@ from lastbit import Client, ItemIds
 
 COMMANDS = [
     *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "verify"),
-    *("events", "append", "webhooks", "groups"),
+    *("events", "append", "webhooks", "groups", "tally"),
 ]
 
 
@@ -495,3 +495,26 @@ def test_a_batch_is_explained(lastbit: Lastbit) -> None:
     ]
     assert found["reasons"][2]["children"][0]["batch"] == child["id"]
     assert lastbit("explain", "999999").returncode == 1
+
+
+def test_a_tally_on_the_command_line(lastbit: Lastbit) -> None:
+    """Added once, shown, listed, deleted; negative deltas are no options."""
+    message = ["--topic", "screws", "--partition", "3", "--offset", "17"]
+    assert lastbit.good("tally", "apply", "screws", "robot-7", "5", *message) == "added\n"
+    assert lastbit.good("tally", "apply", "screws", "robot-7", "5", *message).startswith("a repeat")
+    child = lastbit.json("tally", "apply", "screws", "robot-7", "-2", *message, "--child", "1", "--generation", "4")
+    assert child == {"applied": 1, "repeated": 0}
+    shown = lastbit.good("tally", "value", "screws", "robot-7")
+    assert shown.splitlines() == [
+        "3 robot-7",
+        "  5 of screws, partition 3, up to offset 17",
+        "  -2 of screws, partition 3, generation 4, up to offset 17, child 1",
+    ]
+    assert lastbit.json("tally", "list", "screws", "--prefix", "robot-", "--limit", "1") == {
+        "totals": [{"key": "robot-7", "value": 3}]
+    }
+    assert "robot-7" in lastbit.good("tally", "list", "screws")
+    assert "is deleted" in lastbit.good("tally", "delete", "screws")
+    assert lastbit.good("tally", "list", "screws") == "nothing was counted\n"
+    assert lastbit("tally", "apply", "screws", "robot-7", "5").returncode == 2
+    assert lastbit("tally", "value", "a tally", "k").returncode == 2

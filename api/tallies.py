@@ -1,0 +1,185 @@
+"""The routes of tallies. The body of `apply` has a thousand entries, so it is decoded by msgspec, as acks are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from api import body, cursors, models
+from api.problems import Problem, documented
+from core import groups, tallies
+from core.service import Service
+from lastbit.ids import INTEGER_LIMIT
+
+router = APIRouter(prefix="/v1/tallies", tags=["tallies"])
+
+MAX_ENTRIES: Final = 10_000
+
+TallyName = Annotated[
+    str,
+    Path(
+        alias="tally",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$",
+        description="a letter or digit, then up to 254 of these and of `.` `_` `:` `-`",
+    ),
+]
+TallyKey = Annotated[str, Path(alias="key", min_length=1, max_length=tallies.LONGEST)]
+Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+
+Integer = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=tallies.LONGEST)]
+
+
+class TallySource(msgspec.Struct, forbid_unknown_fields=True):
+    """Where a message stands in the log that it, or what it was made of, was read from first."""
+
+    topic: Text
+    partition: Integer
+    offset: Integer
+    child: Annotated[
+        int,
+        msgspec.Meta(ge=0, lt=INTEGER_LIMIT, description="which of the messages that were made of the one at `offset`"),
+    ] = 0
+    generation: Annotated[
+        int,
+        msgspec.Meta(ge=0, lt=INTEGER_LIMIT, description="another one for a topic that was made anew, from offset 0"),
+    ] = 0
+
+
+class TallyEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """What one message adds to one key."""
+
+    key: Text
+    delta: Annotated[int, msgspec.Meta(gt=-INTEGER_LIMIT, lt=INTEGER_LIMIT)]
+    source: TallySource
+
+
+class TallyFence(msgspec.Struct, forbid_unknown_fields=True):
+    """Apply only while this worker owns the partition at this epoch."""
+
+    group: Text
+    partition: Integer
+    worker: Text
+    epoch: Integer
+
+
+class TallyEntries(msgspec.Struct, forbid_unknown_fields=True):
+    """Entries in the order in which their messages came."""
+
+    entries: list[TallyEntry]
+    fence: TallyFence | None = None
+
+
+class AppliedEntries(BaseModel):
+    applied: int = Field(description="entries that were added")
+    repeated: int = Field(description="entries that had been added before")
+
+
+class TallyTotal(BaseModel):
+    key: str
+    value: int
+
+
+class SubCounter(BaseModel):
+    topic: str
+    partition: int
+    generation: int
+    offset: int = Field(description="of the last message that was added")
+    child: int
+    value: int = Field(description="what this source has brought")
+
+
+class TallyValue(TallyTotal):
+    sources: list[SubCounter] = Field(description="they sum up to the value; empty where nothing was ever added")
+
+
+class TallyPage(BaseModel):
+    totals: list[TallyTotal]
+    next: str | None
+
+
+_DECODER: Final = msgspec.json.Decoder(TallyEntries)
+_BODY: Final = {
+    "requestBody": {
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/TallyEntries"}}},
+        "required": True,
+    }
+}
+
+
+@router.post(
+    "/{tally}/apply", response_model=AppliedEntries, responses=documented(404, 409, 413, 415, 422), openapi_extra=_BODY
+)
+async def apply_entries(tally: TallyName, request: Request) -> Response:
+    """Add each entry once, all in one transaction: those that are at or below their guard had been added before. The
+    messages of one source must come to a key in their order."""
+    wanted = body.decoded(_DECODER, await body.read(request.scope, request.receive))
+    if len(wanted.entries) > MAX_ENTRIES:
+        raise Problem(
+            "too_large", f"body.entries: expected at most {MAX_ENTRIES:,} entries, got {len(wanted.entries):,}"
+        )
+    entries = [
+        tallies.Entry(
+            each.key,
+            each.delta,
+            each.source.topic,
+            each.source.partition,
+            each.source.generation,
+            each.source.offset,
+            each.source.child,
+        )
+        for each in wanted.entries
+    ]
+    held = wanted.fence
+    fence = None if held is None else groups.Fence(held.group, held.partition, held.worker, held.epoch)
+    answer = await run_in_threadpool(_service(request).apply_tally, tally, entries, fence)
+    return Response(b'{"applied":%d,"repeated":%d}' % (answer.applied, answer.repeated), media_type="application/json")
+
+
+@router.get("/{tally}/{key:path}", response_model=TallyValue, responses=documented(422))
+def get_value(tally: TallyName, key: TallyKey, request: Request) -> dict[str, Any]:
+    """The total of a key and the sub-counters that it is the sum of; 0 where nothing was ever added."""
+    found = _service(request).tally_value(tally, key)
+    sources = [{name: getattr(each, name) for name in SubCounter.model_fields} for each in found.sources]
+    return {"key": found.key, "value": found.value, "sources": sources}
+
+
+@router.get("/{tally}", response_model=TallyPage, responses=documented(422))
+def list_totals(
+    tally: TallyName,
+    request: Request,
+    prefix: Annotated[str, Query(max_length=tallies.LONGEST, description="only keys that begin so")] = "",
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """The totals of the keys, by their bytes."""
+    of = f"tally:{tally}:{len(prefix)}:{prefix}"
+    after = cursors.decode_name(of, cursor)
+    found = _service(request).tally_page(tally, prefix, after, limit)
+    return {
+        "totals": [{"key": each.key, "value": each.value} for each in found],
+        "next": cursors.encode(of, found[-1].key) if len(found) == limit else None,
+    }
+
+
+@router.delete("/{tally}", status_code=204, responses=documented(422))
+def delete_tally(tally: TallyName, request: Request) -> Response:
+    """Remove the tally and its guards: what is applied again counts again."""
+    _service(request).delete_tally(tally)
+    return Response(status_code=204)
+
+
+def document(openapi: dict[str, Any]) -> None:
+    """Add the body of `apply` to an OpenAPI document."""
+    _, components = msgspec.json.schema_components([TallyEntries], ref_template="#/components/schemas/{name}")
+    openapi["components"]["schemas"].update(components)
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service

@@ -1,0 +1,289 @@
+"""Tallies: sums of events that are replayed, in which each event counts once.
+
+A sum is not idempotent, and queues replay. So the total of a key is a sum of sub-counters, one for each source (topic,
+partition, generation), and each has a guard: the position (offset, child) of the last message that it took in. A
+message at or below the guard came before. What could go wrong, and why it can't:
+
+*The same message counts twice.* `offset < guard` alone is "earlier", and lets the guard's own message in again; what is
+at the guard is a repeat.
+
+*The siblings of a flat map are dropped.* What a republisher makes of one message has that message's offset, so the
+order is (offset, child).
+
+*Two sources take turns.* A guard that starts over when the source changes counts all replays of the other one again.
+There is a guard for each source. A topic that was deleted and made again begins at 0: its generation tells it apart.
+
+*A part of a message is applied.* Entries of a call are applied in one transaction. The guard moves in the statement
+that adds to the value.
+
+*The answer is lost, and the retry is cut otherwise.* An entry is one message's, and each is held against the guard by
+itself; which ones travel together makes no difference. A delta that had been added up over several messages would have
+no position of its own, and count twice.
+
+*An earlier message comes later.* All this is exact only if the messages of one source come to one key in their order:
+an earlier one that comes for the first time after a later one looks like a replay. Where the call itself shows that it
+is none, it is refused (`errors.OutOfOrder`): it is above the guard that stood before the call, so it was never added,
+and yet a later one has come before it. What came in an earlier call can't be told apart any more.
+
+*Deadlocks.* Rows are locked in primary-key order, and written in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+from core import errors, faults, statements, tables
+from core.statements import LIST, chunks
+from lastbit.ids import INTEGER_LIMIT
+
+LONGEST: Final = 255
+"""Characters of a key or a topic."""
+CHUNK: Final = 1000
+"""Rows of one round trip, and of one transaction of a deletion."""
+
+_tallies = tables.tallies.c
+
+
+class Entry(NamedTuple):
+    """What one message adds to one key."""
+
+    key: str
+    delta: int
+    topic: str
+    partition: int
+    generation: int
+    offset: int
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """How many entries were added, and how many had been before."""
+
+    applied: int
+    repeated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A sub-counter: up to where its source was taken in, and what came of it."""
+
+    topic: str
+    partition: int
+    generation: int
+    offset: int
+    child: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A key and its total; of a single key also where it comes from."""
+
+    key: str
+    value: int
+    sources: tuple[Source, ...] = ()
+
+
+# Plain tuples: a call makes thousands of them.
+_Counter = tuple[str, str, int, int]
+"""A sub-counter of the tally: key, topic, partition, generation. Texts are their bytes in hexadecimal, which sort as
+these do."""
+_Position = tuple[int, int]
+"""Offset and child."""
+_Row = tuple[_Position, int]
+"""The guard, and the value."""
+_EMPTY: Final[_Row] = ((-1, 0), 0)
+
+
+def apply(tx: Connection, tally: str, entries: Sequence[Entry]) -> Applied:
+    """Add those entries that are above their guard, in the order of the call, all in the caller's transaction.
+
+    Raises `errors.InvalidRequest` (a key or topic that can't be one, a sum beyond the limit, one message with two
+    deltas for one key), `errors.OutOfOrder`, `faults.BeginAgain` when it must be run again.
+    """
+    counters = _by_counter(entries)
+    wanted = sorted(counters)
+    rows = _lock(tx, tally, wanted)
+    applied = 0
+    new: list[str] = []
+    old: list[str] = []
+    named = _literal(tx, tally.encode().hex())
+    for counter in wanted:
+        before = rows.get(counter)
+        after, count = _advance(before or _EMPTY, counters[counter], entries)
+        if count:
+            applied += count
+            (new if before is None else old).append(_values(tx, named, counter, after))
+    upsert = _UPSERT[tx.dialect.name]
+    _write(tx, [*(_INSERT + rows + upsert for rows in _lists(old)), *(_INSERT + rows for rows in _lists(new))])
+    return Applied(applied, len(entries) - applied)
+
+
+def _by_counter(entries: Sequence[Entry]) -> dict[_Counter, list[int]]:
+    """The places of each sub-counter's entries, in their order."""
+    counters: dict[_Counter, list[int]] = {}
+    known: dict[str, str] = {}
+    for place, entry in enumerate(entries):
+        try:
+            topic = known.get(entry.topic) or known.setdefault(entry.topic, entry.topic.encode().hex())
+            counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)
+        except UnicodeEncodeError:
+            raise errors.InvalidRequest(f"body.entries[{place}]", "expected Unicode text") from None
+        counters.setdefault(counter, []).append(place)
+    return counters
+
+
+def _advance(before: _Row, places: Sequence[int], entries: Sequence[Entry]) -> tuple[_Row, int]:
+    """One after the other against the guard: the row as it is then, and how many were added."""
+    start, value = before
+    reached = start
+    added: dict[_Position, int] = {}
+    for place in places:
+        entry = entries[place]
+        position = entry.offset, entry.child
+        if position > reached:
+            reached = position
+            value += entry.delta
+            added[position] = entry.delta
+        elif position > start:
+            # It is new to us, so it has to be one that this very call has added already.
+            if position not in added:
+                raise errors.OutOfOrder(f"body.entries[{place}]", entry.key, position, reached)
+            if added[position] != entry.delta:
+                raise errors.InvalidRequest(
+                    f"body.entries[{place}].delta",
+                    f"expected {added[position]}, as the same message has brought the same key before: what one "
+                    "message adds to a key is one entry",
+                )
+    if abs(value) >= INTEGER_LIMIT:
+        raise errors.InvalidRequest(
+            f"body.entries[{places[-1]}].delta",
+            f"expected a sum within 2^53: what this source brings to {entries[places[-1]].key!r} would be {value}",
+        )
+    return (reached, value), len(added)
+
+
+def _lock(tx: Connection, tally: str, wanted: Sequence[_Counter]) -> dict[_Counter, _Row]:
+    """Lock the rows that are there, in primary-key order."""
+    found: dict[_Counter, _Row] = {}
+    named = _literal(tx, tally.encode().hex())
+    for part in chunks(list(wanted), CHUNK):
+        texts = [_select(tx, named, some) for some in chunks(part, LIST)]
+        for rows in statements.run(tx, *texts):
+            for key, topic, *numbers in statements.records(tx, rows):
+                partition, generation, offset, child, value = map(int, numbers)
+                found[key, topic, partition, generation] = (offset, child), value
+    return found
+
+
+_COLUMNS: Final = ("LOWER(HEX(tally_key))", "LOWER(HEX(topic))", "partition_no", "generation", "high_offset",
+                   "high_child", "value")  # fmt: skip
+
+
+def _select(tx: Connection, tally: str, wanted: Sequence[_Counter]) -> str:
+    """One statement for at most LIST sub-counters."""
+    by_source: dict[tuple[str, int, int], list[str]] = {}
+    for key, *source in wanted:
+        by_source.setdefault(tuple(source), []).append(key)  # type: ignore[arg-type]
+    among = " OR ".join(
+        f"(tally_key IN ({','.join(_literal(tx, key) for key in keys)}) AND topic = {_literal(tx, topic)} "
+        f"AND partition_no = {partition} AND generation = {generation})"
+        for (topic, partition, generation), keys in by_source.items()
+    )
+    # Forced: a scan would wait for rows that are nobody's business, and lock in another order.
+    where = f"WHERE tally = {tally} AND ({among})"
+    if tx.dialect.name == "sqlite":
+        return statements.select(tx, _COLUMNS, f"tallies {where}", len(wanted))
+    return statements.select(tx, _COLUMNS, f"tallies FORCE INDEX (PRIMARY) {where} FOR UPDATE", len(wanted))
+
+
+def _literal(tx: Connection, digits: str) -> str:
+    """A text by its bytes."""
+    return f"CAST(x'{digits}' AS TEXT)" if tx.dialect.name == "sqlite" else f"x'{digits}'"
+
+
+_INSERT: Final = (
+    "INSERT INTO tallies (tally, tally_key, topic, partition_no, generation, high_offset, high_child, value) VALUES "
+)
+_UPSERT: Final = {
+    "mysql": " ON DUPLICATE KEY UPDATE high_offset = VALUES(high_offset), high_child = VALUES(high_child), "
+    "value = VALUES(value)",
+    "sqlite": " ON CONFLICT (tally, tally_key, topic, partition_no, generation) DO UPDATE SET "
+    "high_offset = excluded.high_offset, high_child = excluded.high_child, value = excluded.value",
+}
+"""For rows that are ours, locked: a multi-row update."""
+
+
+def _values(tx: Connection, tally: str, counter: _Counter, row: _Row) -> str:
+    key, topic, partition, generation = counter
+    (offset, child), value = row
+    texts = f"{tally},{_literal(tx, key)},{_literal(tx, topic)}"
+    return f"({texts},{partition},{generation},{offset},{child},{value})"
+
+
+def _lists(rows: list[str]) -> Iterator[str]:
+    for part in chunks(rows, CHUNK):
+        yield ",".join(part)
+
+
+def _write(tx: Connection, texts: Iterable[str]) -> None:
+    """Raises `faults.BeginAgain` where somebody else has made the row of a sub-counter that had none."""
+    try:
+        for text in texts:
+            statements.run(tx, text)
+    except IntegrityError as error:
+        if faults.is_duplicate(error):
+            raise faults.BeginAgain from error
+        raise
+
+
+def get(tx: Connection, tally: str, key: str) -> Value:
+    """The total of a key, and its sub-counters; 0 without any where nothing was ever added."""
+    found = tx.execute(
+        sa.select(tables.tallies)
+        .where(_tallies.tally == tally, _tallies.tally_key == key)
+        .order_by(_tallies.topic, _tallies.partition_no, _tallies.generation)
+    )
+    sources = tuple(_source(row) for row in found)
+    return Value(key, sum(source.value for source in sources), sources)
+
+
+def _source(row: Any) -> Source:
+    return Source(row.topic, row.partition_no, row.generation, row.high_offset, row.high_child, row.value)
+
+
+def page(tx: Connection, tally: str, prefix: str, after: str | None, limit: int) -> list[Value]:
+    """The totals of the keys that begin with `prefix`, above `after`, by the bytes of their keys."""
+    query = (
+        sa.select(_tallies.tally_key, sa.func.sum(_tallies.value).label("total"))
+        .where(_tallies.tally == tally)
+        .group_by(_tallies.tally_key)
+        .order_by(_tallies.tally_key)
+        .limit(limit)
+    )
+    if prefix:
+        # The last key that can begin so.
+        query = query.where(_tallies.tally_key.between(prefix, prefix.ljust(LONGEST, "\U0010ffff")))
+    if after is not None:
+        query = query.where(_tallies.tally_key > after)
+    return [Value(row.tally_key, int(row.total)) for row in tx.execute(query)]
+
+
+def remove_chunk(tx: Connection, tally: str) -> bool:
+    """Remove some of a tally's rows, from the lowest; whether there may be more."""
+    known = (_tallies.tally_key, _tallies.topic, _tallies.partition_no, _tallies.generation)
+    last = tx.execute(
+        sa.select(*known).where(_tallies.tally == tally).order_by(*known).offset(CHUNK - 1).limit(1)
+    ).first()
+    query = sa.delete(tables.tallies).where(_tallies.tally == tally)
+    if last is not None:
+        query = query.where(_tallies.tally_key <= last.tally_key)
+    tx.execute(query)
+    return last is not None

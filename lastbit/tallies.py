@@ -1,0 +1,111 @@
+"""Tallies: `client.tally("screws")` counts each message once, however often it is replayed, and says the totals.
+
+The messages of one source must come to a key in their order. What one message brings to one key is one entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lastbit import _calls
+from lastbit._calls import Entry
+from lastbit._protocol import Flow
+from lastbit.models import TallyApplied, TallyTotal, TallyValue
+from lastbit.tally_buffer import DEFAULT_EVERY, DEFAULT_MOST, AsyncTallyBuffer, TallyBuffer, Window
+
+if TYPE_CHECKING:
+    from lastbit.client import AsyncClient, Client
+
+
+Fence = Mapping[str, Any]
+"""`group`, `partition`, `worker` and `epoch` of a consumer group."""
+
+
+def _apply(
+    client: Client | AsyncClient, tally: str, entries: Iterable[Entry], fence: Fence | None
+) -> Flow[TallyApplied]:
+    return _calls.apply_tally(client._service, tally, map(_calls.tally_entry, entries), fence)
+
+
+class Tally:
+    """`client.tally(name)`. All methods raise `ServiceError` (`InvalidRequest`) and `ServiceUnreachable`."""
+
+    __slots__ = ("_client", "name")
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
+        """Add each entry, (key, delta, source), once: in one transaction, at most 10,000, in the order in which their
+        messages came. Commit these to the broker when it has returned. With a `fence`, only while that worker owns that
+        partition. Raises `OutOfOrder`; then nothing was added."""
+        return self._client._run(_apply(self._client, self.name, entries, fence))
+
+    def value(self, key: str) -> int:
+        """The total of a key; 0 where nothing was ever added."""
+        return self.get(key).value
+
+    def get(self, key: str) -> TallyValue:
+        """The total of a key and where it comes from."""
+        return self._client._run(_calls.tally_value(self._client._service, self.name, key))
+
+    def totals(self, *, prefix: str = "", page_size: int = 1000) -> Iterator[TallyTotal]:
+        """The totals of the keys that begin with `prefix`, by the bytes of these, fetched as they are asked for."""
+        return self._client._iterate(_calls.tally_totals(self._client._service, self.name, prefix, page_size))
+
+    def delete(self) -> None:
+        """Remove the tally and its guards: what is applied again counts again."""
+        self._client._run(_calls.delete_tally(self._client._service, self.name))
+
+    def buffer(
+        self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
+    ) -> TallyBuffer:
+        """A context manager that gathers entries into few calls, and acks messages in `window`, an `AckWindow`, once
+        theirs were applied; see `TallyBuffer`."""
+        return TallyBuffer(self._client, self.name, window, every, most)
+
+    def __repr__(self) -> str:
+        return f"<Tally {self.name} at {self._client.url}>"
+
+
+class AsyncTally:
+    """`Tally`, awaited: same names, same arguments, same errors."""
+
+    __slots__ = ("_client", "name")
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    async def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
+        """Add each entry once; see `Tally.apply`."""
+        return await self._client._run(
+            _calls.apply_tally(self._client._service, self.name, map(_calls.tally_entry, entries))
+        )
+
+    async def value(self, key: str) -> int:
+        """The total of a key."""
+        return (await self.get(key)).value
+
+    async def get(self, key: str) -> TallyValue:
+        """The total of a key and where it comes from."""
+        return await self._client._run(_calls.tally_value(self._client._service, self.name, key))
+
+    def totals(self, *, prefix: str = "", page_size: int = 1000) -> AsyncIterator[TallyTotal]:
+        """The totals of the keys that begin with `prefix`; see `Tally.totals`."""
+        return self._client._iterate(_calls.tally_totals(self._client._service, self.name, prefix, page_size))
+
+    async def delete(self) -> None:
+        """Remove the tally and its guards."""
+        await self._client._run(_calls.delete_tally(self._client._service, self.name))
+
+    def buffer(
+        self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
+    ) -> AsyncTallyBuffer:
+        """Gathers entries into few calls; see `TallyBuffer`."""
+        return AsyncTallyBuffer(self._client, self.name, window, every, most)
+
+    def __repr__(self) -> str:
+        return f"<AsyncTally {self.name} at {self._client.url}>"

@@ -1,0 +1,39 @@
+"""Tallies. The release before knows of none.
+
+Revision ID: 0005
+Revises: 0004
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import mysql
+
+from core.tables import MYSQL_OPTIONS
+
+revision = "0005"
+down_revision = "0004"
+
+BIG = sa.BigInteger()
+NAME = sa.String(255).with_variant(mysql.VARBINARY(255), "mysql", "mariadb")
+TEXT = sa.String(255).with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "tallies",
+        sa.Column("tally", NAME, primary_key=True),
+        sa.Column("tally_key", TEXT, primary_key=True),
+        sa.Column("topic", TEXT, primary_key=True),
+        sa.Column("partition_no", BIG, primary_key=True, autoincrement=False),
+        sa.Column("generation", BIG, primary_key=True, autoincrement=False),
+        sa.Column("high_offset", BIG, nullable=False),
+        sa.Column("high_child", BIG, nullable=False),
+        sa.Column("value", BIG, nullable=False),
+        **MYSQL_OPTIONS,
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("tallies")

@@ -1,0 +1,219 @@
+"""Logs, services that republish them, and consumers that count them: made by chance, with all that goes wrong.
+
+A `World` has root logs (topics, partitions, generations; offsets with gaps), a chain of republishers, and consumers
+that bring what comes out at its end to a tally. Its keys are its own, so that many worlds share a tally and its calls.
+What it keeps is what a tally needs: the messages of a root partition come to a key in their order. A stage reads each
+partition in its order and routes by key; keys only grow by a letter a stage, so that each has one way; and when a stage
+comes back with another number of partitions, its old ones are drained first.
+
+All else is chance: a stage makes none to three messages of one, dies between two of them or after some, comes back at
+an old position and publishes again; a consumer gathers as much as it likes, loses answers, sends again in another cut,
+dies, comes back at an old position, and goes on beside its successor.
+
+`truth` is computed from the root logs, by what the stages make of a message, and by nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lastbit.chains import SourceChain
+from lastbit.tally_buffer import Gatherer, Message, message
+
+STAGES = 3
+
+
+class Record(NamedTuple):
+    offset: int
+    key: str
+    number: int
+    header: str | None
+
+
+@dataclass
+class Log:
+    """One partition of a topic."""
+
+    topic: str
+    partition: int
+    generation: int
+    records: list[Record] = field(default_factory=list)
+
+
+Epoch = list[Log]
+"""The partitions of a topic, until their number changes."""
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.name = f"w{seed}"
+        self.dice = random.Random(seed)
+        self._passes = [self.dice.random() < 0.25 for _ in range(self.dice.randint(0, STAGES))]
+        """Of each stage: it makes exactly one message of one."""
+        self.roots = list(self._root_logs())
+        epochs: list[Epoch] = [self.roots]
+        for stage in range(len(self._passes)):
+            epochs = self._republished(stage, epochs)
+        self._epochs = epochs
+        self._committed: dict[int, int] = {}
+        """By the id of a log: how many of its records are done with, as the broker knows it."""
+
+    def _root_logs(self) -> Iterator[Log]:
+        for topic in ("fastened", "loosened")[: self.dice.randint(1, 2)]:
+            for generation in range(self.dice.randint(1, 2)):
+                for partition in range(self.dice.randint(1, 2)):
+                    log = Log(topic, partition, generation)
+                    offset = self.dice.choice((0, 0, 5))
+                    for _ in range(self.dice.randint(1, 6)):
+                        key = f"{self.name}/{self.dice.choice('ab')}"
+                        log.records.append(Record(offset, key, self.dice.randrange(10**6), None))
+                        offset += self.dice.choice((1, 1, 1, 3))
+                    yield log
+
+    def _made_of(self, stage: int, record: Record) -> list[tuple[str, int]]:
+        """Keys and numbers; the same whenever it is asked for."""
+        if self._passes[stage]:
+            return [(record.key, record.number)]
+        dice = random.Random(f"{self.name}:{stage}:{record.key}:{record.number}")
+        return [(record.key + dice.choice("xy"), record.number * 7 + n) for n in range(dice.choice((0, 1, 2, 2, 3)))]
+
+    @staticmethod
+    def deltas(record: Record) -> dict[str, int]:
+        """What a record of the last stage brings, to two keys."""
+        return {record.key: record.number % 9 - 3, f"{record.key}#": 1}
+
+    def truth(self) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        records = [record for log in self.roots for record in log.records]
+        for stage in range(len(self._passes)):
+            records = [Record(0, *made, None) for record in records for made in self._made_of(stage, record)]
+        for record in records:
+            for key, delta in self.deltas(record).items():
+                totals[key] = totals.get(key, 0) + delta
+        return totals
+
+    def _republished(self, stage: int, sources: list[Epoch]) -> list[Epoch]:
+        """What a stage publishes over all of its lives."""
+        made: list[Epoch] = [self._topic(stage)]
+        committed: dict[int, int] = {}
+        for life in range(self.dice.randint(0, 3), -1, -1):
+            if life and self.dice.random() < 0.3 and made[-1]:
+                made.append(self._topic(stage))
+            steps = self.dice.randint(1, 8) if life else None  # it dies after so many; the last life ends
+            self._live(stage, sources, made[-1], committed, steps)
+        return made
+
+    def _topic(self, stage: int) -> Epoch:
+        return [Log(f"stage-{stage}", partition, 0) for partition in range(self.dice.randint(1, 3))]
+
+    def _live(
+        self, stage: int, sources: list[Epoch], target: Epoch, committed: dict[int, int], steps: int | None
+    ) -> None:
+        for epoch in sources:
+            read = {id(log): committed.get(id(log), 0) for log in epoch}
+            while left := [log for log in epoch if read[id(log)] < len(log.records)]:
+                log = self.dice.choice(left)
+                record = log.records[read[id(log)]]
+                products = self._made_of(stage, record)
+                dies = steps == 0
+                for child, (key, number) in enumerate(
+                    products[: self.dice.randint(0, len(products))] if dies else products
+                ):
+                    chain = SourceChain.decode(record.header).hop(
+                        log.topic,
+                        log.partition,
+                        record.offset,
+                        None if self._passes[stage] else child,
+                        generation=log.generation,
+                    )
+                    partition = target[zlib.crc32(key.encode()) % len(target)].records
+                    partition.append(Record(len(partition), key, number, chain.encode()))
+                if dies:
+                    return
+                steps = None if steps is None else steps - 1
+                read[id(log)] += 1
+                if self.dice.random() < 0.3:
+                    committed[id(log)] = read[id(log)]
+            # The next epoch is not begun before this one is done with.
+            committed.update(read)
+
+    def consumed(self) -> Iterator[list[Any]]:
+        """The calls of all consumers, in the order in which they reach the service; each is applied."""
+        consumers = [self._consumer(dies=self.dice.random() < 0.6)]
+        successors = self.dice.randint(0, 2)
+        while consumers:
+            consumer = self.dice.choice(consumers)
+            if (call := next(consumer, None)) is None:
+                consumers.remove(consumer)
+            elif call:
+                yield call
+            if successors and self.dice.random() < 0.15:
+                successors -= 1
+                consumers.append(self._consumer(dies=self.dice.random() < 0.6))
+        yield from filter(None, self._consumer(dies=False))
+
+    def _consumer(self, *, dies: bool) -> Iterator[list[Any]]:
+        """A life of a consumer: its calls, and an empty list where nothing reaches the service."""
+        dice = self.dice
+        left = dice.randint(0, 12) if dies else None
+        for epoch in self._epochs:
+            read = {id(log): self._committed.get(id(log), 0) for log in epoch}
+            acked = dict(read)
+            unanswered: list[Message] = []
+            gatherer = Gatherer(dice.randint(1, 12))
+            while gatherer or unanswered or any(read[id(log)] < len(log.records) for log in epoch):
+                if left is not None:
+                    left -= 1
+                    if left < 0:
+                        return
+                if unanswered:
+                    # Once more, in another cut, and with more behind it.
+                    gatherer = Gatherer(dice.randint(1, 12))
+                    for each in unanswered:
+                        gatherer.put(each)
+                    unanswered = []
+                for _ in range(dice.randint(0, 6)):
+                    readable = [log for log in epoch if read[id(log)] < len(log.records)]
+                    if not readable:
+                        break
+                    gatherer.put(self._read(dice.choice(readable), read, acked))
+                yield []
+                held = [*gatherer._messages]
+                call = gatherer.take()
+                if call is None:
+                    continue
+                reaches, answered = dice.random() < 0.9, dice.random() < 0.8
+                if reaches and call.entries:
+                    yield call.entries
+                if reaches and answered:
+                    for ack in call.acks:
+                        ack()
+                    for log in epoch:
+                        if dice.random() < 0.5:
+                            before = self._committed.get(id(log), 0)
+                            self._committed[id(log)] = max(before, acked[id(log)])
+                else:
+                    unanswered = held
+            for log in epoch:
+                self._committed[id(log)] = len(log.records)
+
+    def _read(self, log: Log, read: dict[int, int], acked: dict[int, int]) -> Message:
+        record = log.records[read[id(log)]]
+        read[id(log)] += 1
+        place = read[id(log)]
+        chain = SourceChain.decode(record.header).hop(
+            log.topic, log.partition, record.offset, generation=log.generation
+        )
+
+        class Window:
+            def ack(self, offset: int) -> None:
+                assert offset == record.offset
+                # Acked in the order of reading, as calls keep it.
+                assert acked[id(log)] in (place - 1, place)
+                acked[id(log)] = place
+
+        return message(self.deltas(record), chain, Window())

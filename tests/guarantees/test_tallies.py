@@ -1,0 +1,254 @@
+"""Tallies: the total of each key is that of the model, whatever is replayed, lost, regrouped, or dies on the way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from core import errors, tallies
+from core.combiner import Inline
+from core.db import Database
+from core.service import Service
+from lastbit import Client, Retry, ServiceUnreachable, SourceChain
+from tests.guarantees.dying import Mortals, mortals
+from tests.guarantees.model import tally_entry
+from tests.guarantees.streams import World
+from tests.sdk.conftest import scripted  # noqa: F401  # a fixture
+
+SOAK = os.environ.get("LASTBIT_SOAK") == "1"
+WORLDS = 1_000 * (20 if SOAK else 1)
+TOGETHER = 50
+"""Worlds that share a tally and its calls."""
+numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def dying() -> Iterator[Mortals]:
+    with mortals() as server:
+        yield server
+
+
+def totals(service: Service, tally: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    after: str | None = None
+    while page := service.tally_page(tally, "", after, 1000):
+        found |= {each.key: each.value for each in page}
+        after = page[-1].key
+    return found
+
+
+def truth(worlds: Iterable[World]) -> dict[str, int]:
+    return {key: total for world in worlds for key, total in world.truth().items()}
+
+
+def apply(service: Service, tally: str, entries: Iterable[Mapping[str, Any]]) -> tallies.Applied:
+    return service.apply_tally(tally, [tally_entry(each) for each in entries])
+
+
+def together(worlds: Iterable[World]) -> Iterator[list[Mapping[str, Any]]]:
+    """Their calls, one of each world joined to one."""
+    running = [world.consumed() for world in worlds]
+    while True:
+        calls = [call for consumed in running if (call := next(consumed, None))]
+        if not calls:
+            return
+        yield [entry for call in calls for entry in call]
+
+
+@pytest.mark.timeout(7200)
+def test_every_total_is_the_models_whatever_goes_wrong_on_the_way(service: Service) -> None:
+    """Flat maps, crashes, replays, partial publishes, other partition counts, topics made anew, lost answers, other
+    cuts, consumers beside their successors."""
+    for first in range(0, WORLDS, TOGETHER):
+        worlds = [World(seed) for seed in range(first, first + TOGETHER)]
+        tally = f"worlds-{first}"
+        for call in together(worlds):
+            apply(service, tally, call)
+        found, wanted = totals(service, tally), truth(worlds)
+        wrong = {
+            key: (found.get(key), wanted.get(key)) for key in {*found, *wanted} if found.get(key) != wanted.get(key)
+        }
+        assert not wrong, f"worlds {first} to {first + TOGETHER - 1}: (found, true) {wrong}"
+
+
+def test_the_worlds_have_what_can_go_wrong() -> None:
+    """A generator that makes no trouble would prove nothing."""
+    replayed = siblings = anew = alternating = stages = 0
+    for seed in range(200):
+        world = World(seed)
+        entries = [entry for call in world.consumed() for entry in call]
+        sources = [(each["key"], *map(each["source"].get, ("topic", "partition", "generation"))) for each in entries]
+        places = [
+            (*source, each["source"]["offset"], each["source"].get("child", 0))
+            for source, each in zip(sources, entries, strict=True)
+        ]
+        replayed += len(places) - len(set(places))
+        siblings += len(set(places)) - len({place[:-1] for place in places})
+        anew += sum(each["source"].get("generation", 0) > 0 for each in entries)
+        alternating += len({source[:1] for source in sources}) < len(set(sources))
+        stages = max(stages, len(world._passes))
+    assert stages == 3
+    assert min(replayed, siblings, anew, alternating) > 100, (replayed, siblings, anew, alternating)
+
+
+@pytest.mark.timeout(600)
+def test_a_call_that_dies_at_any_point_is_there_altogether_or_not_at_all(database: Database, dying: Mortals) -> None:
+    """Rows that are new and rows that are there; then it is sent again in another cut, and each entry counts once."""
+    service = Service(database, combiner=Inline)
+    url = database.url.render_as_string(hide_password=False)
+    for point in range(100):
+        tally = f"dying-{next(numbers)}"
+        before = _run(0, 3)
+        apply(service, tally, before)
+        first, rest = _run(2, 20), _run(20, 30)
+        death = dying.run(url, {"verb": "tally", "tally": tally, "entries": first}, point)
+        seen = totals(service, tally)
+        assert seen in (_sums(before), _sums([*before, *first[3:]]))
+        if death is not None and death.commits:
+            assert seen != _sums(before)
+        dice = random.Random(point)
+        entries = [*first, *rest]
+        while entries:
+            cut = dice.randint(1, len(entries))
+            apply(service, tally, entries[:cut])
+            entries = entries[cut:]
+        assert totals(service, tally) == _sums(_run(0, 30))
+        if death is None:
+            assert point > 5
+            return
+    pytest.fail("the call has no end")
+
+
+def _run(start: int, end: int) -> list[dict[str, Any]]:
+    """Messages `start` to `end` of a log: each brings something to three of seven keys."""
+    return [
+        {
+            "key": f"k{(offset + place) % 7}",
+            "delta": offset + place,
+            "source": {"topic": "t", "partition": offset % 2, "offset": offset},
+        }
+        for offset in range(start, end)
+        for place in range(3)
+    ]
+
+
+def _sums(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in entries:
+        found[each["key"]] = found.get(each["key"], 0) + each["delta"]
+    return found
+
+
+@pytest.mark.mariadb
+@pytest.mark.timeout(7200)
+def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(mariadb_database: Database) -> None:
+    """Three that know nothing of each other replay one log over many keys, each in a cut of its own; rows that are
+    there and rows that are made."""
+    url = mariadb_database.url.render_as_string(hide_password=False)
+    trouble: list[BaseException] = []
+    rounds = 12 * (20 if SOAK else 1)
+    for round_ in range(rounds):
+        log = _spread(round_)
+        start = threading.Barrier(3)
+
+        def write(writer: int, log: list[dict[str, Any]] = log, round_: int = round_, start: Any = start) -> None:
+            dice = random.Random(f"{round_}-{writer}")
+            try:
+                with Database(url) as database:
+                    service = Service(database, combiner=Inline)
+                    left = list(log)
+                    start.wait(60)
+                    while left:
+                        cut = dice.choice((30, 100, 200))
+                        apply(service, f"race-{round_}", left[:cut])
+                        if dice.random() < 0.9:  # else its answer was lost
+                            left = left[cut:]
+            except BaseException as error:  # noqa: BLE001  # it is raised in the test's own thread
+                trouble.append(error)
+
+        writers = [threading.Thread(target=write, args=(writer,)) for writer in range(3)]
+        for thread in writers:
+            thread.start()
+        for thread in writers:
+            thread.join()
+        assert not trouble, trouble
+        assert totals(Service(mariadb_database, combiner=Inline), f"race-{round_}") == _sums(log)
+
+
+def _spread(seed: int) -> list[dict[str, Any]]:
+    dice = random.Random(seed)
+    return [
+        {
+            "key": f"k{dice.randrange(150)}",
+            "delta": dice.randrange(1, 9),
+            "source": {"topic": "t", "partition": 0, "offset": offset},
+        }
+        for offset in range(1200)
+    ]
+
+
+def test_an_order_that_is_seen_to_be_broken_is_refused(service: Service) -> None:
+    """It was never added, and a later one stands before it; nothing of the call is applied."""
+    one, two, three = (
+        {"key": "k", "delta": 1, "source": {"topic": "t", "partition": 0, "offset": offset}} for offset in (1, 2, 3)
+    )
+    apply(service, "order", [one])
+    with pytest.raises(errors.OutOfOrder, match=r"body\.entries\[2\]: offset 2"):
+        apply(service, "order", [one, three, two])
+    assert totals(service, "order") == {"k": 1}
+    assert apply(service, "order", [two, three, two, one]) == tallies.Applied(2, 2)
+    assert totals(service, "order") == {"k": 3}
+
+
+class _Window:
+    """Which offsets were acked; an ack that comes before the service has it all is seen."""
+
+    def __init__(self, applied: Callable[[], int]) -> None:
+        self._applied = applied
+        self.acked: list[int] = []
+
+    def ack(self, offset: int) -> None:
+        assert offset < self._applied(), "acked before it was applied"
+        self.acked.append(offset)
+
+
+def test_a_buffer_acks_a_message_when_it_was_answered_and_not_before(scripted: Any) -> None:  # noqa: F811
+    """Also one whose answer was lost; what was not answered stays out, and the buffer says why."""
+    applied = 0
+    lost = iter([True, False, False, True, False])
+
+    def reply(seen: Any) -> Any:
+        nonlocal applied
+        offsets = [each["source"]["offset"] for each in seen.body["entries"]]
+        if offsets[-1] >= 40:
+            return None
+        applied = max(applied, offsets[-1] + 1)
+        return None if next(lost, False) else (200, {}, {"applied": len(offsets), "repeated": 0})
+
+    scripted.reply = reply
+    window = _Window(lambda: applied)
+    retry = Retry(attempts=3, base=0.001, cap=0.001)
+    with Client(scripted.url, retry=retry) as client:
+        buffer = client.tally("t").buffer(window, every=60, most=10)
+        for offset in range(40):
+            buffer.add({"k": 1}, SourceChain().hop("t", 0, offset))
+        buffer.flush()
+        assert window.acked == list(range(40))
+        buffer.add({"k": 1}, SourceChain().hop("t", 0, 40))
+        with pytest.raises(ServiceUnreachable):
+            buffer.flush()
+        with pytest.raises(ServiceUnreachable):
+            buffer.add({"k": 1}, SourceChain().hop("t", 0, 41))
+        with pytest.raises(ServiceUnreachable):
+            buffer.close()
+    assert window.acked == list(range(40))
+    for seen in scripted.seen:
+        offsets = [each["source"]["offset"] for each in seen.body["entries"]]
+        assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
+        assert all(each["delta"] == 1 for each in seen.body["entries"])

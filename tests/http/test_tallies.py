@@ -1,0 +1,232 @@
+"""Tallies over HTTP: applied once, read, listed, deleted; what breaks the order is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.http.test_batches import code
+
+LIMIT = 2**53
+
+
+def entry(offset: int, delta: int = 1, key: str = "r1", **source: Any) -> dict[str, Any]:
+    return {"key": key, "delta": delta, "source": {"topic": "screws", "partition": 0, "offset": offset, **source}}
+
+
+def apply(http: httpx.Client, tally: str, *entries: dict[str, Any]) -> httpx.Response:
+    return http.post(f"/v1/tallies/{tally}/apply", json={"entries": entries})
+
+
+def counts(http: httpx.Client, tally: str, *entries: dict[str, Any]) -> tuple[int, int]:
+    answer = apply(http, tally, *entries)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["applied"], answer.json()["repeated"]
+
+
+def test_an_entry_counts_once_however_often_it_comes(http: httpx.Client) -> None:
+    """In the same call, in another one, beside new ones; a child is a message of its own."""
+    assert counts(http, "once", entry(5), entry(5), entry(6, 10)) == (2, 1)
+    assert counts(http, "once", entry(5), entry(6, 10), entry(6, 100, child=1), entry(7, -3)) == (2, 2)
+    assert counts(http, "once") == (0, 0)
+    assert http.get("/v1/tallies/once/r1").json() == {
+        "key": "r1",
+        "value": 108,
+        "sources": [{"topic": "screws", "partition": 0, "generation": 0, "offset": 7, "child": 0, "value": 108}],
+    }
+
+
+def test_each_source_has_a_guard_of_its_own(http: httpx.Client) -> None:
+    """Topic, partition and generation; the value is their sum."""
+    sources = [entry(9), entry(9, partition=1), entry(3, topic="bolts"), entry(0, generation=1)]
+    assert counts(http, "sources", *sources) == (4, 0)
+    assert counts(http, "sources", *reversed(sources)) == (0, 4)
+    found = http.get("/v1/tallies/sources/r1").json()
+    assert found["value"] == 4
+    assert [(each["topic"], each["partition"], each["generation"]) for each in found["sources"]] == [
+        *(("bolts", 0, 0), ("screws", 0, 0), ("screws", 0, 1), ("screws", 1, 0)),
+    ]
+
+
+def test_a_key_to_which_nothing_was_added_is_zero(http: httpx.Client) -> None:
+    """It is no error to look too early."""
+    assert http.get("/v1/tallies/nothing/r1").json() == {"key": "r1", "value": 0, "sources": []}
+    assert http.get("/v1/tallies/nothing").json() == {"totals": [], "next": None}
+
+
+@pytest.mark.parametrize(
+    "key", ["a/b", "a/apply", "apply", " ", "Ö \u2028", "k" * 255, "%2F", "a?b#c", "\x00", "\U0010ffff"]
+)
+def test_a_key_is_any_text(http: httpx.Client, key: str) -> None:
+    """Of 1 to 255 characters."""
+    assert counts(http, "texts", entry(1, 7, key=key)) == (1, 0)
+    quoted = "".join(f"%{byte:02X}" for byte in key.encode())
+    assert http.get(f"/v1/tallies/texts/{quoted}").json()["value"] == 7
+    assert http.get("/v1/tallies/texts", params={"prefix": key}).json()["totals"][0] == {"key": key, "value": 7}
+
+
+def test_names_are_compared_by_their_bytes(http: httpx.Client) -> None:
+    """`Job`, `job` and `job ` are three."""
+    for name in ("Job", "job", "job "):
+        assert counts(http, "Bytes", entry(1, key=name), entry(1, key="k", topic=name)) == (2, 0)
+    assert http.get("/v1/tallies/bytes/k").json()["value"] == 0
+
+
+def test_totals_are_listed_by_prefix_in_pages(http: httpx.Client) -> None:
+    """By the bytes of their keys; a cursor belongs to its list."""
+    keys = ["a", "a/1", "a/2", "a\U0010ffff", "a\U0010ffff\U0010ffff", "b", "ä"]
+    entries = [entry(offset, key=key, partition=p) for offset, key in enumerate(keys) for p in (0, 1)]
+    assert counts(http, "pages", *entries) == (14, 0)
+
+    def read(limit: int, **params: str) -> list[tuple[str, int]]:
+        found, cursor = [], None
+        while True:
+            asked = {"limit": limit, **params, **({"cursor": cursor} if cursor else {})}
+            page = http.get("/v1/tallies/pages", params=asked).json()
+            assert len(page["totals"]) <= limit
+            found += [(each["key"], each["value"]) for each in page["totals"]]
+            cursor = page["next"]
+            if cursor is None:
+                return found
+
+    for limit in (1, 2, 3, 1000):
+        assert read(limit) == [(key, 2) for key in keys]
+        assert read(limit, prefix="a") == [(key, 2) for key in keys[:5]]
+        assert read(limit, prefix="a/") == [(key, 2) for key in keys[1:3]]
+    cursor = http.get("/v1/tallies/pages", params={"limit": 1}).json()["next"]
+    for path, params in (("pages", {"prefix": "a"}), ("other", {})):
+        assert code(http.get(f"/v1/tallies/{path}", params={"cursor": cursor, **params})) == (422, "invalid_request")
+    assert code(http.get("/v1/tallies/pages", params={"cursor": "x"})) == (422, "invalid_request")
+
+
+def test_a_message_that_comes_after_a_later_one_is_refused(http: httpx.Client) -> None:
+    """Where the call shows that it was never added; nothing of the call is applied."""
+    counts(http, "order", entry(2), entry(4))
+    refused = apply(http, "order", entry(1, key="other"), entry(7), entry(6))
+    assert code(refused) == (409, "out_of_order")
+    assert refused.json()["errors"][0]["place"] == "body.entries[2]"
+    assert code(apply(http, "order", entry(7, child=1), entry(7))) == (409, "out_of_order")
+    assert http.get("/v1/tallies/order/other").json()["value"] == 0
+    # What is seen to be a repeat may come in any order: below the guard, or brought by this very call.
+    assert counts(http, "order", entry(2), entry(1), entry(6), entry(7), entry(6), entry(3), entry(7)) == (2, 5)
+
+
+def test_one_message_that_brings_two_deltas_to_a_key_is_refused(http: httpx.Client) -> None:
+    """One of them would be taken for a repeat of the other."""
+    refused = apply(http, "deltas", entry(1), entry(1, 2))
+    assert code(refused) == (422, "invalid_request")
+    assert refused.json()["errors"][0]["place"] == "body.entries[1].delta"
+    assert counts(http, "deltas", entry(1), entry(1, key="r2")) == (2, 0)
+
+
+def test_a_sum_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.Client) -> None:
+    """Integers stay below 2^53, above and below zero."""
+    assert counts(http, "limit", entry(1, LIMIT - 1), entry(1, 1 - LIMIT, key="r2")) == (2, 0)
+    for key, delta in (("r1", 1), ("r2", -1)):
+        refused = apply(http, "limit", entry(1, key="other"), entry(2, delta, key=key))
+        assert code(refused) == (422, "invalid_request")
+        assert refused.json()["errors"][0]["place"] == "body.entries[1].delta"
+    assert http.get("/v1/tallies/limit/other").json()["value"] == 0
+    assert counts(http, "limit", entry(2, -1), entry(3, 1)) == (2, 0)
+    assert http.get("/v1/tallies/limit/r1").json()["value"] == LIMIT - 1
+
+
+def test_a_tally_that_was_deleted_begins_anew(http: httpx.Client) -> None:
+    """With its guards; other tallies stay, and deleting what is not there is no error."""
+    counts(http, "gone", *(entry(offset, key=f"k{offset}") for offset in range(2500)))
+    counts(http, "gone2", entry(1))
+    for _ in range(2):
+        assert http.delete("/v1/tallies/gone").status_code == 204
+        assert http.get("/v1/tallies/gone").json()["totals"] == []
+    assert http.get("/v1/tallies/gone2/r1").json()["value"] == 1
+    assert counts(http, "gone", entry(1, key="k1")) == (1, 0)
+
+
+def test_a_full_call_of_the_longest_names_is_applied(http: httpx.Client) -> None:
+    """Each a source of its own; as many as 8 MiB hold."""
+    tall = "\U0001f529" * 240
+    entries = [entry(0, key=f"{number}{tall}", topic=f"{number}{tall}") for number in range(3500)]
+    content = json.dumps({"entries": entries}, ensure_ascii=False).encode()
+    assert len(content) < 8 * 2**20
+    headers = {"Content-Type": "application/json"}
+    for expected in ((3500, 0), (0, 3500)):
+        answer = http.post("/v1/tallies/long/apply", content=content, headers=headers)
+        assert (answer.json()["applied"], answer.json()["repeated"]) == expected
+
+
+def test_entries_under_a_stale_fence_are_not_applied(http: httpx.Client) -> None:
+    """409 `stale_epoch`, until the worker has been told its new epoch."""
+    http.put("/v1/consumer-groups/tallying", json={"partitions": 1})
+
+    def sync(session: str) -> None:
+        body = {"worker": "one", "session": session}
+        assert http.post("/v1/consumer-groups/tallying/sync", json=body).status_code == 200
+
+    def fenced(**fence: Any) -> httpx.Response:
+        fence = {"group": "tallying", "partition": 0, "worker": "one", "epoch": 1, **fence}
+        return http.post("/v1/tallies/fenced/apply", json={"entries": [entry(1)], "fence": fence})
+
+    sync("first")
+    assert fenced().json() == {"applied": 1, "repeated": 0}
+    sync("second")
+    for stale in ({}, {"worker": "two", "epoch": 2}, {"partition": 1}):
+        assert code(fenced(**stale)) == (409, "stale_epoch")
+    assert code(fenced(group="nowhere")) == (404, "consumer_group_not_found")
+    assert fenced(epoch=2).json() == {"applied": 0, "repeated": 1}
+    assert code(fenced(epoch="2")) == (422, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"delta": 1.5}, "body.entries[1].delta"),
+        ({"delta": "1"}, "body.entries[1].delta"),
+        ({"delta": True}, "body.entries[1].delta"),
+        ({"delta": LIMIT}, "body.entries[1].delta"),
+        ({"delta": -LIMIT}, "body.entries[1].delta"),
+        ({"key": ""}, "body.entries[1].key"),
+        ({"key": "k" * 256}, "body.entries[1].key"),
+        ({"key": 7}, "body.entries[1].key"),
+        ({"source": None}, "body.entries[1].source"),
+        ({"other": 1}, "body.entries[1]"),
+        ({"source": {"topic": "", "partition": 0, "offset": 0}}, "body.entries[1].source.topic"),
+        ({"source": {"topic": "t", "partition": -1, "offset": 0}}, "body.entries[1].source.partition"),
+        ({"source": {"topic": "t", "partition": 0, "offset": -1}}, "body.entries[1].source.offset"),
+        ({"source": {"topic": "t", "partition": 0, "offset": LIMIT}}, "body.entries[1].source.offset"),
+        ({"source": {"topic": "t", "partition": 0}}, "body.entries[1].source"),
+        ({"source": {"topic": "t", "partition": 0, "offset": 0, "child": None}}, "body.entries[1].source.child"),
+        (
+            {"source": {"topic": "t", "partition": 0, "offset": 0, "generation": -1}},
+            "body.entries[1].source.generation",
+        ),
+    ],
+)
+def test_a_malformed_entry_is_named_and_nothing_is_applied(
+    sqlite_http: httpx.Client, change: dict[str, Any], place: str
+) -> None:
+    """With its place."""
+    refused = apply(sqlite_http, "bad", entry(1), {**entry(2), **change})
+    assert code(refused) == (422, "invalid_request")
+    assert refused.json()["errors"][0]["place"].startswith(place)
+    assert sqlite_http.get("/v1/tallies/bad/r1").json()["value"] == 0
+
+
+def test_what_is_no_call_is_refused(sqlite_http: httpx.Client) -> None:
+    """No entries, too many, another type, half a surrogate pair, a name that can't be one."""
+    post = sqlite_http.post
+    assert code(post("/v1/tallies/t/apply")) == (422, "invalid_request")
+    assert code(post("/v1/tallies/t/apply", json={"entries": {}})) == (422, "invalid_request")
+    assert code(apply(sqlite_http, "t", *[entry(1)] * 10_001)) == (413, "too_large")
+    assert counts(sqlite_http, "t", *[entry(1)] * 10_000) == (1, 9_999)
+    declared = {"Content-Type": "application/json"}
+    assert code(post("/v1/tallies/t/apply", content=b"{}", headers={"Content-Type": "text/plain"}))[0] == 415
+    for body in (b'{"entries": [}', b'{"entries": [{"key": "\\ud800"}]}', b"\xff", b"[" * 100_000):
+        assert code(post("/v1/tallies/t/apply", content=body, headers=declared)) == (422, "invalid_request")
+    for name in ("a b", "-a", ".a", "a" * 256, "é"):
+        assert code(apply(sqlite_http, name, entry(1))) == (422, "invalid_request")
+        assert code(sqlite_http.get(f"/v1/tallies/{name}/k")) == (422, "invalid_request")
+    assert code(sqlite_http.get("/v1/tallies/t/" + "k" * 256)) == (422, "invalid_request")
+    assert code(sqlite_http.put("/v1/tallies/t/apply"))[0] == 405

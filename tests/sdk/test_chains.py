@@ -1,0 +1,96 @@
+"""Where a message came from first: chains of hops, the position that a tally's guard looks at, headers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from lastbit import Hop, InvalidArgument, Source, SourceChain
+from lastbit.chains import MOST_CHILDREN, STAGES
+from lastbit.ids import INTEGER_LIMIT
+
+
+def test_the_source_is_the_roots() -> None:
+    """Wherever the message was published again since."""
+    chain = SourceChain().hop("fastened", 3, 17, generation=2)
+    assert chain.source == Source("fastened", 3, 17, 0, 2)
+    again = SourceChain.decode(chain.encode()).hop("by-robot", 0, 99)
+    assert again.source == chain.source
+    assert again.root == Hop("fastened", 3, 17, None, 2)
+    assert [hop.topic for hop in again.hops] == ["fastened", "by-robot"]
+
+
+def test_products_are_ordered_as_their_stages_made_them() -> None:
+    """By the child of the first stage, then of the second, and so on; all of them below 2^53."""
+    dice = random.Random(1)
+    some = [0, 1, 2, 9, 10, MOST_CHILDREN - 1]
+    paths = [tuple(dice.choice(some) for _ in range(STAGES)) for _ in range(300)]
+    paths.append((MOST_CHILDREN - 1,) * STAGES)
+
+    def child(path: tuple[int, ...]) -> int:
+        chain = SourceChain()
+        for stage, number in enumerate(path):
+            chain = chain.hop(f"stage-{stage}", 0, dice.randrange(1000), number)
+        return chain.source.child
+
+    assert sorted(paths) == sorted(paths, key=child)
+    assert len({child(path) for path in paths}) == len(set(paths))
+    assert max(map(child, paths)) < INTEGER_LIMIT
+
+
+def test_a_stage_that_passes_messages_on_takes_no_place() -> None:
+    """It can be put in between, and nothing counts again."""
+    straight = SourceChain().hop("t", 0, 5, 7).hop("u", 0, 0, 2)
+    detour = SourceChain().hop("t", 0, 5).hop("v", 1, 3, 7).hop("u", 0, 0).hop("w", 4, 4, 2)
+    assert detour.source == straight.source
+    assert SourceChain().hop("t", 0, 5, 0).source == SourceChain().hop("t", 0, 5).source
+
+
+def test_a_chain_travels_in_a_header() -> None:
+    """As visible ASCII, from text and from bytes; a message without the header is at its root."""
+    chain = SourceChain().hop("Schräubchen \U0001f529", 3, 17, 2, generation=1).hop("u", 0, 0).hop("v", 0, 4, 0)
+    header = chain.encode()
+    assert all(" " <= each <= "~" for each in header)
+    assert SourceChain.decode(header) == SourceChain.decode(header.encode()) == chain
+    assert SourceChain.decode(None) == SourceChain.decode("[]") == SourceChain()
+    with pytest.raises(InvalidArgument, match="empty"):
+        _ = SourceChain().source
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("", "x", "{}x", "7", "[7]", '["a"]', "[{}]", '[{"topic":"t","partition":0}]', b"\xff", "[" * 100_000),
+        '[{"topic":"t","partition":0,"offset":"5"}]',
+        '[{"topic":"t","partition":-1,"offset":5}]',
+        '[{"topic":"","partition":0,"offset":5}]',
+        '[{"topic":"t","partition":0,"offset":5.0}]',
+        '[{"topic":"t","partition":true,"offset":5}]',
+        '[{"topic":"t","partition":0,"offset":9007199254740992}]',
+    ],
+)
+def test_a_header_that_is_no_chain_is_refused(header: Any) -> None:
+    """Nothing is guessed: who reads it decides what becomes of the message."""
+    with pytest.raises(InvalidArgument, match="is no source chain"):
+        SourceChain.decode(header)
+
+
+@pytest.mark.parametrize(
+    "hop",
+    [
+        *(("", 0, 0), (None, 0, 0), ("t", -1, 0), ("t", 0, INTEGER_LIMIT), ("t", 0, True), ("t", "0", 0)),
+        *(("t", 0, 0, -1), ("t", 0, 0, MOST_CHILDREN), ("t", 0, 0, "1")),
+    ],
+)
+def test_a_hop_that_cannot_be_one_is_refused(hop: Any) -> None:
+    """Also one stage too many that makes several messages of one."""
+    with pytest.raises(InvalidArgument):
+        SourceChain().hop(*hop)
+    chain = SourceChain()
+    for stage in range(STAGES):
+        chain = chain.hop("t", 0, stage, 1)
+    assert chain.hop("t", 0, 9).source == chain.source
+    with pytest.raises(InvalidArgument, match="at most 3 stages"):
+        chain.hop("t", 0, 9, 0)

@@ -1,0 +1,256 @@
+"""The client of tallies, on a real service; its buffers, from threads and tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lastbit import (
+    AsyncClient,
+    BufferClosed,
+    Client,
+    InvalidArgument,
+    InvalidRequest,
+    NotFound,
+    OutOfOrder,
+    Retry,
+    ServiceUnreachable,
+    Source,
+    SourceChain,
+    SubCounter,
+    TallyApplied,
+    TallyEntry,
+    TallyTotal,
+    TallyValue,
+)
+from lastbit.streams import AckWindow
+from lastbit.tally_buffer import Gatherer, Message
+
+
+@pytest.fixture
+def client(service_url: str) -> Iterator[Client]:
+    with Client(service_url) as opened:
+        yield opened
+
+
+def read(offset: int, partition: int = 0) -> SourceChain:
+    return SourceChain().hop("screws", partition, offset)
+
+
+class Window:
+    """As an `AckWindow` is acked."""
+
+    def __init__(self) -> None:
+        self.acked: list[int] = []
+
+    def ack(self, offset: int) -> bool:
+        self.acked.append(offset)
+        return True
+
+
+def test_a_tally_counts_each_message_once(client: Client) -> None:
+    """Entries as tuples, by a chain or by the source itself; totals by key and by prefix."""
+    tally = client.tally("once")
+    entries = [("r/1", 3, read(5)), TallyEntry("r/2", 4, Source("screws", 1, 0)), ("s", -1, read(6))]
+    assert tally.apply(entries) == TallyApplied(3, 0)
+    assert tally.apply([*entries, ("r/1", 10, read(5).hop("u", 0, 0, 1))]) == TallyApplied(1, 3)
+    assert tally.value("r/1") == 13
+    assert tally.get("r/2") == TallyValue("r/2", 4, (SubCounter("screws", 1, 0, 0, 0, 4),))
+    assert tally.get("?/#") == TallyValue("?/#", 0, ())
+    assert list(tally.totals(prefix="r/", page_size=1)) == [TallyTotal("r/1", 13), TallyTotal("r/2", 4)]
+    tally.delete()
+    assert list(tally.totals()) == []
+
+
+def test_what_is_refused_is_raised(client: Client) -> None:
+    """By the service or before anything is sent."""
+    tally = client.tally("refused")
+    with pytest.raises(OutOfOrder, match="offset 1, child 0"):
+        tally.apply([("k", 1, read(2)), ("k", 1, read(1))])
+    with pytest.raises(InvalidRequest, match="delta"):
+        tally.apply([("k", 1.5, read(2))])  # type: ignore[list-item]
+    for call in (
+        lambda: tally.apply([("k", 1, ("screws", 0, 5))]),  # type: ignore[list-item]
+        lambda: tally.apply([("k", 1, SourceChain())]),
+        lambda: tally.get(""),
+        lambda: client.tally("").value("k"),
+        lambda: tally.buffer(every=-1),
+        lambda: tally.buffer(most=0),
+    ):
+        with pytest.raises(InvalidArgument):
+            call()
+    assert tally.value("k") == 0
+
+
+def test_a_buffer_joins_calls_and_acks_what_was_applied(client: Client) -> None:
+    """Messages that bring several keys, one, none; from several threads, a partition each."""
+    tally, window = client.tally("buffered"), Window()
+    with tally.buffer(window, every=0.01, most=50) as buffer:
+
+        def consume(partition: int) -> None:
+            for offset in range(300):
+                buffer.add({"all": 1, f"p{partition}": offset} if offset % 3 else {}, read(offset, partition))
+
+        threads = [threading.Thread(target=consume, args=(partition,)) for partition in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        buffer.flush()
+        assert tally.value("all") == 800
+    assert sorted(window.acked) == sorted([*range(300)] * 4)
+    assert tally.value("p3") == sum(offset for offset in range(300) if offset % 3)
+    with pytest.raises(BufferClosed, match="takes no more"):
+        buffer.add({"all": 1}, read(300))
+
+
+def test_a_buffer_sends_after_its_interval_though_nothing_more_comes(client: Client) -> None:
+    """And what a message is acked by is where this consumer has read it, not where its root is."""
+    done = threading.Event()
+
+    class Told:
+        def ack(self, offset: int) -> None:
+            assert offset == 4711
+            done.set()
+
+    with client.tally("interval").buffer(every=0.01) as buffer:
+        buffer.add({"k": 2}, read(5).hop("by-robot", 0, 4711), window=Told())
+        assert done.wait(30)
+    assert client.tally("interval").get("k").sources[0].offset == 5
+
+
+def test_a_gatherer_never_cuts_a_message_nor_joins_deltas() -> None:
+    """Only a single message that is larger than a call makes a larger one."""
+    gatherer = Gatherer(3)
+    assert gatherer.take() is None
+    sizes = [2, 2, 0, 1, 5, 1, 1, 1, 0]
+    for number, size in enumerate(sizes):
+        gatherer.put(Message([{"key": "k", "delta": number}] * size, None))
+    assert gatherer.entries == 13
+    calls = []
+    while (call := gatherer.take()) is not None:
+        calls.append(([each["delta"] for each in call.entries], call.messages))
+    assert calls == [([0, 0], 1), ([1, 1, 3], 3), ([4] * 5, 1), ([5, 6, 7], 4)]
+    assert not gatherer
+    assert gatherer.entries == 0
+
+
+def test_an_ack_that_fails_ends_the_buffer(client: Client) -> None:
+    """Nobody goes on as if it had been acked."""
+
+    class Broken:
+        def ack(self, offset: int) -> None:
+            raise KeyError(offset)
+
+    buffer = client.tally("broken").buffer(Broken(), every=60)
+    buffer.add({"k": 1}, read(7))
+    for call in (buffer.flush, lambda: buffer.add({"k": 1}, read(8)), buffer.close):
+        with pytest.raises(KeyError, match="7"):
+            call()
+    assert client.tally("broken").value("k") == 1
+
+
+def test_a_buffer_acks_a_real_window_and_a_late_ack_is_no_failure(client: Client) -> None:
+    """The floor moves when the service has answered; a window that was closed meanwhile stays as it was."""
+    window = AckWindow()
+    with client.tally("window").buffer(window, every=60) as buffer:
+        for offset in range(10, 20):
+            window.track(offset)
+            buffer.add({"k": 1}, read(offset))
+        assert window.floor == 9
+        buffer.flush()
+        assert window.floor == 19
+        window.track(20)
+        buffer.add({"k": 1}, read(20))
+        window.close()
+    assert window.floor == 19
+    assert client.tally("window").value("k") == 11
+
+
+def test_a_fence_travels_with_the_entries(client: Client) -> None:
+    """Of a group that does not exist, nothing is applied."""
+    fence = {"group": "nowhere", "partition": 0, "worker": "one", "epoch": 1}
+    with pytest.raises(NotFound):
+        client.tally("fenced").apply([("k", 1, read(0))], fence=fence)
+    assert client.tally("fenced").value("k") == 0
+
+
+def test_a_full_buffer_makes_its_callers_wait_and_a_failure_wakes_them(scripted: Any) -> None:
+    """Ten calls' entries wait, and no more."""
+    held, asked = threading.Event(), threading.Event()
+
+    def reply(_: Any) -> Any:
+        asked.set()
+        held.wait(30)
+        return None
+
+    scripted.reply = reply
+    with Client(scripted.url, retry=Retry(attempts=1)) as client:
+        buffer = client.tally("t").buffer(every=0, most=1)
+        added = 0
+        over = threading.Event()
+
+        def add() -> None:
+            nonlocal added
+            try:
+                for offset in range(100):
+                    buffer.add({"k": 1}, read(offset))
+                    added += 1
+            except ServiceUnreachable:
+                over.set()
+
+        thread = threading.Thread(target=add)
+        thread.start()
+        assert asked.wait(30)
+        held.set()
+        assert over.wait(30)
+        thread.join()
+        assert 1 <= added <= 12
+        with pytest.raises(ServiceUnreachable):
+            buffer.close()
+
+
+def test_the_async_client_counts_alike(service_url: str, scripted: Any) -> None:
+    """Same names, awaited; a buffer's failure is raised wherever it is asked for."""
+
+    async def run() -> None:
+        window = Window()
+        async with AsyncClient(service_url) as client:
+            tally = client.tally("async")
+            assert await tally.apply([("k", 3, read(5))]) == TallyApplied(1, 0)
+            async with tally.buffer(window, every=0.005, most=20) as buffer:
+                for offset in range(200):
+                    await buffer.add({"k": 1} if offset % 2 else {}, read(offset))
+                    if offset == 100:
+                        await buffer.flush()
+                        assert window.acked == [*range(101)]
+            assert window.acked == [*range(200)]
+            assert await tally.value("k") == 3 + sum(1 for offset in range(6, 200) if offset % 2)
+            assert (await tally.get("k")).sources[0].offset == 199
+            assert [each async for each in tally.totals()] == [TallyTotal("k", await tally.value("k"))]
+            with pytest.raises(BufferClosed):
+                await buffer.add({"k": 1}, read(200))
+            await tally.delete()
+        scripted.replies(None)
+        async with AsyncClient(scripted.url, retry=Retry(attempts=1)) as client:
+            failing = client.tally("t").buffer(Window(), every=60, most=2)
+            await failing.add({"k": 1}, read(0))
+            for call in (failing.flush(), failing.add({"k": 1}, read(1)), failing.close()):
+                with pytest.raises(ServiceUnreachable):
+                    await call
+
+    asyncio.run(run())
+
+
+def test_a_service_that_is_away_for_a_moment_counts_nothing_twice(scripted: Any) -> None:
+    """The client sends the same call again, with the same entries."""
+    scripted.replies(None, (503, {}, {"code": "unavailable"}), (200, {}, {"applied": 0, "repeated": 1}))
+    with Client(scripted.url, retry=Retry(base=0.001)) as client:
+        assert client.tally("t").apply([("k", 1, read(5, 2).hop("u", 0, 0, 1))]) == TallyApplied(0, 1)
+    bodies = [seen.body for seen in scripted.seen]
+    source = {"topic": "screws", "partition": 2, "offset": 5, "child": 1 << 34}
+    assert bodies == [{"entries": [{"key": "k", "delta": 1, "source": source}]}] * 3
