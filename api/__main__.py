@@ -1,9 +1,11 @@
-"""`python -m api`: run the service. `python -m api migrate`: bring the database's schema up to date."""
+"""`python -m api`: run the service. `python -m api migrate`: bring the database's schema up to date. `python -m api
+check`: say what is unsafe."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -13,7 +15,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from api.protocol import AckProtocol
-from core import errors, logs, schema
+from core import checks, errors, logs, schema
 from core.db import Database
 from core.settings import Settings
 
@@ -29,13 +31,20 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m api",
         description="Run Lastbit. Every flag can be set in the environment too, as LASTBIT_DATABASE_URL and so on.",
     )
-    parser.add_argument("command", nargs="?", choices=["serve", "migrate"], default="serve", help="default: serve")
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=["serve", "migrate", "check"],
+        default="serve",
+        help="serve is the default; migrate brings the schema up to date; check says what is unsafe with the database",
+    )
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (8000)")
     parser.add_argument("--database-url", metavar="URL", help="sqlite:///FILE or mysql://USER:PASSWORD@HOST/DATABASE")
     parser.add_argument("--workers", type=int, help="processes (1)")
+    parser.add_argument("--json", action="store_true", help="of check: one JSON document")
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    command = given.pop("command")
+    command, as_json = given.pop("command"), given.pop("json")
     try:
         settings = Settings(**given)
     except ValidationError as error:
@@ -44,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     logs.configure(settings.log_level)
     try:
         with Database(settings.database_url) as database:
+            if command == "check":
+                return _check(database, settings.workers, as_json)
             if command == "migrate" or database.is_sqlite:
                 schema.migrate(database)
             database.read(schema.check)
@@ -59,6 +70,18 @@ def main(arguments: list[str] | None = None) -> int:
     with _shared_metrics(settings.workers):
         _serve(settings)
     return 0
+
+
+def _check(database: Database, workers: int, as_json: bool) -> int:
+    found = checks.check(database, workers=workers)
+    if as_json:
+        print(json.dumps(checks.as_json(found)))  # noqa: T201
+    else:
+        for each in found:
+            print(f"{each.verdict.value:<7} {each.about:<14} {each.says}")  # noqa: T201
+            if each.do is not None:
+                print(f"{'':<22} → {each.do}")  # noqa: T201
+    return 0 if all(each.verdict is checks.Verdict.FINE for each in found) else 1
 
 
 def _serve(settings: Settings) -> None:
