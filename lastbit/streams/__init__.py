@@ -20,7 +20,10 @@ if TYPE_CHECKING:
         WindowClosed,
         WindowFull,
     )
-    from lastbit.streams.group import Assignment, AsyncAssignment, AsyncConsumerGroup, ConsumerGroup
+    from lastbit.streams.group import Assignment, ConsumerGroup
+    from lastbit.streams.group_async import AsyncAssignment, AsyncConsumerGroup
+    from lastbit.streams.ordered import run_ordered
+    from lastbit.streams.ordered_async import run_ordered_async
     from lastbit.streams.partitions import partition_of
     from lastbit.streams.snapshot import Snapshot
     from lastbit.streams.window import AckWindow
@@ -36,7 +39,10 @@ _HOMES: Final = {
         "WindowClosed",
         "WindowFull",
     ),
-    "lastbit.streams.group": ("Assignment", "AsyncAssignment", "AsyncConsumerGroup", "ConsumerGroup"),
+    "lastbit.streams.group": ("Assignment", "ConsumerGroup"),
+    "lastbit.streams.group_async": ("AsyncAssignment", "AsyncConsumerGroup"),
+    "lastbit.streams.ordered": ("run_ordered",),
+    "lastbit.streams.ordered_async": ("run_ordered_async",),
     "lastbit.streams.partitions": ("partition_of",),
     "lastbit.streams.snapshot": ("Snapshot",),
     "lastbit.streams.window": ("AckWindow",),
@@ -59,6 +65,8 @@ __all__ = [
     "WindowClosed",
     "WindowFull",
     "partition_of",
+    "run_ordered",
+    "run_ordered_async",
 ]
 
 

@@ -42,7 +42,8 @@ JITTER = 0.2
 """By which share a sync may come earlier, so that workers that began together don't stay so."""
 
 FIRST_PAUSE = 0.05
-"""Seconds after a sync that was not answered, at most; twice as many after each further one."""
+LAST_PAUSE = 1.0
+"""Seconds after a sync that was not answered, at most; twice as many after each further one, up to the last."""
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ class Sync:
     drained: tuple[tuple[int, int], ...]
     leaving: bool
     sent: float
-    timeout: float | None
+    timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,8 @@ class Membership(Generic[A]):
         self._now = now
         self._chance = chance
         self._lease = Lease(now)
-        self._ttl: float | None = None
+        self.ttl = math.inf
+        """Seconds of a lease, once the service said so."""
         self._held: dict[int, A] = {}
         self._owed: dict[int, int] = {}
         self._fenced: dict[int, int] = {}
@@ -213,7 +215,7 @@ class Membership(Generic[A]):
                 steps.append(lane.waiting.popleft())
         if not self._syncing and not self.over and self._now() >= self._next_sync:
             self._syncing = True
-            timeout = None if self._ttl is None else self._ttl / 2
+            timeout = self.ttl / 2
             steps.append(Sync(tuple(sorted(self._owed.items())), self.stopping, self._now(), timeout))
         return steps
 
@@ -233,7 +235,7 @@ class Membership(Generic[A]):
     def _answered(self, sync: Sync, answer: Synced) -> None:
         self._failures = 0
         self.expire()
-        self._ttl = answer.ttl
+        self.ttl = answer.ttl
         for partition, epoch in sync.drained:
             if self._owed.get(partition) == epoch:
                 del self._owed[partition]
@@ -266,7 +268,7 @@ class Membership(Generic[A]):
             return
         self._failures += 1
         # A random share of a doubling bound, as in lastbit.retry; the lease leaves no time for long pauses.
-        bound = min(FIRST_PAUSE * 2.0 ** min(self._failures, 60), (self._ttl or BEATS) / BEATS)
+        bound = min(FIRST_PAUSE * 2.0 ** min(self._failures, 60), self.ttl / BEATS, LAST_PAUSE)
         wanted = error.retry_after if isinstance(error, errors.ServiceError) else None
         self._next_sync = self._now() + max(bound * self._chance(), wanted or 0.0)
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -32,8 +32,10 @@ from lastbit.streams import (
     AsyncAssignment,
     AsyncConsumerGroup,
     ConsumerGroup,
+    RecordFailed,
     Snapshot,
     WindowClosed,
+    WindowFull,
 )
 from tests.servers import ROOT, running_service, sqlite_file
 
@@ -253,6 +255,7 @@ def test_a_stopped_worker_leaves_when_all_is_drained(url: str, client: Client, g
 
         def begin(assignment: Assignment) -> None:
             assignment.window.track(5)
+            assignment.commit(token="4-0", head=9)
 
         one.on_assigned, one.on_released = begin, lambda assignment: assignment.window.ack(5)
         one.until_it_works_on(6)
@@ -260,7 +263,14 @@ def test_a_stopped_worker_leaves_when_all_is_drained(url: str, client: Client, g
     assert one.working == {}
     found = client.groups.get(group)
     assert found.workers == ()
-    assert [(each.owner, each.floor) for each in found.positions] == [(None, 5)] * 6
+    assert [(each.owner, each.floor, each.lag) for each in found.positions] == [(None, 5, 4)] * 6
+    with working(url, group, "two", window_capacity=1) as (two,):
+        two.until_it_works_on(6)
+        assignment = two.working[3]
+        assert (assignment.token, assignment.floor, assignment.window.outstanding) == ("4-0", 5, ())
+        assignment.window.track(6)
+        with pytest.raises(WindowFull):
+            assignment.window.track(7)
 
 
 @pytest.fixture
@@ -488,6 +498,127 @@ def test_tasks_do_what_threads_do(url: str, group: str) -> None:
             assert (await client.groups.get(group)).workers == ()
 
     asyncio.run(run())
+
+
+RECORDS = 40
+"""Of each partition."""
+Record = tuple[int, int]
+
+
+class Log:
+    """Six partitions of records (partition, offset), and who handled which, in order."""
+
+    def __init__(self) -> None:
+        self.handled: list[tuple[str, Record]] = []
+        self.closed = 0
+        self._changed = threading.Condition()
+        self._pause = threading.Event()
+
+    def read(self, assignment: Assignment | AsyncAssignment) -> Iterator[tuple[int, Record] | None]:
+        try:
+            for offset in range(assignment.floor + 1, RECORDS):
+                yield offset, (assignment.partition, offset)
+            while True:  # as from a source that waits a little for more
+                self._pause.wait(0.01)
+                yield None
+        finally:
+            with self._changed:
+                self.closed += 1
+                self._changed.notify_all()
+
+    def handle(self, worker: str, record: Record) -> None:
+        with self._changed:
+            self.handled.append((worker, record))
+            self._changed.notify_all()
+
+    def until(self, holds: Callable[[], object]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(holds, PATIENCE), (len(self.handled), self.closed)
+
+
+def test_streams_go_on_where_the_last_owner_left_them(url: str, client: Client, group: str) -> None:
+    """Two workers and an orderly hand-over, with records in hand and others that wait in the lanes: each record once,
+    those of a key in order, all of it committed."""
+    log, half, pause = Log(), threading.Event(), threading.Event()
+
+    def consume(worker: ConsumerGroup) -> None:
+        def handle(record: Record) -> None:
+            if worker.worker == "one" and record[1] >= RECORDS // 2:
+                half.wait(PATIENCE)
+                pause.wait(0.02)  # so slowly that the other has its part of them
+            log.handle(worker.worker, record)
+
+        worker.consume(log.read, handle, key=lambda record: record[1] % 3, lanes=3, every=0.05)
+
+    with Client(url) as another:
+        workers = [ConsumerGroup(each, group, name) for each, name in ((client, "one"), (another, "two"))]
+        threads = [threading.Thread(target=consume, args=(worker,)) for worker in workers]
+        try:
+            threads[0].start()
+            log.until(lambda: len(log.handled) == 6 * RECORDS // 2)
+            threads[1].start()
+            log.until(lambda: log.closed == 3)
+            half.set()
+            log.until(lambda: len(log.handled) == 6 * RECORDS)
+        finally:
+            half.set()
+            for worker, thread in zip(workers, threads, strict=True):
+                worker.stop()
+                thread.join(PATIENCE)
+    assert {name for name, _ in log.handled} == {"one", "two"}
+    records = [record for _, record in log.handled]
+    assert len(records) == len(set(records)) == 6 * RECORDS
+    for partition in range(6):
+        for key in range(3):
+            offsets = [offset for where, offset in records if where == partition and offset % 3 == key]
+            assert offsets == sorted(offsets)
+    assert [position.floor for position in client.groups.get(group).positions] == [RECORDS - 1] * 6
+
+
+def test_a_record_that_fails_ends_the_run(url: str, client: Client, group: str) -> None:
+    """With the stream's error; what was done is committed, and the record is there for the next."""
+
+    def handle(record: Record) -> None:
+        if record == (4, 7):
+            raise ValueError("no such order")
+
+    with pytest.raises(RecordFailed) as failed:
+        ConsumerGroup(client, group, "one").consume(Log().read, handle, key=lambda record: 0)
+    assert failed.value.offset == 7
+    found = client.groups.get(group)
+    assert (found.positions[4].floor, found.workers) == (6, ())
+
+
+def test_streams_of_tasks_go_on_too(url: str, client: Client, group: str) -> None:
+    """Awaited, until they are cancelled."""
+    log = Log()
+
+    async def run() -> None:
+        async with AsyncClient(url) as another:
+            worker = AsyncConsumerGroup(another, group, "one")
+            enough = asyncio.Event()
+
+            async def source(assignment: AsyncAssignment) -> AsyncIterator[tuple[int, Record] | None]:
+                for offset in range(assignment.floor + 1, RECORDS):
+                    yield offset, (assignment.partition, offset)
+                while True:
+                    await asyncio.sleep(0.01)
+                    yield None
+
+            async def handle(record: Record) -> None:
+                log.handle("one", record)
+                if len(log.handled) == 6 * RECORDS:
+                    enough.set()
+
+            task = asyncio.create_task(worker.consume(source, handle, key=lambda record: record[1] % 3))
+            async with asyncio.timeout(PATIENCE):
+                await enough.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(run())
+    assert [position.floor for position in client.groups.get(group).positions] == [RECORDS - 1] * 6
 
 
 def test_the_command_line(url: str, client: Client) -> None:
