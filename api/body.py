@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from starlette.types import Message, Receive, Scope
 
 from api import problems
+from api.access import GuardedRoute
 from api.problems import Place, Problem
 
 LIMIT: Final = 8 * 1024 * 1024
@@ -76,7 +76,7 @@ def _too_large() -> Problem:
     return Problem("too_large", f"body: expected at most {LIMIT:,} bytes", headers={"Connection": "close"})
 
 
-class JsonRoute(APIRoute):
+class JsonRoute(GuardedRoute):
     """A route whose handler sees a body that went through `read`."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]

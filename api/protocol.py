@@ -16,14 +16,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final, NamedTuple
 
+from starlette.concurrency import run_in_threadpool
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api import body, problems
-from api.acks import PATHS, AckRoutes, refusal
-from api.requests import WIRE_HEADER
+from api.access import digest_of
+from api.acks import PATHS, AckRoutes, Check, refusal
+from api.requests import ALWAYS, WIRE_HEADER
 from core.calls import Call, Verb
 from core.combiner import Pending
-from core.service import MaskPlaces
+from lastbit.tokens import Token
 
 _VERBS: Final = {path.encode(): verb for path, verb in PATHS.items()}
 
@@ -33,6 +35,7 @@ class _Exchange:
 
     __slots__ = (
         "_protocol",
+        "caller",
         "disconnected",
         "keep_alive",
         "key",
@@ -44,9 +47,10 @@ class _Exchange:
         "verb",
     )
 
-    def __init__(self, protocol: AckProtocol, verb: Verb, key: bytes | None) -> None:
+    def __init__(self, protocol: AckProtocol, verb: Verb, caller: Token, key: bytes | None) -> None:
         self._protocol = protocol
         self.verb = verb
+        self.caller = caller
         self.key = key
         self.request_id: bytes | None = None
         """As the caller gave it."""
@@ -83,8 +87,8 @@ class _Exchange:
         if not self.keep_alive:
             more += b"connection: close\r\n"
         protocol.transport.write(
-            b"%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
-            % (status, protocol.default_headers(), media_type, len(content), more, content)
+            b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
+            % (status, protocol.default_headers(), _ALWAYS, media_type, len(content), more, content)
         )
         if not self.keep_alive:
             protocol.transport.close()
@@ -107,12 +111,15 @@ class _Head(NamedTuple):
     verb: Verb
     length: int
     """Of the body, in bytes."""
+    digest: bytes
+    """Of the token in it. Who that is, and whether he may still ack, is looked up for each request."""
 
 
 _heads: Final[dict[bytes, _Head]] = {}
 """Of plain requests without an Idempotency-Key or an id. A client's requests differ in their bodies, and what the
 parser makes of the same bytes is the same; so it need not be asked again."""
 _MOST_HEADS: Final = 4096
+_ALWAYS: Final = b"".join(b"%b: %b\r\n" % header for header in ALWAYS.items())
 
 
 class AckProtocol(HttpToolsProtocol):
@@ -145,10 +152,12 @@ class AckProtocol(HttpToolsProtocol):
         head = data[:end]
         known = _heads.get(head)
         if known is not None and len(data) == end + known.length:
-            exchange = _Exchange(self, known.verb, None)
-            self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
-            self._begin(exchange, data[end:])
-            return
+            caller = self.acks.access.consumer(known.digest)
+            if caller is not None:
+                exchange = _Exchange(self, known.verb, caller, None)
+                self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
+                self._begin(exchange, data[end:])
+                return
         super().data_received(data)
         made: Any = self.cycle
         if (
@@ -159,7 +168,7 @@ class AckProtocol(HttpToolsProtocol):
         ):
             if len(_heads) >= _MOST_HEADS:
                 _heads.clear()
-            _heads[head] = _Head(made.verb, made.length)
+            _heads[head] = _Head(made.verb, made.length, made.caller.digest)
 
     def on_message_begin(self) -> None:
         self._between = False
@@ -183,7 +192,7 @@ class AckProtocol(HttpToolsProtocol):
         ):
             return False
         content_type = length = b""
-        key = request_id = None
+        key = request_id = authorization = None
         for name, value in self.headers:
             if name == b"content-type":
                 content_type = value
@@ -193,11 +202,16 @@ class AckProtocol(HttpToolsProtocol):
                 return False
             elif name == b"idempotency-key" and key is None:
                 key = value
+            elif name == b"authorization" and authorization is None:
+                authorization = value
             elif name == WIRE_HEADER and request_id is None:
                 request_id = value
         if not length.isdigit() or not 0 < int(length) <= body.LIMIT or not body.is_json(content_type):
             return False
-        exchange = _Exchange(self, verb, key)
+        caller = self.acks.access.consumer(digest_of(authorization))
+        if caller is None:
+            return False
+        exchange = _Exchange(self, verb, caller, key)
         exchange.length = int(length)
         exchange.request_id = request_id
         self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
@@ -222,20 +236,20 @@ class AckProtocol(HttpToolsProtocol):
     def _begin(self, exchange: _Exchange, content: bytes) -> None:
         """The request is here: queue it, or refuse it."""
         try:
-            call, unchecked = self.acks.parse(exchange.verb, exchange.key, content)
-            if not unchecked:
+            call, check = self.acks.parse(exchange.verb, exchange.key, content, exchange.caller)
+            if check is None:
                 self.acks.submit(call, exchange)
                 return
         except Exception as error:  # noqa: BLE001  # the outermost place there is: all becomes a problem
             exchange.refuse(error)
             return
-        task = self.loop.create_task(self._check_first(exchange, call, unchecked))
+        task = self.loop.create_task(self._check_first(exchange, call, check))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _check_first(self, exchange: _Exchange, call: Call, unchecked: MaskPlaces) -> None:
+    async def _check_first(self, exchange: _Exchange, call: Call, check: Check) -> None:
         try:
-            await self.acks.check(unchecked)
+            await run_in_threadpool(check)
             self.acks.submit(call, exchange)
         except Exception as error:  # noqa: BLE001  # as above
             exchange.refuse(error)

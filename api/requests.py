@@ -16,6 +16,15 @@ from api.metrics import REQUESTS
 HEADER: Final = "X-Request-Id"
 WIRE_HEADER: Final = HEADER.lower().encode()
 """As servers hand it on."""
+ALWAYS: Final = {
+    # What comes from the API is for programs: no browser is to guess what it is, run it, frame it, embed or keep it.
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"referrer-policy": b"no-referrer",
+    b"x-content-type-options": b"nosniff",
+    b"cache-control": b"no-store",
+}
+"""Headers of each answer, where its route says nothing else."""
 _GIVEN: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
@@ -51,7 +60,10 @@ class Requests:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (WIRE_HEADER, name.encode())]
+                headers = message["headers"]
+                said = {name for name, _ in headers}
+                usual = [header for header in ALWAYS.items() if header[0] not in said]
+                message["headers"] = [*headers, *usual, (WIRE_HEADER, name.encode())]
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=name):

@@ -34,10 +34,16 @@ class Follower:
 
     types: frozenset[str]
     batch: int | None
+    prefix: str | None = None
+    """With which the keys of the events begin that he may see."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wants(self, event: feed.Event) -> bool:
-        return (not self.types or event.type in self.types) and (self.batch is None or event.batch == self.batch)
+        return (
+            (not self.types or event.type in self.types)
+            and (self.batch is None or event.batch == self.batch)
+            and (self.prefix is None or (event.key is not None and event.key.startswith(self.prefix)))
+        )
 
 
 class Waiting:
@@ -74,9 +80,11 @@ class Waiting:
                 del self._batches[batch]
 
     @contextlib.asynccontextmanager
-    async def follow(self, types: Collection[str] = (), batch: int | None = None) -> AsyncIterator[Follower]:
+    async def follow(
+        self, types: Collection[str] = (), batch: int | None = None, prefix: str | None = None
+    ) -> AsyncIterator[Follower]:
         """Begin to follow, then read, then wait. Raises `errors.Unavailable`."""
-        follower = Follower(frozenset(types), batch)
+        follower = Follower(frozenset(types), batch, prefix)
         self._followers.add(follower)
         try:
             await self._begin(follower.woken)
@@ -122,7 +130,9 @@ class Waiting:
                         return feed.Page(found, event.position, position)
             return feed.Page(found, position, position)
         return await run_in_threadpool(
-            lambda: self._service.events(after, limit, types=follower.types, batch=follower.batch)
+            lambda: self._service.events(
+                after, limit, types=follower.types, batch=follower.batch, prefix=follower.prefix
+            )
         )
 
     def close(self) -> None:

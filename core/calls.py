@@ -145,6 +145,8 @@ class Call:
     reason: str | None = None
     idempotency_key: str | None = None
     units: dict[int, Unit] = field(default_factory=dict)
+    withheld: Set[int] = frozenset()
+    """Batches that this caller must not touch: to him they are unknown, whatever they are."""
     _fingerprint: bytes | None = None
 
     @classmethod

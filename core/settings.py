@@ -18,6 +18,16 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     workers: int = Field(default=1, ge=1, le=256)
+    tokens: str | None = Field(default=None, repr=False)
+    """Lines as `lastbit token new` prints them, with newlines or semicolons between them. With these, or a file of
+    them, callers need a token."""
+    tokens_file: str | None = None
+    """The same in a file, which is read again when it has changed."""
+    insecure: bool = False
+    """Listen where others can reach it though there are no tokens."""
+    session_key: str | None = Field(default=None, min_length=32, repr=False)
+    """With which the page's sessions are signed. By default they end when the service is started anew; processes on
+    several machines need the same one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_waiting_acks: int = Field(default=50_000, ge=1)
     """Acks that may wait for the combiner before callers are told to come back."""
