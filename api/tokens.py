@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -67,17 +68,23 @@ class Tokens:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _read(self) -> dict[bytes, Token]:
-        if not self.required:
-            return {}
-        text, said = self._text or "", "LASTBIT_TOKENS"
-        try:
-            if self._file is not None:
-                text, said = f"{text}\n{self._file.read_text()}", str(self._file)
-            known = tokens.parse(text)
-        except (OSError, ValueError) as error:
-            # Of a file that is no text the error would say a part.
-            what = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-            raise errors.Misconfigured(f"the tokens of {said} can't be read: {what}") from None
-        if not known:
+        known: list[Token] = []
+        for text, said in self._texts():
+            try:
+                known += tokens.parse(text())
+            except (OSError, ValueError) as error:
+                # Of a file that is no text the error would say a part.
+                what = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+                raise errors.Misconfigured(f"the tokens of {said} can't be read: {what}") from None
+        if self.required and not known:
+            said = " and ".join(said for _, said in self._texts())
             raise errors.Misconfigured(f"there is no token in {said}; `lastbit token new` makes one")
         return {token.digest: token for token in known}
+
+    def _texts(self) -> Iterator[tuple[Callable[[], str], str]]:
+        """Where tokens stand: how to read it, and what it is called."""
+        text = self._text
+        if text is not None:
+            yield lambda: text, "LASTBIT_TOKENS"
+        if self._file is not None:
+            yield self._file.read_text, str(self._file)
