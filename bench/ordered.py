@@ -96,7 +96,7 @@ def tasks(lanes: int, wait: float) -> Callable[[Stream], None]:
 
 
 def run(scale: Scale) -> None:
-    waiting = scale.requests // 40 + 80
+    waiting = (scale.requests // 320 + 10) * LANES
     cheap = scale.requests * 5
     of_lanes: dict[str, list[tuple[float, float]]] = {"threads": [], "tasks": []}
     ways = {
