@@ -276,14 +276,14 @@ consumers = sa.Table(
     sa.Column("group_name", ByteText(255), primary_key=True),
     sa.Column("worker", ByteText(255), primary_key=True),
     sa.Column("session", ByteText(64, ascii_only=True), nullable=False),
-    sa.Column("replaced", ByteText(64, ascii_only=True)),
+    sa.Column("replaced", ByteText(640, ascii_only=True), nullable=False),
     sa.Column("capacity", sa.Integer),
     sa.Column("started_at", Timestamp, nullable=False),
     sa.Column("last_seen", Timestamp, nullable=False),
     sa.Column("lease_until", Timestamp, nullable=False),
     **MYSQL_OPTIONS,
 )
-"""`replaced` is the session before this one."""
+"""`replaced` are the sessions before this one, the last one first."""
 
 positions = sa.Table(
     "positions",

@@ -628,9 +628,30 @@ MUTANTS = [
     Mutant(
         "a-zombie-takes-its-name-back",
         "core.leases:sync",
-        "if before is not None and before.replaced == caller.session and before.lease_until >= now:",
-        "if False:",
+        "caller.session in before.replaced.split()",
+        "False",
         "test_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+    ),
+    Mutant(
+        "a-zombies-zombie-takes-the-name",
+        "core.leases:_renew",
+        "[before.session, *before.replaced.split()]",
+        "[before.session]",
+        "test_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+    ),
+    Mutant(
+        "after-an-outage-the-first-takes-it-all",
+        "core.leases:_gone",
+        "before is not None and before.lease_until < now",
+        "False",
+        "test_groups.py::test_nothing_moves_where_all_were_cut_off_and_come_back",
+    ),
+    Mutant(
+        "who-is-always-late-spares-the-dead",
+        "core.leases:_gone",
+        " and row.last_seen + group.ttl >= before.last_seen",
+        "",
+        "test_groups.py::test_a_worker_that_is_always_late_spares_a_dead_one_once",
     ),
     Mutant(
         "a-group-that-is-made-again-begins-anew",
