@@ -24,6 +24,7 @@ from core import janitor, logs, schema
 from core.combiner import Combiner
 from core.db import Database
 from core.dispatcher import Dispatcher
+from core.replicas import Replica
 from core.service import Service
 from core.settings import Settings
 from core.ticker import ticking
@@ -68,6 +69,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
                     backoff=settings.backoff,
                     lease=settings.lease,
                     threads=settings.dispatcher_threads,
+                    replica=Replica(database) if settings.workers > 1 else None,
                 )
                 running.callback(dispatcher.stop)
                 running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))

@@ -109,7 +109,7 @@ def _groups(tx: Connection) -> Sequence[Metric]:
         .where(workers.lease_until >= tables.utc_now())
         .group_by(workers.group_name)
     )
-    live |= dict(tx.execute(counted).tuples().all())
+    live |= {row[0]: row[1] for row in tx.execute(counted)}
     higher = sa.case((positions.head > positions.high, positions.head), else_=positions.high)
     read = sa.select(
         positions.group_name,

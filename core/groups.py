@@ -220,7 +220,8 @@ def count(snapshot: Connection, names: list[str]) -> tuple[dict[str, int], dict[
         .where(_positions.group_name.in_(names), _positions.owner.is_not(None))
         .group_by(_positions.group_name)
     )
-    return dict(snapshot.execute(live).tuples().all()), dict(snapshot.execute(owned).tuples().all())
+    workers, partitions = ({row[0]: row[1] for row in snapshot.execute(query)} for query in (live, owned))
+    return workers, partitions
 
 
 def get(snapshot: Connection, name: str) -> Details:

@@ -639,6 +639,27 @@ MUTANTS = [
         "snapshot",
         "test_groups.py::test_commits_may_be_repeated_and_overtaken",
     ),
+    Mutant(
+        "a-replica-claims-what-is-anothers",
+        "core.deliveries:_shared",
+        "partitions is None or",
+        "True or",
+        "test_webhooks.py::test_replicas_share_what_is_due",
+    ),
+    Mutant(
+        "what-a-dead-replica-held-waits-for-its-lease",
+        "core.deliveries:_shared",
+        "sa.or_(own, _deliveries.due_at <= now - OVERDUE)",
+        "own",
+        "test_webhooks.py::test_no_delivery_waits_for_a_replica_that_is_dead",
+    ),
+    Mutant(
+        "events-are-appended-whatever-the-fence",
+        "core.service:Service.append",
+        "if fence is not None:",
+        "if False:",
+        "test_groups.py::test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing",
+    ),
     # The ancestor.
     Mutant(
         "an-ack-trusts-its-id",
