@@ -15,6 +15,7 @@ QUESTIONS = (
     "storage",
     "wait",
     "tallies",
+    "ordered",
     "scale",
     "durability",
     "peers",

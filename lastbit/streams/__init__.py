@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         WindowClosed,
         WindowFull,
     )
+    from lastbit.streams.ordered import run_ordered
+    from lastbit.streams.ordered_async import run_ordered_async
     from lastbit.streams.partitions import partition_of
     from lastbit.streams.snapshot import Snapshot
     from lastbit.streams.window import AckWindow
@@ -35,6 +37,8 @@ _HOMES: Final = {
         "WindowClosed",
         "WindowFull",
     ),
+    "lastbit.streams.ordered": ("run_ordered",),
+    "lastbit.streams.ordered_async": ("run_ordered_async",),
     "lastbit.streams.partitions": ("partition_of",),
     "lastbit.streams.snapshot": ("Snapshot",),
     "lastbit.streams.window": ("AckWindow",),
@@ -53,6 +57,8 @@ __all__ = [
     "WindowClosed",
     "WindowFull",
     "partition_of",
+    "run_ordered",
+    "run_ordered_async",
 ]
 
 

@@ -103,14 +103,8 @@ class AckWindow:
                     return self._track_again(offset)
                 if len(self._offsets) - self._first < self._capacity:
                     break
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
+                if not self._wait(until):
                     raise WindowFull(self._offsets[self._first])
-                self._waiting += 1
-                try:
-                    self._room.wait(left)
-                finally:
-                    self._waiting -= 1
             self._offsets.append(offset)
             self._since.append(self._clock())
             self._resolved.append(0)
@@ -125,6 +119,23 @@ class AckWindow:
         if place is None or self._resolved[place]:
             return False
         self._since[place] = self._clock()
+        return True
+
+    def wait_for_room(self, timeout: float | None = None) -> bool:
+        """Until a new offset can be tracked, or the window is closed: False after so many seconds."""
+        with self._lock:
+            return self._wait(None if timeout is None else time.monotonic() + timeout)
+
+    def _wait(self, until: float | None) -> bool:
+        while len(self._offsets) - self._first >= self._capacity and not self._closed:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._waiting += 1
+            try:
+                self._room.wait(left)
+            finally:
+                self._waiting -= 1
         return True
 
     def ack(self, offset: int) -> bool:

@@ -137,6 +137,10 @@ def test_random_bytes_are_refused(data: bytes) -> None:
         Snapshot.decode(data)
 
 
+SPAN = b"\xff" * 7 + b"\x7f"
+"""high, 2^56 - 1 above the floor"""
+
+
 def sealed(floor: int, body: bytes, version: int = 1) -> bytes:
     """As somebody would make it who means harm: with checksums that fit."""
     head = struct.pack(">Bq", version, floor)
@@ -147,11 +151,11 @@ def sealed(floor: int, body: bytes, version: int = 1) -> bytes:
 @pytest.mark.parametrize(
     "body",
     [
-        b"\x03" + b"\xff" * 8 + b"\x7f" + b"\xff" * 8 + b"\x7f",  # one run of 2^63 offsets
-        b"\x03" + b"\xff" * 8 + b"\x7f" + b"\xff\xff\x03\x00" * 1000,  # a thousand runs of 65,536
-        b"\x01" + b"\xff" * 8 + b"\x7f" + bytes(1_000_000),  # a million distances
-        b"\x02" + b"\xff" * 8 + b"\x7f" + b"\xff" * 1_000_000,  # eight million bits
-        b"\x02" + b"\xff" * 8 + b"\x7f" + b"\x01" + bytes(8_000_000),  # longer than any
+        b"\x03" + SPAN + SPAN,  # one run of 2^56 offsets
+        b"\x03" + SPAN + b"\xff\xff\x03\x00" * 1000,  # a thousand runs of 65,536
+        b"\x01" + SPAN + bytes(1_000_000),  # a million distances
+        b"\x02" + SPAN + b"\xff" * 1_000_000,  # eight million bits
+        b"\x02" + SPAN + b"\x01" + bytes(8_000_000),  # longer than any
         b"\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",  # a varint without an end
         b"\x01\x05\x09",  # an offset above high
         b"\x02\x05\x02",  # whose first offset is not behind the floor
