@@ -14,6 +14,7 @@ QUESTIONS = (
     "status",
     "storage",
     "wait",
+    "tallies",
     "ordered",
     "scale",
     "durability",
