@@ -21,7 +21,7 @@ from lastbit import Client, ItemIds
 
 COMMANDS = [
     *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "verify"),
-    *("events", "append", "webhooks"),
+    *("events", "append", "webhooks", "token"),
 ]
 
 
