@@ -119,7 +119,7 @@ def test_every_command_is_documented() -> None:
         for each in within:
             assert f"`lastbit {name} {each}" in section[1], each
         for option in [option for each in (command, *within.values()) for option in each.params]:
-            if isinstance(option, click.Option) and option.name not in ("url", "token", "as_json"):
+            if isinstance(option, click.Option) and option.name not in ("url", "token", "token_file", "as_json"):
                 assert f"`{option.opts[0]}" in section[1], f"{name} {option.opts[0]}"
 
 
