@@ -278,7 +278,7 @@ def machine(database: Database, examples: int) -> None:
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("kind", "examples"), [("sqlite", 30), ("mariadb", 6)])
+@pytest.mark.parametrize(("kind", "examples"), [("sqlite", 20), ("mariadb", 5)])
 def test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest(
     request: pytest.FixtureRequest, kind: str, examples: int
 ) -> None:
