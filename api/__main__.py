@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import uvicorn
 from pydantic import ValidationError
 
+from api.connections import raise_open_files
 from api.protocol import AckProtocol
 from core import checks, errors, logs, schema
 from core.db import Database
@@ -85,6 +86,7 @@ def _check(database: Database, workers: int, as_json: bool) -> int:
 
 
 def _serve(settings: Settings) -> None:
+    raise_open_files()
     uvicorn.run(
         "api.app:create",
         factory=True,

@@ -108,8 +108,8 @@ _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 class AckRoutes:
     """Takes the ack routes and passes everything else on."""
 
-    def __init__(self, app: FastAPI) -> None:
-        self.app: ASGIApp = Requests(app)
+    def __init__(self, app: FastAPI, *, most_waiting: int) -> None:
+        self.app: ASGIApp = Requests(app, most_waiting=most_waiting)
         self.fastapi = app
         self.state = app.state
         self._receive = self._deliver  # one object, by which the combiner knows us
@@ -141,7 +141,8 @@ class AckRoutes:
         if scope["method"] != "POST":
             raise Problem("method_not_allowed", "this path takes POST", headers={"Allow": "POST"})
         key = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
-        call, unchecked = self.parse(verb, key, await body.read(scope, receive))
+        async with body.reading(scope, receive, self.state.room) as content:
+            call, unchecked = self.parse(verb, key, content)
         if unchecked:
             await self.check(unchecked)
         loop: asyncio.AbstractEventLoop = self.state.loop

@@ -18,6 +18,8 @@ from fastapi.staticfiles import StaticFiles
 
 from api import acks, batches, events, ops, page, problems, webhooks
 from api.acks import AckRoutes
+from api.body import Room
+from api.connections import Connections
 from api.metrics import DatabaseGauges
 from api.waiting import Waiting
 from core import janitor, logs, schema
@@ -48,7 +50,9 @@ def create(settings: Settings | None = None) -> AckRoutes:
         if database.is_sqlite:
             schema.migrate(database)
         sender = WebhookSender(timeout=settings.webhooks_timeout, allow_private=settings.webhooks_allow_private)
-        combiner = functools.partial(Combiner, max_waiting=settings.max_waiting_acks)
+        combiner = functools.partial(
+            Combiner, max_waiting=settings.max_waiting_acks, max_bytes=settings.max_waiting_bytes
+        )
         service = Service(database, combiner=combiner, sender=sender)
         service.check_ready()
         sys.setswitchinterval(SWITCH_INTERVAL)
@@ -56,6 +60,10 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.gauges = DatabaseGauges(database)
         app.state.loop = asyncio.get_running_loop()
         app.state.waiting = Waiting(service)
+        app.state.room = Room(settings.max_waiting_bytes)
+        app.state.connections = Connections(
+            settings.max_connections, head_timeout=settings.head_timeout, request_timeout=settings.request_timeout
+        )
         with contextlib.ExitStack() as running:
             if database.is_sqlite and settings.janitor_every:
                 # One command is the whole product; a server's database has a janitor by cron, once for all replicas.
@@ -71,6 +79,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
                 )
                 running.callback(dispatcher.stop)
                 running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))
+            running.enter_context(app.state.connections.watched())
             running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))
             yield
         await asyncio.to_thread(service.stop)
@@ -93,7 +102,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.include_router(page.routes())
     app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.openapi = functools.partial(openapi, app)  # type: ignore[method-assign]
-    return AckRoutes(app)
+    return AckRoutes(app, most_waiting=settings.max_waiting_requests)
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:

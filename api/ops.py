@@ -21,8 +21,9 @@ _ICON: Final = (
 
 
 @router.get("/healthz")
-def healthz() -> dict[str, str]:
+async def healthz() -> dict[str, str]:
     """Alive."""
+    # Not in a thread: while the database is silent all of them wait for it, and whoever asks would end the process.
     return {"status": "ok"}
 
 

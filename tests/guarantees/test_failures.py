@@ -221,7 +221,7 @@ def test_connections_that_are_cut_at_the_commit(under_load: UnderLoad, server: M
     url = server.new_database()
     with under_load(url, through(proxy, url)) as (load, _):
         proxy.cut = cut
-        load.reaches(60 if not SOAK else 5000)
+        load.reaches(5000 if SOAK else 60, 600)
         proxy.cut = None
     assert proxy.cuts >= 3
 
