@@ -42,7 +42,7 @@ test-soak: $(READY) ## the races and the state machine for much longer
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
 
 mutants: $(READY) ## break the code in known ways; each must make its test fail
-	@scripts/need.sh mariadb-server mariadb-backup sqlite3
+	@scripts/need.sh mariadb-server
 	$(BIN)/python -m tests.guarantees.mutants
 
 lint: $(READY) ## ruff, strict types, import rules

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import uvicorn
 from pydantic import ValidationError
 
+from api.connections import raise_open_files
 from api.protocol import AckProtocol
 from api.tokens import Tokens
 from core import checks, errors, logs, schema
@@ -118,6 +119,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _serve(settings: Settings) -> None:
+    raise_open_files()
     uvicorn.run(
         "api.app:create",
         factory=True,

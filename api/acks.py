@@ -22,7 +22,7 @@ from api import body, problems
 from api.access import Access, digest_of
 from api.metrics import ACK_REQUESTS, ACKS, RESULTS
 from api.problems import Place, Problem
-from api.requests import ALWAYS, HEADER, Requests, given_id, request_id
+from api.requests import HEADER, USUAL, Requests, given_id, request_id
 from core import errors
 from core.calls import Answer, Call, Rejected, Verb
 from core.combiner import Pending
@@ -111,8 +111,8 @@ _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 class AckRoutes:
     """Takes the ack routes and passes everything else on."""
 
-    def __init__(self, app: FastAPI) -> None:
-        self.app: ASGIApp = Requests(app)
+    def __init__(self, app: FastAPI, *, most_waiting: int) -> None:
+        self.app: ASGIApp = Requests(app, most_waiting=most_waiting)
         self.fastapi = app
         self.state = app.state
         self.access: Access = app.state.access
@@ -133,7 +133,7 @@ class AckRoutes:
             "type": "http.response.start",
             "status": status,
             "headers": [
-                *ALWAYS.items(),
+                *USUAL.items(),
                 (b"content-type", media_type),
                 (b"content-length", str(len(content)).encode()),
                 *((name.lower().encode(), value.encode()) for name, value in headers.items()),
@@ -152,7 +152,8 @@ class AckRoutes:
             elif name == b"authorization" and authorization is None:
                 authorization = value
         caller = self.access.enter_consumer(digest_of(authorization), sent=authorization is not None)
-        call, check = self.parse(verb, key, await body.read(scope, receive), caller)
+        async with body.reading(scope, receive, self.state.room) as content:
+            call, check = self.parse(verb, key, content, caller)
         if check is not None:
             await run_in_threadpool(check)
         loop: asyncio.AbstractEventLoop = self.state.loop

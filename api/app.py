@@ -20,6 +20,8 @@ from fastapi.staticfiles import StaticFiles
 from api import acks, batches, events, groups, ops, page, problems, sign_in, tallies, webhooks
 from api.access import CONSUMES, Access, Rule, guarded, rule_of
 from api.acks import AckRoutes
+from api.body import Room
+from api.connections import Connections
 from api.metrics import DatabaseGauges
 from api.session import Sessions
 from api.tokens import LOOK_EVERY, Tokens
@@ -54,7 +56,9 @@ def create(settings: Settings | None = None) -> AckRoutes:
         if database.is_sqlite:
             schema.migrate(database)
         sender = WebhookSender(timeout=settings.webhooks_timeout, allow_private=settings.webhooks_allow_private)
-        combiner = functools.partial(Combiner, max_waiting=settings.max_waiting_acks)
+        combiner = functools.partial(
+            Combiner, max_waiting=settings.max_waiting_acks, max_bytes=settings.max_waiting_bytes
+        )
         service = Service(database, combiner=combiner, sender=sender)
         service.check_ready()
         sys.setswitchinterval(SWITCH_INTERVAL)
@@ -62,6 +66,10 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.gauges = DatabaseGauges(database)
         app.state.loop = asyncio.get_running_loop()
         app.state.waiting = Waiting(service)
+        app.state.room = Room(settings.max_waiting_bytes)
+        app.state.connections = Connections(
+            settings.max_connections, head_timeout=settings.head_timeout, request_timeout=settings.request_timeout
+        )
         with contextlib.ExitStack() as running:
             if settings.tokens_file is not None:
                 running.enter_context(ticking("tokens", tokens.reload_if_changed, LOOK_EVERY))
@@ -81,6 +89,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
                 )
                 running.callback(dispatcher.stop)
                 running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))
+            running.enter_context(app.state.connections.watched())
             running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))
             yield
         await asyncio.to_thread(service.stop)
@@ -109,7 +118,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.include_router(sign_in.router)
     app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.openapi = functools.partial(openapi, app)  # type: ignore[method-assign]
-    return AckRoutes(app)
+    return AckRoutes(app, most_waiting=settings.max_waiting_requests)
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:

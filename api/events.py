@@ -236,9 +236,21 @@ async def _woken(follower: Follower, until: float) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=4096)
+SMALL: Final = 2048
+"""Characters of data up to which an event's message is kept for the next follower."""
+
+
 def _message(event: feed.Event) -> bytes:
+    return _small_message(event) if len(event.data or "") <= SMALL else _any_message(event)
+
+
+@functools.lru_cache(maxsize=4096)
+def _small_message(event: feed.Event) -> bytes:
     """The same for all who follow, of whom there are many."""
+    return _any_message(event)
+
+
+def _any_message(event: feed.Event) -> bytes:
     return b"id: %d\ndata: %b\n\n" % (event.position, feed.encoded(event))
 
 

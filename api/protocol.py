@@ -20,9 +20,11 @@ from starlette.concurrency import run_in_threadpool
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api import body, problems
-from api.access import digest_of
+from api.access import NOBODY, digest_of
 from api.acks import PATHS, AckRoutes, Check, refusal
-from api.requests import ALWAYS, WIRE_HEADER
+from api.metrics import REFUSED
+from api.problems import Problem
+from api.requests import USUAL, WIRE_HEADER
 from core.calls import Call, Verb
 from core.combiner import Pending
 from lastbit.tokens import Token
@@ -37,6 +39,7 @@ class _Exchange:
         "_protocol",
         "caller",
         "disconnected",
+        "held",
         "keep_alive",
         "key",
         "length",
@@ -56,6 +59,8 @@ class _Exchange:
         """As the caller gave it."""
         self.length = 0
         self.parts: list[bytes] = []
+        self.held = 0
+        """Bytes of them, for which there is room."""
         self.keep_alive = True
         self.disconnected = False
         self.response_complete = False
@@ -69,7 +74,14 @@ class _Exchange:
             self._answer(STATUS_LINE[200], b"application/json", self._protocol.acks.encoded(over.answer))
 
     def refuse(self, error: Exception) -> None:
-        problem = refusal(self.verb, error, self.request_id)
+        self._answer_with(refusal(self.verb, error, self.request_id))
+
+    def end_with(self, problem: Problem) -> None:
+        """Answer and close the connection."""
+        self.keep_alive = False
+        self._answer_with(problem)
+
+    def _answer_with(self, problem: Problem) -> None:
         if "Connection" in problem.headers:
             self.keep_alive = False
         more = b"".join(
@@ -88,7 +100,7 @@ class _Exchange:
             more += b"connection: close\r\n"
         protocol.transport.write(
             b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
-            % (status, protocol.default_headers(), _ALWAYS, media_type, len(content), more, content)
+            % (status, protocol.default_headers(), _USUAL, media_type, len(content), more, content)
         )
         if not self.keep_alive:
             protocol.transport.close()
@@ -119,7 +131,14 @@ _heads: Final[dict[bytes, _Head]] = {}
 """Of plain requests without an Idempotency-Key or an id. A client's requests differ in their bodies, and what the
 parser makes of the same bytes is the same; so it need not be asked again."""
 _MOST_HEADS: Final = 4096
-_ALWAYS: Final = b"".join(b"%b: %b\r\n" % header for header in ALWAYS.items())
+_USUAL: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items())
+_LONGEST_HEAD: Final = 4096
+"""Bytes of one that is remembered."""
+
+HEAD: Final = 65_536
+"""Bytes of a request's head, beyond those that came with its first ones."""
+WHOLE: Final = 8 * body.LIMIT
+"""Of a request, with what its chunks are wrapped in."""
 
 
 class AckProtocol(HttpToolsProtocol):
@@ -132,6 +151,14 @@ class AckProtocol(HttpToolsProtocol):
         self._between = True
         """The parser is not in the middle of a request."""
         self._last = 0.0
+        """When the connection was made, or the last answer."""
+        self._began = 0.0
+        """When the request that is coming in began."""
+        self._head_ended = False
+        self._received = 0
+        """Bytes that came after its first ones."""
+        self._unsent = 0
+        self._unsent_since = 0.0
         self._headers_of: object = None
         self._headers = b""
 
@@ -143,10 +170,70 @@ class AckProtocol(HttpToolsProtocol):
             self._headers = b"".join(b"%b: %b\r\n" % header for header in current)
         return self._headers
 
-    def data_received(self, data: bytes) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._last = self.loop.time()
+        if self._short and not self.acks.state.connections.made(self):
+            self._turn_away(Problem("unavailable", "too many connections", headers={"Retry-After": "1"}))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._short:
+            self.acks.state.connections.lost(self)
+            cycle: Any = self.cycle
+            if type(cycle) is _Exchange:
+                self._give_room(cycle)
+
+    def _turn_away(self, problem: Problem) -> None:
+        """Say so, and end the connection, whatever it is about to say."""
+        _Exchange(self, Verb.ACK, NOBODY, None).end_with(problem)
+
+    def end(self) -> None:
+        self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    @property
+    def _at_rest(self) -> bool:
         cycle: Any = self.cycle
-        if not self._between or not (cycle is None or cycle.response_complete) or not self._short:
+        return cycle is None or cycle.response_complete
+
+    @property
+    def idle_since(self) -> float | None:
+        return self._last if self._between and self._at_rest else None
+
+    @property
+    def head_since(self) -> float | None:
+        # With a request under way, the next one may take its time.
+        coming = not self._between and not self._head_ended and self._at_rest and not self.flow.read_paused
+        return self._began if coming else None
+
+    @property
+    def body_since(self) -> float | None:
+        return self._began if not self._between and self._head_ended and not self.flow.read_paused else None
+
+    @property
+    def stuck_since(self) -> float | None:
+        if not self.flow.write_paused:
+            self._unsent = 0
+            return None
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, self.loop.time()
+        return self._unsent_since
+
+    def data_received(self, data: bytes) -> None:
+        if not self._between:
+            self._received += len(data)
+        cycle: Any = self.cycle
+        # Who doesn't take answers is not given more of them: the ordinary way waits.
+        plain = self._between and self._short and not self.flow.write_paused
+        if not plain or not (cycle is None or cycle.response_complete):
             super().data_received(data)
+            if not self._between and self._received > (WHOLE if self._head_ended else HEAD):
+                REFUSED.labels("large").inc()
+                self._turn_away(Problem("too_large", f"head: expected at most {HEAD:,} bytes"))
             return
         end = data.find(b"\r\n\r\n") + 4
         head = data[:end]
@@ -162,6 +249,7 @@ class AckProtocol(HttpToolsProtocol):
         made: Any = self.cycle
         if (
             made is not cycle
+            and end <= _LONGEST_HEAD
             and type(made) is _Exchange
             and made.key is made.request_id is None
             and len(data) == end + made.length
@@ -171,10 +259,13 @@ class AckProtocol(HttpToolsProtocol):
             _heads[head] = _Head(made.verb, made.length, made.caller.digest)
 
     def on_message_begin(self) -> None:
-        self._between = False
+        self._between = self._head_ended = False
+        self._received = 0
+        self._began = self.loop.time()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._head_ended = True
         verb = _VERBS.get(self.url)
         if verb is None or not self._short or not self._take(verb):
             super().on_headers_complete()
@@ -185,6 +276,7 @@ class AckProtocol(HttpToolsProtocol):
             (self.cycle is not None and not self.cycle.response_complete)
             or self.expect_100_continue
             or self.limit_concurrency is not None
+            or self.flow.write_paused
             or parser.get_method() != b"POST"
             or parser.get_http_version() != "1.1"
             or not parser.should_keep_alive()
@@ -220,6 +312,15 @@ class AckProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         cycle: Any = self.cycle
         if type(cycle) is _Exchange:
+            if cycle.response_complete:
+                return
+            try:
+                self.acks.state.room.take(len(body))
+            except Problem as problem:
+                self._give_room(cycle)
+                cycle.refuse(problem)
+                return
+            cycle.held += len(body)
             cycle.parts.append(body)
         else:
             super().on_body(body)
@@ -230,8 +331,16 @@ class AckProtocol(HttpToolsProtocol):
         if type(exchange) is not _Exchange:
             super().on_message_complete()
             return
-        parts, exchange.parts = exchange.parts, []
+        if exchange.response_complete:
+            return
+        parts = exchange.parts
+        self._give_room(exchange)
         self._begin(exchange, parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _give_room(self, exchange: _Exchange) -> None:
+        self.acks.state.room.give(exchange.held)
+        exchange.held = 0
+        exchange.parts = []
 
     def _begin(self, exchange: _Exchange, content: bytes) -> None:
         """The request is here: queue it, or refuse it."""
@@ -265,6 +374,10 @@ class AckProtocol(HttpToolsProtocol):
             self.on_response_complete()
         else:
             self.server_state.total_requests += 1
+
+    def on_response_complete(self) -> None:
+        self._last = self.loop.time()
+        super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
         cycle: Any = self.cycle

@@ -121,7 +121,8 @@ _BODY: Final = {
 async def apply_entries(tally: TallyName, request: Request) -> Response:
     """Add each entry once, all in one transaction: those that are at or below their guard had been added before. The
     messages of one source must come to a key in their order."""
-    wanted = body.decoded(_DECODER, await body.read(request.scope, request.receive))
+    async with body.reading(request.scope, request.receive, request.app.state.room) as content:
+        wanted = body.decoded(_DECODER, content)
     if len(wanted.entries) > MAX_ENTRIES:
         raise Problem(
             "too_large", f"body.entries: expected at most {MAX_ENTRIES:,} entries, got {len(wanted.entries):,}"

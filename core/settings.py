@@ -31,6 +31,16 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_waiting_acks: int = Field(default=50_000, ge=1)
     """Acks that may wait for the combiner before callers are told to come back."""
+    max_waiting_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    """Bytes of large requests that may be under way: of bodies that are being read, and of acks that wait."""
+    max_waiting_requests: int = Field(default=2000, ge=1)
+    """Requests other than acks that may wait for a thread."""
+    max_connections: int = Field(default=10_000, ge=1)
+    """Of clients, to a process."""
+    head_timeout: float = Field(default=10, gt=0)
+    """Seconds for a request's head to arrive."""
+    request_timeout: float = Field(default=60, gt=0)
+    """Seconds for a request to arrive, and for a part of an answer to be taken."""
     janitor_every: float = Field(default=60, ge=0, le=86400)
     """On SQLite the service is its own janitor: seconds between two passes; 0 leaves it to cron."""
     dispatcher_every: float = Field(default=0.5, ge=0, le=3600)

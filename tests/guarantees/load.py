@@ -7,7 +7,6 @@ request that is not answered, or answered 503, is sent again under its Idempoten
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 import threading
 import uuid
@@ -49,7 +48,7 @@ class Load:
         self.newly: Counter[int] = Counter()
         self.statuses: Counter[int] = Counter()
         self.lost = 0
-        """Requests without an answer."""
+        """Requests that were sent, and not answered."""
         self._timeout = timeout
         self._numbers = itertools.count()
         self._stop = threading.Event()
@@ -116,12 +115,16 @@ class Load:
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         while not self._stop.is_set():
             response = None
-            with contextlib.suppress(httpx.TransportError):
+            lost = 0
+            try:
                 response = client.post(path, json=body, headers=headers)
+            except httpx.ConnectError:
+                pass  # nobody has heard it
+            except httpx.TransportError:
+                lost = 1
             with self._changed:
-                if response is None:
-                    self.lost += 1
-                else:
+                self.lost += lost
+                if response is not None:
                     self.statuses[response.status_code] += 1
                 self._changed.notify_all()
             if response is not None and response.status_code in (200, 201):
