@@ -41,9 +41,15 @@ Types = Annotated[list[str], Query(alias="type", description="several mean or")]
 OfBatch = Annotated[int | None, models.Decimal, Query(ge=0, lt=INTEGER_LIMIT)]
 
 
+def _words(beginnings: Sequence[str]) -> str:
+    return ", ".join(f"`{each}`" for each in beginnings[:-1]) + f" or `{beginnings[-1]}`"
+
+
 class NewEvent(Body):
-    id: Name = Field(description="1 to 255 visible ASCII characters; what begins with `batch:` is the service's own")
-    type: Name = Field(description="what begins with `batch.` is the service's own")
+    id: Name = Field(
+        description=f"1 to 255 visible ASCII characters; what begins with {_words(feed.OWN_IDS)} is the service's own"
+    )
+    type: Name = Field(description=f"what begins with {_words(feed.OWN_TYPES)} is the service's own")
     key: Key | None = None
     data: Any = Field(None, description="any JSON, at most 65,536 bytes")
 
@@ -51,21 +57,21 @@ class NewEvent(Body):
     @classmethod
     def _own_id(cls, value: str) -> str:
         if value.startswith(feed.OWN_IDS):
-            raise ValueError(f"expected an id of yours: those that begin with {feed.OWN_IDS} are the service's")
+            raise ValueError(f"expected an id of yours: what begins with {_words(feed.OWN_IDS)} is the service's")
         return value
 
     @field_validator("type")
     @classmethod
     def _own_type(cls, value: str) -> str:
         if value.startswith(feed.OWN_TYPES):
-            raise ValueError(f"expected a type of yours: those that begin with {feed.OWN_TYPES} are the service's")
+            raise ValueError(f"expected a type of yours: what begins with {_words(feed.OWN_TYPES)} is the service's")
         return value
 
     @field_validator("data")
     @classmethod
     def _small(cls, value: Any) -> Any:
         try:
-            size = len(_json(value))
+            size = len(encoded(value))
         except ValueError:
             # Python reads NaN, 1e999 and half a surrogate pair; others would choke on the whole feed.
             raise ValueError("expected JSON with finite numbers and Unicode text") from None
@@ -105,7 +111,7 @@ class AppendedEvents(BaseModel):
     events: list[AppendedEvent]
 
 
-def _json(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -120,7 +126,7 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
             if not caller.covers(value):
                 raise outside(caller, f"body.events[{place}].{name}", "events whose key and id begin")
     new = [
-        feed.New(each.id, each.type, each.key, None if each.data is None else _json(each.data).decode())
+        feed.New(each.id, each.type, each.key, None if each.data is None else encoded(each.data).decode())
         for each in body.events
     ]
     appended = _service(request).append(new, None if body.fence is None else body.fence.held())
@@ -153,7 +159,7 @@ async def read_events(
     until = time.monotonic() + wait
     async with waiting.follow(types, batch, prefix) as follower:
         page = await run_in_threadpool(read)
-        while not page.events and await _woken(follower, until) and not waiting.closed:
+        while not page.events and await woken(follower, until) and not waiting.closed:
             follower.woken.clear()
             page = await waiting.read(follower, page.next, limit)
     return _page(page)
@@ -220,14 +226,14 @@ async def _stream(
             after = page.next
             if page.events:
                 yield b"".join(map(_message, page.events))
-            elif await _woken(follower, time.monotonic() + PING):
+            elif await woken(follower, time.monotonic() + PING):
                 follower.woken.clear()
             else:
                 # Also how far it was read: who sees few events resumes there, and not where others were long trimmed.
                 yield b": alive\nid: %d\n\n" % after
 
 
-async def _woken(follower: Follower, until: float) -> bool:
+async def woken(follower: Follower, until: float) -> bool:
     """False where the time is over."""
     try:
         await asyncio.wait_for(follower.woken.wait(), max(0.0, until - time.monotonic()))

@@ -38,6 +38,8 @@ class Follower:
     batch: int | None
     prefix: str | None = None
     """With which the keys of the events begin that he may see."""
+    beginning: str = ""
+    """Of the types that are wanted."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wants(self, event: feed.Event) -> bool:
@@ -45,6 +47,7 @@ class Follower:
             (not self.types or event.type in self.types)
             and (self.batch is None or event.batch == self.batch)
             and (self.prefix is None or (event.key is not None and event.key.startswith(self.prefix)))
+            and event.type.startswith(self.beginning)
         )
 
 
@@ -84,10 +87,10 @@ class Waiting:
 
     @contextlib.asynccontextmanager
     async def follow(
-        self, types: Collection[str] = (), batch: int | None = None, prefix: str | None = None
+        self, types: Collection[str] = (), batch: int | None = None, prefix: str | None = None, *, beginning: str = ""
     ) -> AsyncIterator[Follower]:
         """Begin to follow, then read, then wait. Raises `errors.Unavailable`."""
-        follower = Follower(frozenset(types), batch, prefix)
+        follower = Follower(frozenset(types), batch, prefix, beginning)
         self._followers.add(follower)
         try:
             await self._begin(follower.woken)

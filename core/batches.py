@@ -179,7 +179,7 @@ def event(batch: Batch, name: str) -> feed.New:
         "pending": batch.pending,
         "parent": batch.parent,
     }
-    id, type = f"{feed.OWN_IDS}{batch.id}:{name}", f"{feed.OWN_TYPES}{name}"
+    id, type = f"{feed.BATCH}:{batch.id}:{name}", f"{feed.BATCH}.{name}"
     return feed.New(id, type, batch.key, json.dumps(data, ensure_ascii=False), batch.id)
 
 

@@ -31,8 +31,12 @@ from core.statements import LIST, chunks
 
 CHUNK: Final = 1000
 """Events that one transaction removes, and that are looked up by one statement."""
-OWN_IDS: Final = "batch:"
-OWN_TYPES: Final = "batch."
+BATCH: Final = "batch"
+COMMAND: Final = "command"
+TIMER: Final = "timer"
+RETRY: Final = "retry"
+OWN_IDS: Final = tuple(f"{of}:" for of in (BATCH, COMMAND, TIMER, RETRY))
+OWN_TYPES: Final = tuple(f"{of}." for of in (BATCH, COMMAND, TIMER, RETRY))
 """What begins so is the service's own."""
 
 _head = tables.feed_head.c
@@ -81,10 +85,14 @@ class Page:
     last: int
 
 
-def append(tx: Connection, events: Sequence[New]) -> None:
-    """Append events whose ids are new. Takes the lock of the head, so nothing may be locked after it."""
-    if events:
-        _insert(tx, events, lock(tx))
+def append(tx: Connection, events: Sequence[New]) -> range:
+    """Append events whose ids are new; their positions. Takes the lock of the head, so nothing may be locked after
+    it."""
+    if not events:
+        return range(0)
+    position = lock(tx)
+    _insert(tx, events, position)
+    return range(position + 1, position + 1 + len(events))
 
 
 def append_once(tx: Connection, events: Sequence[New]) -> list[Appended]:
@@ -114,6 +122,12 @@ def append_once(tx: Connection, events: Sequence[New]) -> list[Appended]:
 def lock(tx: Connection) -> int:
     """The position of the last event. Until the commit none is appended, and none is trimmed."""
     position: int = tx.execute(sa.select(_head.position).where(_head.id == 1).with_for_update()).scalar_one()
+    return position
+
+
+def trimmed(tx: Connection) -> int:
+    """The position up to which events were removed."""
+    position: int = tx.execute(sa.select(_head.trimmed)).scalar_one()
     return position
 
 
@@ -239,5 +253,5 @@ def ended(event: Event) -> bool:
 
 
 _ENDS: Final[frozenset[Any]] = frozenset(
-    {f"{OWN_TYPES}completed", f"{OWN_TYPES}{State.EXPIRED}", f"{OWN_TYPES}{State.CANCELLED}"}
+    {f"{BATCH}.completed", f"{BATCH}.{State.EXPIRED}", f"{BATCH}.{State.CANCELLED}"}
 )

@@ -10,18 +10,24 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
+import structlog
 from sqlalchemy.engine import Connection
 
 from core import (
     acks,
     batches,
+    definitions,
     errors,
     explain,
     feed,
     groups,
+    inbox,
     leases,
+    metrics,
+    outbox,
     payments,
     picture,
+    processes,
     purge,
     ranges,
     schema,
@@ -37,6 +43,8 @@ from core.held import Held
 from core.lifecycle import State
 from core.webhooks import Progress, Sender
 from lastbit.streams.snapshot import Snapshot
+
+log = structlog.get_logger(__name__)
 
 MaskPlaces = Sequence[tuple[str, int, bytes]]
 """(place in the request, batch, bits) of each mask, to be checked against its batch's group_size."""
@@ -354,6 +362,61 @@ class Service:
         return self.database.write(
             lambda tx: groups.commit(tx, holds, snapshot, token=token, head=head), repeatable=True
         )
+
+    def define_process(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        ttl: timedelta | None = None,
+        release: timedelta | None = None,
+        after: int | None = None,
+    ) -> tuple[definitions.Definition, bool]:
+        """The process, and whether it is new. Raises `errors.PartitionsFixed`, `PositionTrimmed`, `InvalidRequest`,
+        `ConsumerGroupInUse`."""
+        definitions.sweep(self.database)  # one of that name may have been deleted half-way
+        return self.database.write(
+            lambda tx: definitions.define(tx, name, partitions, ttl, release, after), repeatable=True
+        )
+
+    def list_processes(self) -> list[processes.Summary]:
+        return self.database.snapshot(processes.summaries)
+
+    def delete_process(self, name: str) -> None:
+        """Raises `errors.ProcessNotFound`, `ConsumerGroupInUse`."""
+        definitions.delete(self.database, name)
+
+    def handle(self, handling: processes.Handling) -> processes.Handled:
+        """Raises `errors.ProcessNotFound`, `StaleEpoch`, `VersionConflict`, `InvalidRequest`."""
+        handled = self.database.write(lambda tx: processes.handle(tx, handling), repeatable=True)
+        metrics.PROCESS_EVENTS["repeated" if handled.repeated else handled.status].inc()
+        if handled.status is inbox.Status.PARKED and not handled.repeated:
+            log.warning(
+                "event_parked",
+                process=handling.process,
+                instance=handling.instance,
+                event_id=handling.event,
+                error=handling.error,
+            )
+        return handled
+
+    def list_instances(
+        self, process: str, status: processes.Status | None, after: str | None, limit: int, *, parked: bool = False
+    ) -> list[processes.Instance]:
+        """Raises `errors.ProcessNotFound`."""
+        return self.database.snapshot(lambda tx: processes.page(tx, process, status, after, limit, parked=parked))
+
+    def get_instance(self, process: str, instance: str) -> processes.Details:
+        """Raises `errors.ProcessNotFound`, `InstanceNotFound`."""
+        return self.database.snapshot(lambda tx: processes.get(tx, process, instance))
+
+    def retry_parked(self, process: str, instance: str, event: str | None = None) -> int:
+        """How many events are handled again. Raises `errors.ProcessNotFound`, `InstanceNotFound`."""
+        return self.database.write(lambda tx: processes.retry(tx, process, instance, event))
+
+    def commands(self, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None) -> outbox.Page:
+        """Raises `errors.InvalidRequest` for a position from the future."""
+        return self.database.snapshot(lambda tx: outbox.read(tx, after, limit, types=types, process=process))
 
     @property
     def _sending(self) -> Sender:

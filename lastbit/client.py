@@ -32,6 +32,7 @@ from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.groups import AsyncGroups, Groups
 from lastbit.ids import ItemId
 from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage, Fence
+from lastbit.processes.calls import AsyncProcesses, Processes
 from lastbit.retry import Retry
 from lastbit.tallies import AsyncTally, Tally
 from lastbit.webhooks import AsyncWebhooks, Webhooks
@@ -85,6 +86,11 @@ class Client:
     def groups(self) -> Groups:
         """Who shares which partitions, and how far each was read; see `Groups`."""
         return Groups(self)
+
+    @property
+    def processes(self) -> Processes:
+        """Process managers, their instances and commands; see `lastbit.processes`."""
+        return Processes(self)
 
     @property
     def webhooks(self) -> Webhooks:
@@ -271,6 +277,11 @@ class AsyncClient:
     def groups(self) -> AsyncGroups:
         """Who shares which partitions, and how far each was read; see `Groups`."""
         return AsyncGroups(self)
+
+    @property
+    def processes(self) -> AsyncProcesses:
+        """Process managers, their instances and commands; see `lastbit.processes`."""
+        return AsyncProcesses(self)
 
     @property
     def webhooks(self) -> AsyncWebhooks:

@@ -10,6 +10,8 @@
     │   ├── NotFound             no such path
     │   │   ├── BatchNotFound
     │   │   ├── ConsumerGroupNotFound
+    │   │   ├── InstanceNotFound
+    │   │   ├── ProcessNotFound
     │   │   └── WebhookNotFound
     │   ├── Conflict             the state of things does not take this verb
     │   │   ├── BatchSealed
@@ -17,7 +19,8 @@
     │   │   ├── ConsumerGroupInUse
     │   │   ├── PartitionsFixed  the consumer group has another number of partitions
     │   │   ├── SessionReplaced  another process goes by the worker's name now
-    │   │   └── StaleEpoch       the partition is another owner's by now
+    │   │   ├── StaleEpoch       the partition is another owner's by now
+    │   │   └── VersionConflict  the instance has gone on since it was read
     │   ├── PositionTrimmed      the events that were asked for are not kept any more
     │   ├── OutOfOrder           a message came to its tally after a later one of its source
     │   ├── RateLimited
@@ -109,6 +112,14 @@ class ConsumerGroupNotFound(NotFound):
     """There is no such consumer group: it was never created, or it was deleted."""
 
 
+class ProcessNotFound(NotFound):
+    """There is no such process: it was never defined, or it was deleted."""
+
+
+class InstanceNotFound(NotFound):
+    """The process has no such instance: no event came to it yet."""
+
+
 class WebhookNotFound(NotFound):
     """There is no such webhook."""
 
@@ -139,6 +150,10 @@ class SessionReplaced(Conflict):
 
 class StaleEpoch(Conflict):
     """The partition is not the worker's at this epoch any more: nothing was written."""
+
+
+class VersionConflict(Conflict):
+    """The instance has gone on since its state was read: read it, and compute again. Nothing was written."""
 
 
 class PositionTrimmed(ServiceError):
@@ -179,6 +194,9 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "partitions_fixed": PartitionsFixed,
     "session_replaced": SessionReplaced,
     "stale_epoch": StaleEpoch,
+    "process_not_found": ProcessNotFound,
+    "instance_not_found": InstanceNotFound,
+    "version_conflict": VersionConflict,
     "position_trimmed": PositionTrimmed,
     "out_of_order": OutOfOrder,
     "rate_limited": RateLimited,
