@@ -399,14 +399,15 @@ MUTANTS = [
     Mutant(
         "positions-as-auto-increment-gives-them",
         "core.feed:append",
-        "_insert(tx, events, lock(tx))",
+        "position = lock(tx)\n    _insert(tx, events, position)",
         "rows = [dict(event_id=e.id, type=e.type, batch_id=e.batch, event_key=e.key, data=e.data) for e in events]\n"
-        "        with tx.engine.begin() as other:\n"
-        "            other.exec_driver_sql(f'UPDATE feed_head SET position = position + {len(rows)}')\n"
-        "            last = other.exec_driver_sql('SELECT position FROM feed_head').scalar()\n"
-        "        for place, row in enumerate(reversed(rows)):\n"
-        "            row['position'] = last - place\n"
-        "        tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)",
+        "    with tx.engine.begin() as other:\n"
+        "        other.exec_driver_sql(f'UPDATE feed_head SET position = position + {len(rows)}')\n"
+        "        last = other.exec_driver_sql('SELECT position FROM feed_head').scalar()\n"
+        "    position = last - len(rows)\n"
+        "    for place, row in enumerate(reversed(rows)):\n"
+        "        row['position'] = last - place\n"
+        "    tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)",
         _FOLLOW,
     ),
     Mutant("the-head-is-not-locked", "core.feed:lock", ".with_for_update()", "", _FOLLOW),

@@ -94,9 +94,10 @@ def problem(answer: httpx.Response) -> tuple[int, str]:
 def ask(client: httpx.Client, route: str, **names: Any) -> httpx.Response:
     """A call of the route with nothing in it. An answer without an end, as a stream's, is not read."""
     method, _, path = route.partition(" ")
-    values = {"id": 10**9, "group": 0, "name": "main.js", **names}
+    values = {"id": 10**9, "group": 0, "partition": 0, "name": "main.js", **names}
+    path = re.sub(r"{(\w+)(:path)?}", lambda name: str(values.get(name[1], "none")), path)
     body = {"json": {}} if method == "POST" else {}
-    with client.stream(method, path.format(**values), **body) as answer:  # type: ignore[arg-type]
+    with client.stream(method, path, **body) as answer:  # type: ignore[arg-type]
         if not answer.headers["content-type" if answer.status_code != 204 else "date"].startswith("text/event-stream"):
             answer.read()
         return answer
