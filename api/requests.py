@@ -79,6 +79,8 @@ class Requests:
                 message["headers"] = [*headers, *usual, (WIRE_HEADER, name.encode())]
             await send(message)
 
+        # A pipelined request begins in the context of the one before it.
+        structlog.contextvars.unbind_contextvars("token")
         with structlog.contextvars.bound_contextvars(request_id=name):
             try:
                 if path not in ALWAYS_ANSWERED and _waiting() >= self.most_waiting:

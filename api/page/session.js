@@ -14,6 +14,7 @@ export async function look() {
 }
 
 export const may = (role) => !who.needed || who.roles.includes(role) || who.roles.includes("admin");
+export const needsToken = () => who.needed;
 export const isLimited = () => who.prefix !== null;
 
 function show() {

@@ -13,17 +13,18 @@ from playwright.sync_api import Page, expect
 
 from lastbit import tokens
 from lastbit.tokens import Role
-from tests.page.test_page import live, opened, row
+from tests.page.test_page import PHONE, live, opened, row
 from tests.servers import running_service, sqlite_file
 
 pytestmark = pytest.mark.xdist_group("page")
 
-SECRETS = {name: tokens.new() for name in ("boss", "looker", "worker", "shop")}
+SECRETS = {name: tokens.new() for name in ("boss", "looker", "worker", "shop", "long")}
 KNOWN = [
     tokens.known(SECRETS["boss"], "boss", [Role.ADMIN]),
     tokens.known(SECRETS["looker"], "looker", [Role.READ]),
     tokens.known(SECRETS["worker"], "worker", [Role.CONSUME]),
     tokens.known(SECRETS["shop"], "shop", [Role.READ, Role.PRODUCE], "shop-"),
+    tokens.known(SECRETS["long"], "n" * 64, [Role.READ]),
 ]
 
 
@@ -164,6 +165,19 @@ def test_the_apis_pages_work_under_their_policy(page: Page, service_url: str) ->
     page.get_by_role("button", name="Try it out").click()
     page.get_by_role("button", name="Execute").click()
     expect(page.locator(".live-responses-table .response .response-col_status").first).to_contain_text("200")
+
+
+@pytest.mark.parametrize("settings", [PHONE])
+def test_on_a_phone_a_long_name_is_cut_and_nothing_else(page: Page, service_url: str) -> None:
+    """No scrolling sideways, before and after."""
+    overflow = "document.documentElement.scrollWidth - innerWidth"
+    page.goto(service_url)
+    expect(page.get_by_label("Token")).to_be_visible()
+    assert page.evaluate(overflow) <= 0
+    sign_in(page, service_url, "long")
+    expect(live(page)).to_be_visible()
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+    assert page.evaluate(overflow) <= 0
 
 
 @pytest.mark.parametrize("settings", [{"bypass_csp": True}, {"bypass_csp": True, "color_scheme": "dark"}])
