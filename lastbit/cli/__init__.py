@@ -10,6 +10,7 @@ from lastbit.cli.batches import cancel, explain, extend, list_batches, open_batc
 from lastbit.cli.events import append, events
 from lastbit.cli.groups import groups
 from lastbit.cli.items import ack, fail, pending
+from lastbit.cli.processes import commands, processes
 from lastbit.cli.tally import tally
 from lastbit.cli.tokens import token
 from lastbit.cli.watch import watch
@@ -17,7 +18,7 @@ from lastbit.cli.webhooks import webhooks
 
 for _command in (
     *(open_batch, extend, seal, ack, fail, status, watch, explain, pending, list_batches, cancel, verify),
-    *(events, append, webhooks, groups, tally, token),
+    *(events, append, webhooks, groups, tally, processes, commands, token),
 ):
     cli.add_command(_command)
 

@@ -24,7 +24,7 @@ from tests.servers import running_service
 
 COMMANDS = [
     *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "verify"),
-    *("events", "append", "webhooks", "groups", "tally", "token"),
+    *("events", "append", "webhooks", "groups", "tally", "processes", "commands", "token"),
 ]
 
 

@@ -1,0 +1,165 @@
+"""`lastbit processes` and `lastbit commands`: what became of events, parked ones again, and what is to be done."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import click
+
+from lastbit.cli.app import Session, session
+from lastbit.cli.events import _ended_by_signals
+from lastbit.cli.output import safe
+from lastbit.cli.rendering import number
+from lastbit.processes.models import Instance, IssuedCommand
+
+STYLES = {
+    "running": "yellow",
+    "finished": "green",
+    "handled": "green",
+    "parked": "red",
+    "retrying": "yellow",
+    "late": "dim",
+}
+
+
+@click.group()
+def processes() -> None:
+    """Process managers: instances, their state, and events whose handler failed."""
+
+
+@processes.command("list")
+@session
+def list_processes(s: Session) -> None:
+    """List processes, with the numbers of their instances."""
+    found = s.client.processes.list()
+    if s.output.as_json:
+        s.output.document({"processes": list(found)})
+        return
+    for each in found:
+        parked = f", [red]{number(each.parked, 'parked event')}[/]" if each.parked else ""
+        s.output.say(
+            f"[bold]{safe(each.name)}[/]  {each.running:,} running, {each.finished:,} finished{parked}, "
+            f"{number(each.timers, 'timer')}, handled up to position {each.floor:,}"
+        )
+    if not found:
+        s.output.say("no processes")
+
+
+@processes.command()
+@click.argument("process")
+@click.option("--status", type=click.Choice(["running", "finished", "parked"]), help="Only instances of this status.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many.")
+@session
+def instances(s: Session, process: str, status: str | None, limit: int) -> None:
+    """List the instances of PROCESS by name; with --status parked those that have parked events."""
+    matching = s.client.processes.instances(process, status=status, page_size=min(limit, 1000))
+    found = list(islice(matching, limit))
+    if s.output.as_json:
+        s.output.document({"instances": found})
+        return
+    for each in found:
+        s.output.say(_line(each))
+    if not found:
+        s.output.say("no instances")
+
+
+@processes.command()
+@click.argument("process")
+@click.argument("instance")
+@session
+def show(s: Session, process: str, instance: str) -> None:
+    """Show the state of INSTANCE, the events that came to it, its timers and its commands."""
+    found = s.client.processes.get(process, instance)
+    if s.output.as_json:
+        s.output.document(found)
+        return
+    s.output.say(_line(found))
+    s.output.say(f"state {safe(json.dumps(found.state, ensure_ascii=False))}")
+    for event in reversed(found.history):
+        s.output.say(f"[bold]{event.position:,}[/] {safe(event.event)}  {_status(event.status)}")
+        if event.error is not None:
+            s.output.say(f"[dim]{safe(event.error.rstrip())}[/]")
+    for timer in found.timers:
+        s.output.say(f"timer {safe(timer.timer)}  due {timer.due_at:%Y-%m-%d %H:%M:%S} UTC")
+    for command in reversed(found.commands):
+        s.output.say(_command(command))
+
+
+@processes.command()
+@click.argument("process")
+@click.argument("instance")
+@click.option("--event", help="Only the event of this id.")
+@session
+def retry(s: Session, process: str, instance: str, event: str | None) -> None:
+    """Have the parked events of INSTANCE handled again."""
+    count = s.client.processes.retry(process, instance, event=event)
+    if s.output.as_json:
+        s.output.document({"retrying": count})
+    else:
+        s.output.say(f"{number(count, 'event')} handled again")
+
+
+@processes.command()
+@click.argument("process")
+@session
+def delete(s: Session, process: str) -> None:
+    """Remove PROCESS with its instances. What it issued stays issued."""
+    s.client.processes.delete(process)
+    if s.output.as_json:
+        s.output.document({"deleted": process})
+    else:
+        s.output.say(f"process {safe(process)} is deleted")
+
+
+@click.command()
+@click.option("--after", type=click.IntRange(min=0), default=0, show_default=True, help="Begin above this position.")
+@click.option("--type", "types", multiple=True, help="Only commands of this type; several mean or.")
+@click.option("--process", help="Only commands of this process.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many.  [default: 50; with --follow: no end]")
+@click.option("--follow", is_flag=True, help="Go on with new ones as they come.")
+@session
+def commands(
+    s: Session, after: int, types: tuple[str, ...], process: str | None, limit: int | None, follow: bool
+) -> None:
+    """Show the commands that processes issued, in the order of the feed.
+
+    With --follow and --json each command is a JSON document on a line of its own.
+    """
+    if follow:
+        with _ended_by_signals():
+            for command in islice(s.client.processes.follow(after=after, types=types, process=process), limit):
+                if s.output.as_json:
+                    s.output.document(command)
+                else:
+                    s.output.say(_command(command))
+        return
+    page = s.client.processes.commands(after=after, types=types, process=process, limit=min(limit or 50, 1000))
+    if s.output.as_json:
+        shown: dict[str, Any] = {"commands": list(page.commands), "next": page.next, "last": page.last}
+        s.output.document(shown)
+        return
+    for command in page.commands:
+        s.output.say(_command(command))
+    if not page.commands:
+        s.output.say("no commands")
+    elif page.next < page.last:
+        s.output.say(f"[dim]There may be more; go on with --after {page.next}.[/]")
+
+
+def _status(status: str) -> str:
+    return f"[{STYLES.get(status, 'default')}]{safe(status)}[/]"
+
+
+def _line(instance: Instance) -> str:
+    parked = f"  [red]{number(instance.parked, 'parked event')}[/]" if instance.parked else ""
+    return f"[bold]{safe(instance.instance)}[/]  {_status(instance.status)}, version {instance.version:,}{parked}"
+
+
+def _command(command: IssuedCommand) -> str:
+    data = "" if command.data is None else f"  {safe(json.dumps(command.data, ensure_ascii=False))}"
+    return (
+        f"[bold]{command.position:,}[/] {safe(command.type)}  {safe(command.process)} {safe(command.instance)}"
+        f"{data}  [dim]{command.id}[/]"
+    )

@@ -1,0 +1,112 @@
+"""What a process makes of an event: pure, and never an exception."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from lastbit import InvalidArgument
+from lastbit.models import Event
+from lastbit.processes import CancelTimer, Command, Finish, Process, Timer, process, timer_of
+
+AT = datetime(2026, 5, 4, tzinfo=UTC)
+
+
+def event(type: str = "card.charged", data: Any = None, key: str | None = None) -> Event:
+    return Event(1, "e1", type, None, key, data, AT)
+
+
+@process("ship-order", correlate={"card.charged": "order", "batch.completed": "key"})
+def ship_order(state: Any, event: Event) -> Any:
+    """Ships."""
+    return event.data["returns"] if isinstance(event.data, dict) else None
+
+
+@pytest.mark.parametrize(
+    ("seen", "instances"),
+    [
+        (event(data={"order": "o1"}), ["o1"]),
+        (event(data={"order": 7}), ["7"]),
+        (event(data={"order": ["o1", "o2", "o1", 7]}), ["o1", "o2", "7"]),
+        (event(data={"order": []}), []),
+        (event(data={"order": True}), []),
+        (event(data={"order": None}), []),
+        (event(data={"order": 1.5}), []),
+        (event(data={"order": ["", "o1", ".", "..", "x" * 256, "a\nb", {}]}), ["o1"]),
+        (event(data={}), []),
+        (event(data="o1"), []),
+        (event(data=None), []),
+        (event("batch.completed", key="o1"), ["o1"]),
+        (event("batch.completed"), []),
+        (event("another", data={"order": "o1"}), []),
+        (event("timer.ship-order", data={"instance": "o1", "timer": "t"}), ["o1"]),
+        (event("retry.ship-order", data={"instance": "o1", "event": {}}), ["o1"]),
+        (event("timer.another", data={"instance": "o1", "timer": "t"}), []),
+    ],
+)
+def test_an_event_belongs_to_the_instances_that_it_names(seen: Event, instances: list[str]) -> None:
+    """By a field of its data or by its key; what can't be a name is none."""
+    assert ship_order.instances_of(seen) == instances
+
+
+def decided(returned: Any, state: Any = "before") -> dict[str, Any]:
+    made = Process("p", {"a": "b"}, lambda state, event: returned)
+    return made.decide(state, event("a"))
+
+
+def test_what_a_function_returns_is_what_is_asked_for() -> None:
+    """The state and the commands, an end, or nothing."""
+    nothing: dict[str, Any] = {"commands": [], "timers": [], "finish": False}
+    assert decided(None) == {"state": "before", **nothing}
+    assert decided((None, [])) == {"state": None, **nothing}
+    assert decided(({"n": 1}, [Command("go", 1, "first"), Command("stop")])) == {
+        **nothing,
+        "state": {"n": 1},
+        "commands": [{"type": "go", "step": "first", "data": 1}, {"type": "stop", "step": None, "data": None}],
+    }
+    timers = [Timer("a", 1.5, "x"), Timer("b", timedelta(minutes=1)), CancelTimer("c")]
+    assert decided(("s", timers))["timers"] == [
+        {"timer": "a", "after": 1.5, "data": "x"},
+        {"timer": "b", "after": 60.0, "data": None},
+        {"timer": "c", "after": None},
+    ]
+    assert decided(Finish()) == {"state": "before", **nothing, "finish": True}
+    assert decided(Finish([Command("go")], None))["state"] is None
+
+
+def test_a_function_that_fails_parks_its_event() -> None:
+    """With the end of the traceback; so does one that returns what nobody can mean."""
+
+    def fails(state: Any, event: Event) -> Any:
+        raise KeyError("no such item" + "x" * 9000 + "\ud800")
+
+    told = Process("p", {"a": "b"}, fails).decide(None, event("a"))
+    assert set(told) == {"error"}
+    assert len(told["error"]) == 4000
+    told["error"].encode()
+    for returned in ("state", ("state",), ("state", ["go"]), ({1, 2}, []), (float("nan"), []), ("\ud800", []), 7):
+        assert set(decided(returned)) == {"error"}, returned
+    assert "returns (state, commands)" in decided("state")["error"]
+
+
+def test_a_process_is_the_function_still() -> None:
+    """It can be called, and has its name and docstring; the names that it reads are known."""
+    assert ship_order(None, event(data={"returns": ("s", [])})) == ("s", [])
+    assert (ship_order.__name__, ship_order.__doc__, ship_order.name) == ("ship_order", "Ships.", "ship-order")
+    assert ship_order.types == ["card.charged", "batch.completed", "timer.ship-order", "retry.ship-order"]
+    assert timer_of(event("timer.p", data={"timer": "payment"})) == "payment"
+    assert timer_of(event()) is None
+    for name, correlate in (("", {"a": "b"}), ("p", {}), ("p", {"a": ""})):
+        with pytest.raises(InvalidArgument):
+            process(name, correlate=correlate)(lambda state, event: None)
+
+
+def test_a_definition_needs_the_standard_library_alone() -> None:
+    """So a function can be tested where there is no httpx."""
+    code = "import sys; from lastbit.processes import Command, Finish, process; print('httpx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,321 @@
+"""Workers of a process against a real service: shared, killed, restarted; and the calls around them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from lastbit import AsyncClient, Client, ConsumerGroupInUse, InstanceNotFound, InvalidArgument, ProcessNotFound
+from lastbit.models import Event
+from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, process, run, timer_of
+from tests.servers import ROOT, running_service, sqlite_file
+
+NEEDED = ("charged", "complete", "reserved")
+
+
+def correlate(name: str) -> dict[str, str]:
+    """Each process here has types of its own: they share a feed."""
+    return {f"{name}.{type}": "order" for type in NEEDED}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with sqlite_file() as database, running_service(database, LASTBIT_DISPATCHER_EVERY="0.05") as running:
+        yield running.url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as opened:
+        yield opened
+
+
+def ship(state: Any, event: Event) -> Any:
+    seen = sorted({*(state or []), event.type})
+    return Finish([Command("ship", {"seen": len(seen)})], seen) if len(seen) == 3 else (seen, [])
+
+
+@contextlib.contextmanager
+def working(url: str, made: Process, *names: str, **options: Any) -> Iterator[list[ProcessWorker]]:
+    """Workers in threads, each with a client of its own; what one of them raises is raised here."""
+    workers: list[ProcessWorker] = []
+    raised: list[BaseException] = []
+
+    def work(name: str, ready: threading.Event) -> None:
+        with Client(url) as client:
+            workers.append(ProcessWorker(made, client, name, **{"partitions": 4, "ttl": 2.0, "every": 0.05, **options}))
+            ready.set()
+            try:
+                workers[-1].run()
+            except BaseException as error:  # noqa: BLE001  # it is the test's
+                raised.append(error)
+
+    threads = []
+    for name in names:
+        ready = threading.Event()
+        threads.append(threading.Thread(target=work, args=(name, ready)))
+        threads[-1].start()
+        ready.wait(60)
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.stop()
+        for thread in threads:
+            thread.join(60)
+    if raised:
+        raise raised[0]
+
+
+def append(client: Client, name: str, orders: range, types: Sequence[str] = NEEDED) -> int:
+    """Events of these orders, one after the other; the feed's end."""
+    new = [
+        {"id": f"{name}:{order}:{type}", "type": f"{name}.{type}", "data": {"order": f"{name}-{order}"}}
+        for type in types
+        for order in orders
+    ]
+    return max(each.position for each in client.append(new))
+
+
+def issued(client: Client, made: Process, count: int) -> list[str]:
+    """The instances of the first commands, as soon as there are so many."""
+    after, found = 0, []
+    while len(found) < count:
+        page = client.processes.commands(after=after, process=made.name, wait=30)
+        found += [command.instance for command in page.commands]
+        after = page.next
+    return found
+
+
+def test_two_workers_share_the_instances_and_each_order_ships_once(url: str, client: Client) -> None:
+    """In each of them several lanes; floors are kept when they leave."""
+    made = Process("shared", correlate("shared"), ship)
+    append(client, "shared", range(10))
+    with working(url, made, "w1", "w2"):
+        last = append(client, "shared", range(10, 40))
+        assert Counter(issued(client, made, 40)) == Counter(f"shared-{order}" for order in range(40))
+        assert len(client.groups.get("process.shared").workers) == 2
+    assert min(each.floor or 0 for each in client.groups.get("process.shared").positions) >= last
+    [summary] = [each for each in client.processes.list() if each.name == "shared"]
+    assert (summary.finished, summary.running, summary.parked) == (40, 0, 0)
+
+
+def test_a_worker_that_comes_later_goes_on_where_the_others_were(url: str, client: Client) -> None:
+    """What was handled is not handled again, and what came meanwhile is."""
+    calls: Counter[str] = Counter()
+
+    def counted(state: Any, event: Event) -> Any:
+        calls[event.id] += 1
+        return ship(state, event)
+
+    made = Process("later", correlate("later"), counted)
+    append(client, "later", range(20), ["charged", "reserved"])
+    with working(url, made, "w1"):
+        while sum(each.version == 2 for each in client.processes.instances("later")) < 20:
+            pass
+    append(client, "later", range(20), ["complete"])
+    assert set(calls.values()) == {1}
+    with working(url, made, "w2"):
+        assert Counter(issued(client, made, 20)) == Counter(f"later-{order}" for order in range(20))
+    # The state of each instance was not known to the second worker: it computed from nothing, was refused, and read it.
+    assert {calls[f"later:{order}:charged"] for order in range(20)} == {1}
+
+
+def test_a_poisoned_event_is_parked_others_go_on_and_a_retry_comes_again(url: str, client: Client) -> None:
+    """The error is there to be read; with better code the instance goes on."""
+    broken = threading.Event()
+    broken.set()
+
+    def fragile(state: Any, event: Event) -> Any:
+        if broken.is_set() and event.id == "fragile:3:reserved":
+            raise ValueError("no such item")
+        return ship(state, event)
+
+    made = Process("fragile", correlate("fragile"), fragile)
+    with working(url, made, "w1"):
+        append(client, "fragile", range(6))
+        assert Counter(issued(client, made, 5)) == Counter(f"fragile-{order}" for order in range(6) if order != 3)
+        while not (parked := list(client.processes.instances("fragile", status="parked"))):
+            pass
+        assert [(each.instance, each.parked) for each in parked] == [("fragile-3", 1)]
+        [entry] = [e for e in client.processes.get("fragile", "fragile-3").history if e.status == "parked"]
+        assert "ValueError: no such item" in (entry.error or "")
+        broken.clear()
+        assert client.processes.retry("fragile", "fragile-3", event=entry.event) == 1
+        assert issued(client, made, 6)[-1] == "fragile-3"
+
+
+def test_what_the_service_refuses_is_parked_too(url: str, client: Client) -> None:
+    """A command that can't be one is the function's fault, and stops nobody."""
+    made = Process("refused", correlate("refused"), lambda state, event: (1, [Command("no blanks here")]))
+    with working(url, made, "w1"):
+        append(client, "refused", range(2), ["charged"])
+        while len(list(client.processes.instances("refused", status="parked"))) < 2:
+            pass
+    assert "commands[0].type" in (client.processes.get("refused", "refused-0").history[0].error or "")
+
+
+def test_a_time_out_comes_as_an_event(url: str, client: Client) -> None:
+    """It was asked for by the instance, and comes to it alone."""
+
+    @process("timed", correlate=correlate("timed"))
+    def timed(state: Any, event: Event) -> Any:
+        if timer_of(event) == "stock":
+            return Finish([Command("cancel", event.data["data"])])
+        return "waiting", [Timer("stock", 0.05, {"order": event.data["order"]})]
+
+    with working(url, timed, "w1"):
+        append(client, "timed", range(3), ["charged"])
+        assert Counter(issued(client, timed, 3)) == Counter(f"timed-{order}" for order in range(3))
+        assert client.processes.get("timed", "timed-1").commands[0].data == {"order": "timed-1"}
+
+
+def test_an_event_goes_to_many_instances(url: str, client: Client) -> None:
+    """A list in the field that names them."""
+    made = Process("many", correlate("many"), ship)
+    with working(url, made, "w1", "w2"):
+        orders = [f"many-{order}" for order in range(12)]
+        for type in NEEDED:
+            client.append_event(id=f"many:{type}", type=f"many.{type}", data={"order": orders})
+        assert Counter(issued(client, made, 12)) == Counter(orders)
+
+
+def test_other_events_never_hold_the_floor(url: str, client: Client) -> None:
+    """Of other types, or without a name of an instance."""
+    made = Process("others", correlate("others"), ship)
+    append(client, "others", range(2))
+    client.append([{"id": f"nobody:{n}", "type": "others.charged", "data": n} for n in range(5)])
+    last = client.append([{"id": f"other:{n}", "type": "other"} for n in range(700)])[-1].position
+    with working(url, made, "w1"):
+        issued(client, made, 2)
+        while any((each.head or 0) < last for each in client.groups.get("process.others").positions if each.head):
+            pass
+    assert {each.floor for each in client.groups.get("process.others").positions} == {last}
+
+
+def test_a_worker_in_a_process_of_its_own_that_is_killed_is_succeeded(url: str, client: Client) -> None:
+    """With SIGKILL, in the middle of its work; the other one finishes it, and nothing ships twice."""
+    code = (
+        "import sys; from lastbit import Client; from lastbit.processes import Process, run\n"
+        "from tests.sdk.test_processes import correlate, ship\n"
+        "made = Process('killed', correlate('killed'), ship)\n"
+        "run(made, Client(sys.argv[1]), sys.argv[2], partitions=4, ttl=1.0, every=0.1)\n"
+    )
+    command = [sys.executable, "-c", code, url]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    made = Process("killed", correlate("killed"), ship)
+    first = subprocess.Popen([*command, "w1"], cwd=ROOT, env=environment)
+    try:
+        append(client, "killed", range(60))
+        issued(client, made, 1)
+    finally:
+        first.kill()
+        first.wait(60)
+    with working(url, made, "w2", ttl=1.0):
+        append(client, "killed", range(60, 70))
+        assert Counter(issued(client, made, 70)) == Counter(f"killed-{order}" for order in range(70))
+
+
+def test_the_calls_around_a_process(url: str, client: Client) -> None:
+    """Defined, listed, deleted; and their refusals."""
+    defined = client.processes.define("calls", partitions=2, ttl=5, after=0)
+    assert (defined.name, defined.group, defined.partitions, defined.after) == ("calls", "process.calls", 2, 0)
+    assert client.processes.define("calls") == defined
+    with pytest.raises(InstanceNotFound):
+        client.processes.get("calls", "o1")
+    with pytest.raises(ProcessNotFound):
+        list(client.processes.instances("nobody"))
+    with pytest.raises(InvalidArgument):
+        client.processes.get("calls", "")
+    synced = client.groups.sync(defined.group, "w1", "s1")
+    epochs = {each.partition: each.epoch for each in synced.assigned}
+    assert set(epochs) == {0, 1}
+    with pytest.raises(ConsumerGroupInUse):
+        client.processes.delete("calls")
+    client.groups.leave(defined.group, "w1")
+    client.processes.delete("calls")
+    assert "calls" not in {each.name for each in client.processes.list()}
+    for wrong in (
+        lambda: ProcessWorker(ship, client, "w1"),
+        lambda: run(Process("p", correlate("p"), ship), client, "w", lanes=0),
+    ):  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument):
+            wrong()
+
+
+def test_the_same_calls_awaited(url: str, client: Client) -> None:
+    """Same names, same answers."""
+
+    async def look() -> None:
+        async with AsyncClient(url) as awaited:
+            defined = await awaited.processes.define("awaited", partitions=1)
+            assert defined == client.processes.define("awaited")
+            synced = await awaited.groups.sync(defined.group, "w1", "s1")
+            position = (await awaited.append_event(id="awaited:1", type="card.charged")).position
+            handled = await awaited.processes.handle(
+                *("awaited", "o1"),
+                event="awaited:1",
+                position=position,
+                worker="w1",
+                epoch=synced.assigned[0].epoch,
+                version=0,
+                outcome={"state": 1, "commands": [{"type": "go"}]},
+            )
+            assert [each.step for each in handled.commands] == ["go"]
+            assert await awaited.processes.get("awaited", "o1") == client.processes.get("awaited", "o1")
+            assert [each.instance async for each in awaited.processes.instances("awaited")] == ["o1"]
+            page = await awaited.processes.commands(process="awaited")
+            assert page.commands == client.processes.commands(process="awaited").commands
+            async for command in awaited.processes.follow(process="awaited"):
+                assert command == page.commands[0]
+                break
+            assert await awaited.processes.retry("awaited", "o1") == 0
+            assert await awaited.processes.list() == client.processes.list()
+            await awaited.groups.leave(defined.group, "w1")
+            await awaited.processes.delete("awaited")
+
+    asyncio.run(look())
+
+
+def lastbit(url: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", "lastbit", *arguments, "--url", url]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+def test_the_command_line_shows_and_retries(url: str, client: Client) -> None:
+    """For people and as JSON."""
+    broken = [True]
+
+    def fragile(state: Any, event: Event) -> Any:
+        if broken[0] and event.type == "shown.reserved":
+            raise ValueError("no such item")
+        return ship(state, event)
+
+    made = Process("shown", correlate("shown"), fragile)
+    with working(url, made, "w1"):
+        append(client, "shown", range(1))
+        while not list(client.processes.instances("shown", status="parked")):
+            pass
+        assert "shown" in lastbit(url, "processes", "list")
+        assert "1 parked event" in lastbit(url, "processes", "instances", "shown", "--status", "parked")
+        shown = lastbit(url, "processes", "show", "shown", "shown-0")
+        assert "ValueError: no such item" in shown
+        assert "parked" in shown
+        broken[0] = False
+        assert json.loads(lastbit(url, "processes", "retry", "shown", "shown-0", "--json")) == {"retrying": 1}
+        issued(client, made, 1)
+    [command] = json.loads(lastbit(url, "commands", "--process", "shown", "--json"))["commands"]
+    assert (command["type"], command["instance"]) == ("ship", "shown-0")
+    assert "ship" in lastbit(url, "commands", "--type", "ship", "--follow", "--limit", "1")
+    assert "finished" in lastbit(url, "processes", "instances", "shown")
+    assert "deleted" in lastbit(url, "processes", "delete", "shown")
