@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 
 import hypothesis
@@ -12,6 +13,7 @@ from core import schema
 from core.combiner import Inline
 from core.db import Database
 from core.service import Service
+from tests.brokers import RabbitMQ, RedisServer, redis_server
 from tests.servers import MariaDB, running_service, sqlite_file
 
 hypothesis.settings.register_profile(
@@ -24,18 +26,43 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("lastbit")
 
 
+def need(package: str, available: bool) -> None:
+    """What is missing is a failure in CI, a skip at home."""
+    if not available:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{package} is not installed")
+
+
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
-    """A MariaDB server of our own, at its defaults. Missing: a failure in CI, a skip at home."""
+    """A MariaDB server of our own, at its defaults."""
     server = MariaDB()
     try:
-        if not server.available:
-            (pytest.fail if os.environ.get("CI") else pytest.skip)("mariadb-server is not installed")
+        need("mariadb-server", server.available)
         server.install()
         server.start()
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """A RabbitMQ node of our own. It takes ten seconds to start, so its tests say `xdist_group("rabbitmq")`."""
+    server = RabbitMQ()
+    try:
+        need("rabbitmq-server", server.available)
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """A Redis of our own."""
+    need("redis-server", shutil.which("redis-server") is not None)
+    with redis_server() as server:
+        yield server
 
 
 @pytest.fixture
