@@ -7,7 +7,20 @@ import importlib
 
 from bench.measure import Scale
 
-QUESTIONS = ("acks", "bulk", "extend", "status", "storage", "wait", "scale", "durability", "peers", "celery", "spark")
+QUESTIONS = (
+    "acks",
+    "bulk",
+    "extend",
+    "status",
+    "storage",
+    "wait",
+    "ordered",
+    "scale",
+    "durability",
+    "peers",
+    "celery",
+    "spark",
+)
 
 
 def main() -> None:

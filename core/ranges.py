@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 
 from core import bitfield, tables
 from core.batches import Batch
+from lastbit.watermark import Piece, first_unresolved
 
 SCAN: Final = 4096
 """Rows that one page reads at the most."""
@@ -148,22 +149,21 @@ def _with_reasons(tx: Connection, batch: Batch, found: Page) -> Page:
 
 def watermark(tx: Connection, batch: Batch) -> int:
     """The smallest pending number; `batch.items` where none is. Begins at the full-prefix hint."""
+    return first_unresolved(batch.full_prefix * batch.group_size, _pieces(tx, batch), batch.items)
+
+
+def _pieces(tx: Connection, batch: Batch) -> Iterator[Piece]:
+    """The groups that have a row, from the full-prefix hint on. Only of one that is not full the bits are read."""
     size = batch.group_size
-    position = batch.full_prefix * size
     known = tables.item_groups.c
-    rows = _rows(tx, batch, batch.full_prefix, [known.resolved_count])
-    for row in rows:
-        first = row.group_no * size
-        if first >= batch.items or position < first:
-            break
-        if row.resolved_count < size:
-            blob = tx.execute(
-                sa.select(known.resolved, known.resolved_count).where(
-                    known.batch_id == batch.id, known.group_no == row.group_no
-                )
-            ).one()
-            bits = bitfield.Group.load(blob.resolved, None, blob.resolved_count, 0, size).resolved
-            pending = bits.find(0)
-            return int(min(first + (pending if pending >= 0 else size), batch.items))
-        position = first + size
-    return min(position, batch.items)
+    for row in _rows(tx, batch, batch.full_prefix, [known.resolved_count]):
+        if row.resolved_count == size:
+            yield row.group_no * size, size, None
+            continue
+        blob = tx.execute(
+            sa.select(known.resolved, known.resolved_count).where(
+                known.batch_id == batch.id, known.group_no == row.group_no
+            )
+        ).one()
+        bits = bitfield.Group.load(blob.resolved, None, blob.resolved_count, 0, size).resolved
+        yield row.group_no * size, size, bits

@@ -76,6 +76,14 @@ _ANCESTOR = "test_ancestor.py::"
 _FOLLOW = "test_feed.py::test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do"
 _TREE = "test_nested.py::test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die"
 
+_STREAMS = "../streams/"
+_WINDOW = _STREAMS + "test_window_machine.py::test_a_window_does_what_a_set_of_outstanding_offsets_does"
+_SNAPSHOT = _STREAMS + "test_snapshot.py::"
+_ORDERED = _STREAMS + "test_ordered.py::"
+_DIES = _STREAMS + (
+    "test_killed.py::test_a_stream_whose_process_dies_at_any_point_is_handled_at_least_once_and_in_order"
+)
+
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
@@ -475,6 +483,154 @@ MUTANTS = [
         "if before is not None:",
         "if False:",
         _ANCESTOR + "test_a_retried_add_issues_the_same_items_and_the_batch_ends",
+    ),
+    # Windows and their snapshots.
+    Mutant(
+        "the-floor-counts-what-was-tracked-and-not-acked",
+        "lastbit.streams.window:AckWindow._floor",
+        "self._offsets[self._first] - 1 if self._first < len(self._offsets) else self._high",
+        "self._high",
+        _WINDOW,
+    ),
+    Mutant(
+        "what-no-piece-covers-is-resolved",
+        "lastbit.watermark:first_unresolved",
+        "position < start or ",
+        "",
+        _STREAMS + "test_watermark.py::test_it_is_the_first_that_is_pending_and_never_goes_back",
+    ),
+    Mutant(
+        "the-first-record-after-a-restore-is-skipped",
+        "lastbit.streams.window:AckWindow.track",
+        "if offset <= self._restored:",
+        "if offset <= self._restored + 1:",
+        _STREAMS + "test_window.py::test_parallel_consumer_62_the_first_record_after_a_restore_is_not_skipped",
+    ),
+    Mutant(
+        "what-was-outstanding-is-not-handed-out-again",
+        "lastbit.streams.window:AckWindow._track_again",
+        "return True",
+        "return False",
+        _WINDOW,
+    ),
+    Mutant(
+        "a-full-window-takes-more",
+        "lastbit.streams.window:AckWindow.track",
+        "if len(self._offsets) - self._first < self._capacity:",
+        "if True:",
+        _WINDOW,
+    ),
+    Mutant(
+        "a-closed-window-takes-acks",
+        "lastbit.streams.window:AckWindow.ack",
+        "if self._closed:",
+        "if False:",
+        _STREAMS
+        + "test_window.py::test_redpanda_connect_4477_a_late_ack_after_the_partition_was_taken_away_is_refused",
+    ),
+    Mutant(
+        "a-damaged-snapshot-skips-a-record",
+        "lastbit.streams.snapshot:Snapshot.decode",
+        "except _Damaged:\n        return cls(floor, floor)",
+        "except _Damaged:\n        return cls(floor, floor + 1)",
+        _SNAPSHOT + "test_a_damaged_snapshot_replays_and_never_skips",
+    ),
+    Mutant(
+        "a-damaged-snapshot-is-believed",
+        "lastbit.streams.snapshot:_decode_rest",
+        " or _SUM.unpack_from(data, end)[0] != zlib.crc32(data[:end])",
+        "",
+        _SNAPSHOT + "test_a_damaged_snapshot_replays_and_never_skips",
+    ),
+    Mutant(
+        "a-hostile-snapshot-is-not-bounded",
+        "lastbit.streams.snapshot:_decode_rest",
+        "offset > high or len(outstanding) == MAX_OUTSTANDING",
+        "offset > high or len(outstanding) == 100 * MAX_OUTSTANDING",
+        _SNAPSHOT + "test_a_hostile_snapshot_costs_no_memory_and_falls_back_to_its_floor",
+    ),
+    Mutant(
+        "what-a-limit-leaves-out-counts-as-done",
+        "lastbit.streams.snapshot:Snapshot.within",
+        "self.outstanding[count] - 1, ",
+        "self.high, ",
+        _STREAMS + "test_window.py::test_pulsar_25540_a_truncated_hole_set_is_told_and_replays",
+    ),
+    Mutant(
+        "an-offset-is-narrowed-to-32-bits",
+        "lastbit.streams.snapshot:_read_varint",
+        "value |= (byte & 127) << shift",
+        "value |= (byte & 127) << shift & 0xFFFFFFFF",
+        _SNAPSHOT + "test_rocketmq_11180_no_offset_is_narrowed",
+    ),
+    Mutant(
+        "a-merge-takes-the-bits-of-the-lower-one",
+        "lastbit.streams.snapshot:Snapshot.merge",
+        "for offset in top.outstanding if offset > low.high or offset in still",
+        "for offset in low.outstanding",
+        _SNAPSHOT + "test_merging_is_a_join",
+    ),
+    # Ordered streams.
+    Mutant(
+        "a-record-is-acked-before-it-is-handled",
+        "lastbit.streams.ordered:_Run._work",
+        "self._handle(entry.record)",
+        "self._window.ack(entry.position)\n                self._handle(entry.record)",
+        _DIES,
+    ),
+    Mutant(
+        "a-record-that-failed-is-acked",
+        "lastbit.streams.ordered:_Run._give_up",
+        "raise failed(entry.offset, error) from error",
+        "self._window.ack(entry.position)\n        raise failed(entry.offset, error) from error",
+        _ORDERED
+        + "test_after_any_failures_each_event_was_handled_in_order_and_only_what_was_outstanding_again[in_threads]",
+    ),
+    Mutant(
+        "records-of-a-key-go-to-any-lane",
+        "lastbit.streams._progress:Progress.lane_of",
+        "hash(self._options.key(record))",
+        "(self._options.key(record), self.window.high)[1]",
+        _DIES,
+    ),
+    Mutant(
+        "a-lane-goes-on-behind-the-record-that-failed",
+        "lastbit.streams.ordered:_Run._work",
+        "raise failed(entry.offset, error) from error",
+        "self._fail(error)",
+        _ORDERED + "test_a_handler_that_fails_stops_the_stream_after_what_was_safe_is_committed[in_threads]",
+        also=(
+            ("self._give_up(entry, error)", "self._fail(failed(entry.offset, error))"),
+            (" and self._failure is None", ""),
+        ),
+    ),
+    Mutant(
+        "what-is-filtered-out-holds-the-floor",
+        "lastbit.streams.ordered:_Run._route",
+        "self._window.ack(entry.position)",
+        "pass",
+        _ORDERED + "test_eventuous_142_ignored_events_do_not_block_the_floor[in_threads]",
+    ),
+    Mutant(
+        "what-is-gone-from-the-log-holds-the-floor",
+        "lastbit.streams._progress:Progress.track",
+        "gone < position and self.window.ack(gone)",
+        "False",
+        _ORDERED + "test_restored_offsets_that_are_gone_from_the_log_do_not_hold_the_floor[in_threads]",
+    ),
+    Mutant(
+        "the-end-is-not-committed",
+        "lastbit.streams.ordered:_Run._commit_at_the_end",
+        "due is None",
+        "True",
+        _ORDERED + "test_the_end_is_committed_and_no_commit_goes_back[in_threads]",
+    ),
+    Mutant(
+        "a-cancelled-stream-commits-nothing",
+        "lastbit.streams.ordered_async:_Run._commit_at_the_end",
+        "due is None",
+        "True",
+        _ORDERED + "test_a_cancelled_stream_commits_what_is_safe",
     ),
 ]
 

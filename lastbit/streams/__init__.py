@@ -1,0 +1,77 @@
+"""A stream's events, handled in parallel and in order per key, and the offset that is safe to commit.
+
+`AckWindow`, `run_ordered` and `partition_of` need the standard library alone; each name is imported when it is first
+used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from lastbit.streams.errors import (
+        CommitFailed,
+        CorruptSnapshot,
+        OffsetOutOfOrder,
+        RecordFailed,
+        StreamError,
+        UnknownOffset,
+        WindowClosed,
+        WindowFull,
+    )
+    from lastbit.streams.ordered import run_ordered
+    from lastbit.streams.ordered_async import run_ordered_async
+    from lastbit.streams.partitions import partition_of
+    from lastbit.streams.snapshot import Snapshot
+    from lastbit.streams.window import AckWindow
+
+_HOMES: Final = {
+    "lastbit.streams.errors": (
+        "CommitFailed",
+        "CorruptSnapshot",
+        "OffsetOutOfOrder",
+        "RecordFailed",
+        "StreamError",
+        "UnknownOffset",
+        "WindowClosed",
+        "WindowFull",
+    ),
+    "lastbit.streams.ordered": ("run_ordered",),
+    "lastbit.streams.ordered_async": ("run_ordered_async",),
+    "lastbit.streams.partitions": ("partition_of",),
+    "lastbit.streams.snapshot": ("Snapshot",),
+    "lastbit.streams.window": ("AckWindow",),
+}
+_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AckWindow",
+    "CommitFailed",
+    "CorruptSnapshot",
+    "OffsetOutOfOrder",
+    "RecordFailed",
+    "Snapshot",
+    "StreamError",
+    "UnknownOffset",
+    "WindowClosed",
+    "WindowFull",
+    "partition_of",
+    "run_ordered",
+    "run_ordered_async",
+]
+
+
+if not TYPE_CHECKING:
+    # Hidden from type checkers, which would else believe in any name.
+    def __getattr__(name: str) -> object:
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module 'lastbit.streams' has no attribute {name!r}")
+        found = getattr(import_module(home), name)
+        globals()[name] = found  # the next look-up does not come here
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

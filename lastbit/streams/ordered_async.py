@@ -1,0 +1,235 @@
+"""`run_ordered` for one event loop: lanes are tasks. What could go wrong, and why it can't, stands in `ordered`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from typing import Any, Generic, TypeVar
+
+from lastbit.streams._progress import (
+    LAST_PAUSE,
+    LAST_TRIES,
+    LOOK,
+    Entry,
+    Options,
+    Progress,
+    failed,
+    log,
+    uncommitted,
+)
+from lastbit.streams.errors import WindowClosed, WindowFull
+from lastbit.streams.window import AckWindow
+
+R = TypeVar("R")
+Items = AsyncIterable[tuple[Any, R] | None] | Iterable[tuple[Any, R] | None]
+
+
+async def run_ordered_async(
+    source: Items[R],
+    handle: Callable[[R], Awaitable[object]],
+    *,
+    key: Callable[[R], Hashable],
+    lanes: int = 8,
+    commit: Callable[[Any], Awaitable[object] | object] | None = None,
+    every: float = 1.0,
+    window: AckWindow | None = None,
+    wanted: Callable[[R], bool] | None = None,
+    dead_letter: Callable[[R, Exception], Awaitable[object] | object] | None = None,
+    stuck_after: float = 60.0,
+    on_stuck: Callable[[Any, float], object] | None = None,
+    grace: float = 30.0,
+) -> None:
+    """`run_ordered`, awaited: `handle` is a coroutine function, `commit` and `dead_letter` may be, and `source` may be
+    an asynchronous iterator, whose wait is cancelled when the stream fails.
+
+    Handlers that don't end within `grace` seconds of a failure are cancelled; when this call is cancelled itself, they
+    are at once. Their records stay outstanding, and what was safe is committed in both cases.
+    """
+    options = Options(key, lanes, every, wanted, stuck_after, on_stuck, grace).checked()
+    await _Run(Progress(window, options), options, handle, commit, dead_letter).run(source)
+
+
+class _Run(Generic[R]):
+    def __init__(
+        self,
+        progress: Progress[R],
+        options: Options[R],
+        handle: Callable[[R], Awaitable[object]],
+        commit: Callable[[Any], Awaitable[object] | object] | None,
+        dead_letter: Callable[[R, Exception], Awaitable[object] | object] | None,
+    ) -> None:
+        self._progress = progress
+        self._window = progress.window
+        self._options = options
+        self._handle = handle
+        self._commit = commit
+        self._dead_letter = dead_letter
+        self._lanes: list[asyncio.Queue[Entry[R] | None]] = [asyncio.Queue() for _ in range(options.lanes)]
+        self._room = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._failed = asyncio.Event()
+        self._over = asyncio.Event()
+
+    async def run(self, source: Items[R]) -> None:
+        lanes = [asyncio.create_task(self._work(lane), name="lastbit-lane") for lane in self._lanes]
+        reader = asyncio.create_task(self._read(source), name="lastbit-reader")
+        committer = asyncio.create_task(self._commit_regularly(), name="lastbit-commits")
+        failure = asyncio.create_task(self._failed.wait())
+        try:
+            parts: set[asyncio.Future[Any]] = {failure, asyncio.gather(reader, *lanes)}
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure is not None:
+                reader.cancel()
+                for lane in self._lanes:
+                    lane.put_nowait(None)
+                _, late = await asyncio.wait(lanes, timeout=self._options.grace)
+                if late:
+                    log.warning("%d handlers did not end within %g seconds", len(late), self._options.grace)
+        except BaseException as error:
+            # This call is cancelled: so are the handlers, and what is safe is committed before that goes on.
+            self._failure = error
+            raise
+        finally:
+            self._over.set()
+            for task in (failure, reader, *lanes):
+                task.cancel()
+            await asyncio.gather(reader, committer, *lanes, return_exceptions=True)
+            await self._commit_at_the_end()
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._failed.set()
+        self._room.set()
+
+    # The reader.
+
+    async def _read(self, source: Items[R]) -> None:
+        try:
+            async for item in _asynchronous(source):
+                if item is None:
+                    continue
+                offset, record = item
+                position = self._progress.position_of(offset)
+                if await self._track(position, offset):
+                    await self._route(Entry(position, offset, record))
+            for lane in self._lanes:
+                lane.put_nowait(None)
+        except BaseException as error:  # noqa: BLE001  # raised by run; a cancellation from inside is a failure too
+            self._fail(error)
+
+    async def _track(self, position: int, offset: Any) -> bool:
+        while True:
+            try:
+                return self._progress.track(position, offset)
+            except WindowFull:
+                self._room.clear()
+                try:
+                    # Now and then it looks again: a window may be acked, or closed, by others too.
+                    await asyncio.wait_for(self._room.wait(), LOOK)
+                except TimeoutError:
+                    continue
+
+    async def _route(self, entry: Entry[R]) -> None:
+        try:
+            lane = self._progress.lane_of(entry.record)
+        except Exception as error:  # noqa: BLE001  # a record of which not even the key can be told
+            await self._give_up(entry, error)
+            lane = None
+        if lane is None:
+            self._window.ack(entry.position)
+        else:
+            self._lanes[lane].put_nowait(entry)
+
+    # The lanes.
+
+    async def _work(self, lane: asyncio.Queue[Entry[R] | None]) -> None:
+        try:
+            while (entry := await lane.get()) is not None and self._failure is None:
+                try:
+                    await self._handle(entry.record)
+                except Exception as error:  # noqa: BLE001  # whatever it is, it is the record's
+                    await self._give_up(entry, error)
+                except BaseException as error:
+                    raise failed(entry.offset, error) from error
+                self._window.ack(entry.position)
+                self._room.set()
+        except BaseException as error:  # noqa: BLE001  # raised by run; a cancellation from inside is a failure too
+            self._fail(error)
+
+    async def _give_up(self, entry: Entry[R], error: Exception) -> None:
+        if self._dead_letter is None:
+            raise failed(entry.offset, error) from error
+        try:
+            returned = self._dead_letter(entry.record, error)
+            if inspect.isawaitable(returned):
+                await returned
+        except Exception as worse:
+            raise failed(entry.offset, worse) from worse
+
+    # The committer.
+
+    async def _commit_regularly(self) -> None:
+        try:
+            while not await self._ended_within(self._options.every):
+                self._progress.tell_if_stuck()
+                await self._commit_once()
+        except Exception as error:  # noqa: BLE001  # raised by run, when what is safe was committed
+            self._fail(error)
+
+    async def _ended_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._over.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _call_commit(self, offset: Any) -> None:
+        assert self._commit is not None
+        returned = self._commit(offset)
+        if inspect.isawaitable(returned):
+            await returned
+
+    async def _commit_once(self) -> None:
+        due = self._progress.due()
+        if due is None or self._commit is None:
+            return
+        if self._window.closed:
+            raise WindowClosed
+        try:
+            await self._call_commit(due.offset)
+        except Exception as error:  # noqa: BLE001  # tried again, or raised as the cause
+            self._progress.commit_failed(due, error)
+        else:
+            self._progress.committed(due)
+
+    async def _commit_at_the_end(self) -> None:
+        for left in reversed(range(LAST_TRIES)):
+            due = self._progress.due()
+            if due is None or self._commit is None:
+                return
+            if self._window.closed:
+                self._failure = self._failure or WindowClosed()
+                return
+            try:
+                await self._call_commit(due.offset)
+            except Exception as error:  # noqa: BLE001  # tried again, or raised as the cause
+                if left:
+                    await asyncio.sleep(min(LAST_PAUSE, self._options.every))
+                else:
+                    self._failure = uncommitted(self._failure, due, error)
+            else:
+                self._progress.committed(due)
+
+
+async def _asynchronous(source: Items[R]) -> AsyncIterator[tuple[Any, R] | None]:
+    if isinstance(source, AsyncIterable):
+        async for item in source:
+            yield item
+    else:
+        for item in source:
+            yield item
+            await asyncio.sleep(0)  # the lanes' turn

@@ -1,0 +1,161 @@
+"""Random tracks, acks, duplicates, strangers, restarts and losses against a model: a plain set of outstanding offsets.
+
+The stream has gaps. A restart keeps what some snapshot says, perhaps cut to a few bytes or damaged, and the stream goes
+on from some offset at or below the floor after it, as a broker would bring it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from lastbit.streams import AckWindow, OffsetOutOfOrder, Snapshot, UnknownOffset, WindowFull
+from lastbit.streams.snapshot import MAX_OFFSET, MIN_BYTES
+from tests.guarantees import mutants
+
+CAPACITY = 6
+SETTINGS = hypothesis.settings(
+    hypothesis.settings.get_profile("lastbit"),
+    max_examples=150 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1),
+    stateful_step_count=40,
+)
+if mutants.VARIABLE in os.environ:
+    SETTINGS = hypothesis.settings(SETTINGS, phases=[hypothesis.Phase.generate])
+
+
+class WindowMachine(RuleBasedStateMachine):
+    """`existing` is the log: the offsets that exist, as far as they were read. `handled` are those whose ack was
+    answered, in any life. Of the present life: `out` are those that the window must name as outstanding, `positions`
+    those that it was told of, `known` how far its snapshot knew, `tracked` the last that it was told of here, and
+    `read` where the log goes on."""
+
+    @initialize(start=st.sampled_from([0, 1, 1000, 2**31 - 5, 2**32 - 5, 2**53 - 5, MAX_OFFSET - 5000]))
+    def begin(self, start: int) -> None:
+        self.window = AckWindow(capacity=CAPACITY)
+        self.next = start
+        self.existing: list[int] = []
+        self.handled: set[int] = set()
+        self.out: set[int] = set()
+        self.positions: set[int] = set()
+        self.known = self.tracked = self.read = self.floor = -1
+
+    def filled(self) -> int:
+        return sum(offset >= min(self.out) for offset in self.positions) if self.out else 0
+
+    @rule(gap=st.sampled_from([0, 0, 0, 0, 1, 2, 7, 100]))
+    def track_the_next(self, gap: int) -> None:
+        behind = [offset for offset in self.existing if offset > self.read]
+        if behind:
+            self.track_again(behind[0])
+            return
+        offset = self.next + gap
+        if self.track_new(offset):
+            self.existing.append(offset)
+            self.next = offset + 1
+
+    def track_new(self, offset: int) -> bool:
+        if self.filled() == CAPACITY:
+            with pytest.raises(WindowFull) as full:
+                self.window.track(offset)
+            assert full.value.oldest == min(self.out)
+            return False
+        assert self.window.track(offset) is True
+        self.positions.add(offset)
+        self.out.add(offset)
+        self.read = self.tracked = offset
+        return True
+
+    def track_again(self, offset: int) -> None:
+        """The log brings an offset that a life before this one has read."""
+        if offset > self.known:
+            self.track_new(offset)
+            return
+        wanted = self.window.track(offset)
+        assert wanted == (offset in self.out)
+        assert wanted or offset in self.handled, "a record that was never handled was skipped"
+        self.read = self.tracked = offset
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def ack_one(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.out)))
+        assert self.window.ack(offset) is True
+        self.out.remove(offset)
+        self.handled.add(offset)
+
+    @precondition(lambda self: self.resolved())
+    @rule(data=st.data())
+    def ack_one_again(self, data: st.DataObject) -> None:
+        assert self.window.ack(data.draw(st.sampled_from(self.resolved()))) is False
+
+    def resolved(self) -> list[int]:
+        """What this life knows to be done."""
+        return [offset for offset in sorted(self.handled - self.out) if offset <= max(self.known, self.tracked)]
+
+    @rule(beyond=st.integers(1, 2**64))
+    def ack_a_stranger(self, beyond: int) -> None:
+        offset = max(self.known, self.tracked) + beyond
+        with pytest.raises(UnknownOffset):
+            self.window.ack(offset)
+
+    @precondition(lambda self: self.tracked >= 0)
+    @rule(back=st.integers(0, 5))
+    def track_out_of_order(self, back: int) -> None:
+        with pytest.raises(OffsetOutOfOrder):
+            self.window.track(max(self.tracked - back, 0))
+
+    @precondition(lambda self: self.existing)
+    @rule(
+        limit=st.none() | st.integers(MIN_BYTES, 40),
+        damage=st.none() | st.tuples(st.integers(0, 100), st.integers(1, 255)),
+        back=st.integers(0, 5),
+    )
+    def restart(self, limit: int | None, damage: tuple[int, int] | None, back: int) -> None:
+        data = bytearray(self.window.snapshot(limit))
+        assert limit is None or len(data) <= limit
+        if damage is not None and len(data) > MIN_BYTES:
+            data[MIN_BYTES + damage[0] % (len(data) - MIN_BYTES)] ^= damage[1]
+        snapshot = Snapshot.decode(bytes(data))
+        self.window = AckWindow.restore(bytes(data), capacity=CAPACITY)
+        assert self.window.floor == snapshot.floor == self.floor
+        assert all(offset in self.handled or not snapshot.done(offset) for offset in self.existing)
+        self.known = snapshot.high
+        self.out = {offset for offset in self.existing if offset <= snapshot.high and not snapshot.done(offset)}
+        self.positions = set(self.out)
+        self.tracked = -1
+        # A broker goes on from behind the floor, or from before that.
+        below = [-1] * (back + 1) + [offset for offset in self.existing if offset <= snapshot.floor]
+        self.read = below[-1 - back]
+
+    @rule()
+    def compare(self) -> None:
+        assert self.window.outstanding == tuple(sorted(self.out))
+        snapshot = Snapshot.decode(self.window.snapshot())
+        assert (snapshot.floor, snapshot.outstanding) == (self.window.floor, self.window.outstanding)
+        assert snapshot.high == self.window.high
+
+    @invariant()
+    def the_floor_is_before_the_first_outstanding(self) -> None:
+        floor = self.window.floor
+        assert floor >= self.floor, "the floor went back"
+        assert floor == (min(self.out) - 1 if self.out else max(self.known, self.tracked))
+        assert all(offset in self.handled for offset in self.existing if offset <= floor), "the floor skips a record"
+        assert self.window.oldest == min(self.out, default=None)
+        assert self.window.positions == self.filled()
+        self.floor = floor
+
+
+def test_a_window_does_what_a_set_of_outstanding_offsets_does() -> None:
+    """Whatever is tracked, acked, repeated, made up, lost and restored, in whatever order."""
+    run_state_machine_as_test(WindowMachine, settings=SETTINGS)
