@@ -29,8 +29,8 @@ demo: $(RUNS) ## a real fan-out, with crashes and duplicates, to its exact end
 serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api
 
-test: $(READY) ## every test, on SQLite, on a MariaDB, on a Spark cluster of its own and in a Chromium
-	@scripts/need.sh mariadb-server mariadb-backup sqlite3 default-jre-headless chromium
+test: $(READY) ## every test, on SQLite, a MariaDB, a RabbitMQ, a Redis, a Spark cluster of its own and in a Chromium
+	@scripts/need.sh mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 test-spark: $(READY) ## of these, lastbit.spark and its job alone

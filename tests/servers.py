@@ -42,14 +42,15 @@ def sqlite_file() -> Iterator[str]:
 
 
 def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float = 60) -> str:
-    """Read standard error until a line has `word`; the rest is drained, so that the process never blocks on it."""
-    assert process.stderr is not None
+    """Read standard error, or standard output where that alone is a pipe, until a line has `word`; the rest is drained,
+    so that the process never blocks on it."""
+    stream = process.stderr or process.stdout
+    assert stream is not None
     heard: list[str] = []
     found = threading.Event()
 
     def listen() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
+        for line in stream:
             heard.append(line)
             if word in line:
                 found.set()
