@@ -143,8 +143,8 @@ class AckRoutes:
         key = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
         async with body.reading(scope, receive, self.state.room) as content:
             call, unchecked = self.parse(verb, key, content)
-        if unchecked:
-            await self.check(unchecked)
+            if unchecked:
+                await self.check(unchecked)
         loop: asyncio.AbstractEventLoop = self.state.loop
         future: asyncio.Future[Pending] = loop.create_future()
 
