@@ -154,8 +154,8 @@ class AckRoutes:
         caller = self.access.enter_consumer(digest_of(authorization), sent=authorization is not None)
         async with body.reading(scope, receive, self.state.room) as content:
             call, check = self.parse(verb, key, content, caller)
-        if check is not None:
-            await run_in_threadpool(check)
+            if check is not None:
+                await run_in_threadpool(check)
         loop: asyncio.AbstractEventLoop = self.state.loop
         future: asyncio.Future[Pending] = loop.create_future()
 

@@ -333,8 +333,7 @@ class AckProtocol(HttpToolsProtocol):
             return
         if exchange.response_complete:
             return
-        parts = exchange.parts
-        self._give_room(exchange)
+        parts, exchange.parts = exchange.parts, []
         self._begin(exchange, parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _give_room(self, exchange: _Exchange) -> None:
@@ -344,19 +343,27 @@ class AckProtocol(HttpToolsProtocol):
 
     def _begin(self, exchange: _Exchange, content: bytes) -> None:
         """The request is here: queue it, or refuse it."""
+        room = self.acks.state.room
+        held, exchange.held = exchange.held, 0
         try:
             call, check = self.acks.parse(exchange.verb, exchange.key, content, exchange.caller)
             if check is None:
                 self.acks.submit(call, exchange)
                 return
+            # It will wait for a thread, with all that it brought.
+            if not held:
+                room.take(len(content))
+                held = len(content)
+            task = self.loop.create_task(self._check_first(exchange, call, check, held))
+            held = 0
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
         except Exception as error:  # noqa: BLE001  # the outermost place there is: all becomes a problem
             exchange.refuse(error)
-            return
-        task = self.loop.create_task(self._check_first(exchange, call, check))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        finally:
+            room.give(held)
 
-    async def _check_first(self, exchange: _Exchange, call: Call, check: Check) -> None:
+    async def _check_first(self, exchange: _Exchange, call: Call, check: Check, held: int) -> None:
         try:
             await run_in_threadpool(check)
             self.acks.submit(call, exchange)
@@ -365,6 +372,8 @@ class AckProtocol(HttpToolsProtocol):
         except asyncio.CancelledError:
             self.transport.close()
             raise
+        finally:
+            self.acks.state.room.give(held)
 
     def answered(self) -> None:
         """After an answer on the short way: as `on_response_complete`, but the timer of an idle connection runs on, and

@@ -71,6 +71,7 @@ _CRASH = "test_crashes.py::test_a_retry_after_a_crash_at_any_point_brings_what_t
 _HALF_DONE = "test_crashes.py::test_the_janitor_ends_what_a_crash_left_half_done"
 _MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_does_what_the_model_does"
 _COMBINER = "test_combiner.py::"
+_FAILURES = "test_failures.py::"
 _ANCESTOR = "test_ancestor.py::"
 _GROUPS = "test_groups.py::test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest"
 
@@ -358,6 +359,20 @@ MUTANTS = [
         "self._waiting + len(units) > self._max_waiting",
         "False",
         _COMBINER + "test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered",
+    ),
+    Mutant(
+        "large-calls-have-no-bound",
+        "core.combiner:Combiner.submit",
+        "self._bytes + size > self._max_bytes",
+        "False",
+        _COMBINER + "test_large_calls_are_sent_away_before_they_fill_the_memory",
+    ),
+    Mutant(
+        "a-commit-that-broke-is-taken-for-done",
+        "core.db:Database._once",
+        "tx.invalidate()",
+        "tx.invalidate()\n                return result",
+        _FAILURES + "test_connections_that_are_cut_at_the_commit",
     ),
     Mutant(
         "counts-are-clamped",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -9,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import httpx
@@ -278,3 +279,31 @@ def test_while_the_database_is_silent_requests_wait_up_to_a_bound(mariadb: Maria
         answers = [done.result() for done in waiting]
         assert {answer.status_code for answer in answers} == {200, 503}
         assert sum(answer.status_code == 200 for answer in answers) == 45
+
+
+@pytest.mark.mariadb
+def test_masks_that_wait_for_a_look_at_their_batch_take_room(mariadb: MariaDB, mariadb_url: str) -> None:
+    """They are decoded, and not queued yet: without a bound a silent database would fill the memory with them."""
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+    with proxied(mariadb.port) as proxy, contextlib.ExitStack() as stack:
+        url = mariadb_url.replace(f":{mariadb.port}/", f":{proxy.port}/")
+        running = stack.enter_context(running_service(url, LASTBIT_MAX_WAITING_BYTES=str(2**20)))
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        with httpx.Client(base_url=running.url) as client:
+            batch = opened(client, 8192 * 600)
+        bits = base64.b64encode(b"\xff" * 1024).decode()
+        masks = [{"batch": batch, "group": group, "bits": bits} for group in range(500)]
+
+        def post(_: int) -> httpx.Response:
+            return httpx.post(f"{running.url}/v1/acks", json={"groups": masks}, timeout=60)
+
+        proxy.fall_silent()
+        try:
+            both = [pool.submit(post, number) for number in range(2)]
+            sent_away = next(as_completed(both, 30)).result()
+        finally:
+            proxy.speak()
+        assert (sent_away.status_code, sent_away.json()["code"]) == (503, "unavailable")
+        assert sorted(each.result().status_code for each in both) == [200, 503]
+        assert post(0).json()["repeated"] == 500 * 8192
