@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 STATUS: Final[dict[str, int]] = {
     "invalid_request": 422,
     "idempotency_key_reused": 422,
+    "unauthorized": 401,
+    "forbidden": 403,
     "batch_not_found": 404,
     "group_not_found": 404,
     "batch_sealed": 409,
@@ -37,6 +39,9 @@ STATUS: Final[dict[str, int]] = {
     "partitions_fixed": 409,
     "session_replaced": 409,
     "stale_epoch": 409,
+    "process_not_found": 404,
+    "instance_not_found": 404,
+    "version_conflict": 409,
     "not_found": 404,
     "method_not_allowed": 405,
     "unsupported_media_type": 415,
@@ -104,6 +109,8 @@ def from_core(error: errors.CoreError) -> Problem:
         return Problem("unavailable", str(error), headers={"Retry-After": "5"})
     if isinstance(error, errors.PositionTrimmed):
         return Problem(error.code, str(error), facts={"trimmed": error.trimmed})
+    if isinstance(error, errors.VersionConflict):
+        return Problem(error.code, str(error), facts={"version": error.version})
     if isinstance(error, errors.OutOfOrder):
         return Problem(error.code, str(error), places=[Place(error.place, "expected the order of its source")])
     return Problem(error.code, str(error))
@@ -179,6 +186,7 @@ SCHEMA: Final[dict[str, Any]] = {
         "code": {"type": "string", "enum": sorted(STATUS), "description": "stable; go by this one"},
         "detail": {"type": "string"},
         "trimmed": {"type": "integer", "description": "of `position_trimmed`: read on after this position"},
+        "version": {"type": "integer", "description": "of `version_conflict`: the instance's version"},
         "errors": {
             "type": "array",
             "description": "of a 422 and of `out_of_order`: what was wrong, and where",

@@ -1,8 +1,8 @@
 """What does a stream gain by lanes, and what does an event cost? No service is needed: this is `lastbit.streams` alone.
 
 Handlers that wait for 5 ms, as one does that makes a call, in eight lanes and in one, for threads and for tasks; each
-event has a key of its own. And handlers that do nothing, beside a plain loop over the same records, which neither tracks
-nor commits: the difference is what the window, the lane and the commits cost an event.
+event has a key of its own. And handlers that do nothing, beside a plain loop over the same records, which neither
+tracks nor commits: the difference is what the window, the lane and the commits cost an event.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def tasks(lanes: int, wait: float) -> Callable[[Stream], None]:
 
 
 def run(scale: Scale) -> None:
-    waiting = scale.requests // 40 + 80
+    waiting = (scale.requests // 320 + 10) * LANES
     cheap = scale.requests * 5
     of_lanes: dict[str, list[tuple[float, float]]] = {"threads": [], "tasks": []}
     ways = {

@@ -63,6 +63,7 @@ class Database:
                 "mysql://user:password@127.0.0.1:3306/lastbit"
             ) from error
         self._on_append: list[Callable[[int], None]] = []
+        self.most_connections = pool_size + max_overflow
         backend = self.url.get_backend_name()
         if backend in ("mysql", "mariadb"):
             # One driver, one dialect name: what is compiled for "mysql" serves both servers.

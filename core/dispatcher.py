@@ -1,4 +1,4 @@
-"""The dispatcher: plans, claims, sends and records deliveries, in a bounded number of threads.
+"""The dispatcher: plans, claims, sends and records deliveries, in a bounded number of threads. It also fires timers.
 
 `run_once` looks what is to be done, and starts as many sends as threads are free; it doesn't wait for them. A thread
 that has recorded its delivery claims the next one itself, so the pace is the receivers', not that of the rounds. No
@@ -20,7 +20,7 @@ from datetime import timedelta
 
 import structlog
 
-from core import deliveries, errors, payments, webhooks
+from core import deliveries, errors, metrics, payments, timers, webhooks
 from core.backoff import Backoff
 from core.db import Database
 from core.deliveries import Claim
@@ -65,6 +65,7 @@ class Dispatcher:
         self._beat()
         try:
             payments.sweep(self._database)
+            metrics.TIMERS_FIRED.inc(timers.fire(self._database))
             for webhook in self._database.read(deliveries.behind):
                 while self._database.write(lambda tx, webhook=webhook: deliveries.plan(tx, webhook), repeatable=True):  # type: ignore[misc]
                     pass

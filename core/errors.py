@@ -26,6 +26,9 @@ from typing import ClassVar
 # ├── PartitionsFixed           a consumer group keeps its number of partitions
 # ├── SessionReplaced           another process goes by the worker's name now
 # ├── StaleEpoch                the partition is another owner's by now
+# ├── ProcessNotFound
+# ├── InstanceNotFound          the process has no instance of that name
+# ├── VersionConflict           the instance has gone on since it was read
 # ├── TooLarge
 # ├── Unavailable               nothing wrong with the call: send it again
 # │   ├── Overloaded
@@ -182,6 +185,31 @@ class StaleEpoch(CoreError):
         super().__init__(
             f"partition {partition} of consumer group {group!r} is not worker {worker!r}'s at epoch {epoch} any more; "
             "nothing was written"
+        )
+
+
+class ProcessNotFound(CoreError):
+    code = "process_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no process {name!r}")
+
+
+class InstanceNotFound(CoreError):
+    code = "instance_not_found"
+
+    def __init__(self, name: str, instance: str) -> None:
+        super().__init__(f"process {name!r} has no instance {instance!r}")
+
+
+class VersionConflict(CoreError):
+    code = "version_conflict"
+
+    def __init__(self, name: str, instance: str, expected: int, version: int) -> None:
+        self.version = version
+        super().__init__(
+            f"instance {instance!r} of process {name!r} is at version {version}, not {expected}: read it and compute "
+            "again; nothing was written"
         )
 
 

@@ -31,8 +31,12 @@ from core.statements import LIST, chunks
 
 CHUNK: Final = 1000
 """Events that one transaction removes, and that are looked up by one statement."""
-OWN_IDS: Final = "batch:"
-OWN_TYPES: Final = "batch."
+BATCH: Final = "batch"
+COMMAND: Final = "command"
+TIMER: Final = "timer"
+RETRY: Final = "retry"
+OWN_IDS: Final = tuple(f"{of}:" for of in (BATCH, COMMAND, TIMER, RETRY))
+OWN_TYPES: Final = tuple(f"{of}." for of in (BATCH, COMMAND, TIMER, RETRY))
 """What begins so is the service's own."""
 
 _head = tables.feed_head.c
@@ -81,10 +85,14 @@ class Page:
     last: int
 
 
-def append(tx: Connection, events: Sequence[New]) -> None:
-    """Append events whose ids are new. Takes the lock of the head, so nothing may be locked after it."""
-    if events:
-        _insert(tx, events, lock(tx))
+def append(tx: Connection, events: Sequence[New]) -> range:
+    """Append events whose ids are new; their positions. Takes the lock of the head, so nothing may be locked after
+    it."""
+    if not events:
+        return range(0)
+    position = lock(tx)
+    _insert(tx, events, position)
+    return range(position + 1, position + 1 + len(events))
 
 
 def append_once(tx: Connection, events: Sequence[New]) -> list[Appended]:
@@ -117,6 +125,12 @@ def lock(tx: Connection) -> int:
     return position
 
 
+def trimmed(tx: Connection) -> int:
+    """The position up to which events were removed."""
+    position: int = tx.execute(sa.select(_head.trimmed)).scalar_one()
+    return position
+
+
 def _insert(tx: Connection, events: Sequence[New], position: int) -> None:
     rows = [
         {
@@ -141,9 +155,16 @@ def head(tx: Connection) -> int:
 
 
 def read(
-    snapshot: Connection, after: int | None, limit: int, *, types: Collection[str] = (), batch: int | None = None
+    snapshot: Connection,
+    after: int | None,
+    limit: int,
+    *,
+    types: Collection[str] = (),
+    batch: int | None = None,
+    prefix: str | None = None,
 ) -> Page:
-    """Events above `after` (None: all that are kept), at most `limit`. `snapshot` is one, so that what was trimmed
+    """Events above `after` (None: all that are kept), at most `limit`; with `prefix`, of those whose key begins so.
+    `snapshot` is one, so that what was trimmed
     can't look like a gap.
 
     Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was never given.
@@ -160,6 +181,8 @@ def read(
         query = query.where(_feed.type.in_(types))
     if batch is not None:
         query = query.where(_feed.batch_id == batch)
+    if prefix is not None:
+        query = query.where(tables.begins(_feed.event_key, prefix))
     events = [event(row) for row in snapshot.execute(query)]
     return Page(events, events[-1].position if len(events) == limit else position, position)
 
@@ -230,5 +253,5 @@ def ended(event: Event) -> bool:
 
 
 _ENDS: Final[frozenset[Any]] = frozenset(
-    {f"{OWN_TYPES}completed", f"{OWN_TYPES}{State.EXPIRED}", f"{OWN_TYPES}{State.CANCELLED}"}
+    {f"{BATCH}.completed", f"{BATCH}.{State.EXPIRED}", f"{BATCH}.{State.CANCELLED}"}
 )

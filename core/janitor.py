@@ -15,7 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import batches, deliveries, errors, feed, nested, payments, purge, tables
+from core import batches, definitions, deliveries, errors, feed, nested, payments, purge, tables
 from core.db import Database
 from core.lifecycle import LIVE, TERMINAL, State, is_idle
 
@@ -47,6 +47,8 @@ class Report:
     """Ended batches whose parent had not been told."""
     events: int = 0
     """Events that were removed."""
+    inbox: int = 0
+    """Rows of the processes' inboxes that were removed."""
 
 
 def run_once(
@@ -71,9 +73,16 @@ def run_once(
             report.deleted.append(row.id)
             progress(row.id)
     if not dry_run:
-        report.events = feed.trim(database, policy.keep_events, needed=deliveries.needed)
+        report.events = feed.trim(database, policy.keep_events, needed=_needed)
         deliveries.trim(database)
+        report.inbox = definitions.prune(database)
+        definitions.sweep(database)
     return report
+
+
+def _needed(tx: Connection) -> int | None:
+    """The lowest position that a webhook or a process needs."""
+    return min((each for each in (deliveries.needed(tx), definitions.needed(tx)) if each is not None), default=None)
 
 
 def _walk(database: Database, states: frozenset[State]) -> Iterator[tuple[Any, datetime]]:

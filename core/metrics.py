@@ -44,3 +44,9 @@ RETRIED_APART: Final = _RETRIES.labels("error")
 STALE_EPOCHS: Final = Counter(
     "lastbit_stale_epochs_total", "Writes on behalf of a partition that were refused, as it is another owner's by now"
 )
+
+_PROCESS_EVENTS: Final = Counter(
+    "lastbit_process_events_total", "Events that came to an instance of a process", ["outcome"]
+)
+PROCESS_EVENTS: Final = {each: _PROCESS_EVENTS.labels(each) for each in ("handled", "parked", "late", "repeated")}
+TIMERS_FIRED: Final = Counter("lastbit_timers_fired_total", "Timers of processes that were due and became events")

@@ -7,6 +7,7 @@ is the hottest of all. Deletion is made safe by the state `deleting` instead (se
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,6 +40,23 @@ class ByteText(TypeDecorator[str]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
         return value.decode() if isinstance(value, bytes) else value
+
+
+def begins(column: sa.ColumnElement[str | None], prefix: str) -> sa.ColumnElement[bool]:
+    """Whether a `ByteText` begins so. As a range: an index serves it, and no wildcard has to be escaped."""
+    after = _successor(prefix)
+    at_least = column >= prefix
+    return at_least if after is None else sa.and_(at_least, column < after)
+
+
+def _successor(prefix: str) -> str | None:
+    """The least text above all that begin so, by bytes as by code points. None: nothing is above them."""
+    for place in range(len(prefix) - 1, -1, -1):
+        code = ord(prefix[place]) + 1
+        if code <= sys.maxunicode:
+            # Surrogates are no characters.
+            return prefix[:place] + chr(0xE000 if 0xD800 <= code <= 0xDFFF else code)
+    return None
 
 
 class Timestamp(TypeDecorator[datetime]):
@@ -95,6 +113,8 @@ MYSQL_OPTIONS: dict[str, Any] = {
 metadata = sa.MetaData()
 
 _BIGINT = sa.BigInteger()
+PROCESS_NAME = 200
+"""Characters of a process's name and of a command's type: with a word in front they are types of events."""
 
 batches = sa.Table(
     "batches",
@@ -258,14 +278,14 @@ consumers = sa.Table(
     sa.Column("group_name", ByteText(255), primary_key=True),
     sa.Column("worker", ByteText(255), primary_key=True),
     sa.Column("session", ByteText(64, ascii_only=True), nullable=False),
-    sa.Column("replaced", ByteText(64, ascii_only=True)),
+    sa.Column("replaced", ByteText(640, ascii_only=True), nullable=False),
     sa.Column("capacity", sa.Integer),
     sa.Column("started_at", Timestamp, nullable=False),
     sa.Column("last_seen", Timestamp, nullable=False),
     sa.Column("lease_until", Timestamp, nullable=False),
     **MYSQL_OPTIONS,
 )
-"""`replaced` is the session before this one."""
+"""`replaced` are the sessions before this one, the last one first."""
 
 positions = sa.Table(
     "positions",
@@ -302,3 +322,76 @@ tallies = sa.Table(
     **MYSQL_OPTIONS,
 )
 """A row for each sub-counter: what one source has brought to one key, up to and with (high_offset, high_child)."""
+
+process_definitions = sa.Table(
+    "process_definitions",
+    metadata,
+    sa.Column("name", ByteText(PROCESS_NAME, ascii_only=True), primary_key=True),
+    sa.Column("pruned", _BIGINT, nullable=False),
+    sa.Column("created_at", Timestamp, nullable=False),
+    sa.Column("deleted_at", Timestamp),
+    **MYSQL_OPTIONS,
+)
+"""`pruned`: an event at or below this position that is not in the inbox was handled, or is not this process's."""
+
+processes = sa.Table(
+    "processes",
+    metadata,
+    # Keys of InnoDB have 3,072 bytes at most: a process's name is ASCII, so that its instances can be any text.
+    sa.Column("name", ByteText(PROCESS_NAME, ascii_only=True), primary_key=True),
+    sa.Column("instance", ByteText(255), primary_key=True),
+    sa.Column("state", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("version", _BIGINT, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("created_at", Timestamp, nullable=False),
+    sa.Column("updated_at", Timestamp, nullable=False),
+    sa.Column("finished_at", Timestamp),
+    sa.Index("processes_status", "name", "status", "instance"),
+    **MYSQL_OPTIONS,
+)
+
+inbox = sa.Table(
+    "inbox",
+    metadata,
+    sa.Column("name", ByteText(PROCESS_NAME, ascii_only=True), primary_key=True),
+    sa.Column("instance", ByteText(255), primary_key=True),
+    sa.Column("event_id", ByteText(255), primary_key=True),
+    sa.Column("position", _BIGINT, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("error", sa.Text),
+    sa.Column("event", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("handled_at", Timestamp, nullable=False),
+    sa.Index("inbox_position", "name", "status", "position"),
+    **MYSQL_OPTIONS,
+)
+"""`event` is there for a parked one, which may outlive its event in the feed."""
+
+outbox = sa.Table(
+    "outbox",
+    metadata,
+    sa.Column("command_id", ByteText(36, ascii_only=True), primary_key=True),
+    sa.Column("position", _BIGINT, nullable=False),
+    sa.Column("name", ByteText(PROCESS_NAME, ascii_only=True), nullable=False),
+    sa.Column("instance", ByteText(255), nullable=False),
+    sa.Column("step", ByteText(255), nullable=False),
+    sa.Column("type", ByteText(PROCESS_NAME, ascii_only=True), nullable=False),
+    sa.Column("data", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("created_at", Timestamp, nullable=False),
+    sa.UniqueConstraint("position", name="outbox_position"),
+    sa.Index("outbox_instance", "name", "instance"),
+    **MYSQL_OPTIONS,
+)
+
+timers = sa.Table(
+    "timers",
+    metadata,
+    sa.Column("name", ByteText(PROCESS_NAME, ascii_only=True), primary_key=True),
+    sa.Column("instance", ByteText(255), primary_key=True),
+    sa.Column("timer", ByteText(255), primary_key=True),
+    sa.Column("token", ByteText(36, ascii_only=True), nullable=False),
+    sa.Column("due_at", Timestamp, nullable=False),
+    sa.Column("data", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Index("timers_due", "due_at"),
+    **MYSQL_OPTIONS,
+)
+"""`token` is random, new at each setting: the id of its event."""

@@ -264,12 +264,17 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
             yield Pause(rest)
 
 
-def append(service: Service, new: Iterable[Mapping[str, Any]]) -> Flow[tuple[models.Appended, ...]]:
+def append(
+    service: Service, new: Iterable[Mapping[str, Any]], fence: models.Fence | None = None
+) -> Flow[tuple[models.Appended, ...]]:
     try:
-        body = {"events": [dict(event) for event in new]}
+        body: dict[str, Any] = {"events": [dict(event) for event in new]}
         json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as cause:
         raise errors.InvalidArgument(f"the events have no JSON form: {cause}") from cause
+
+    if fence is not None:
+        body["fence"] = fence.to_json()
 
     def appended(data: models.Json) -> tuple[models.Appended, ...]:
         return tuple(map(models.Appended.from_json, data["events"]))
@@ -290,12 +295,12 @@ def tally_entry(entry: Entry) -> models.Json:
 
 
 def apply_tally(
-    service: Service, tally: str, entries: Iterable[models.Json], fence: Mapping[str, Any] | None = None
+    service: Service, tally: str, entries: Iterable[models.Json], fence: models.Fence | None = None
 ) -> Flow[models.TallyApplied]:
     """`entries` as `tally_entry` makes them."""
     body: dict[str, Any] = {"entries": list(entries)}
     if fence is not None:
-        body["fence"] = dict(fence)
+        body["fence"] = fence.to_json()
     return _ask(service, "POST", _tally(tally, "apply"), models.TallyApplied.from_json, body=body)
 
 

@@ -29,8 +29,10 @@ from lastbit._protocol import (
 )
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
+from lastbit.groups import AsyncGroups, Groups
 from lastbit.ids import ItemId
-from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage
+from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage, Fence
+from lastbit.processes.calls import AsyncProcesses, Processes
 from lastbit.retry import Retry
 from lastbit.tallies import AsyncTally, Tally
 from lastbit.webhooks import AsyncWebhooks, Webhooks
@@ -79,6 +81,16 @@ class Client:
     @property
     def url(self) -> str:
         return self._service.url
+
+    @property
+    def groups(self) -> Groups:
+        """Who shares which partitions, and how far each was read; see `Groups`."""
+        return Groups(self)
+
+    @property
+    def processes(self) -> Processes:
+        """Process managers, their instances and commands; see `lastbit.processes`."""
+        return Processes(self)
 
     @property
     def webhooks(self) -> Webhooks:
@@ -156,14 +168,17 @@ class Client:
         begin after it another time. Raises `PositionTrimmed`."""
         return self._iterate(_calls.follow(self._service, after, types, batch))
 
-    def append(self, events: Iterable[Mapping[str, Any]]) -> tuple[Appended, ...]:
+    def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
         """Append events of your own, at most 1,000, in one transaction: mappings with `id`, `type` and, if you like,
-        `key` and `data` (any JSON). An id that was there before is a repeat, whatever else it came with."""
-        return self._run(_calls.append(self._service, events))
+        `key` and `data` (any JSON). An id that was there before is a repeat, whatever else it came with. With the
+        `fence` of an assignment only while the partition is its worker's; raises `StaleEpoch`."""
+        return self._run(_calls.append(self._service, events, fence))
 
-    def append_event(self, *, id: str, type: str, key: str | None = None, data: Any = None) -> Appended:
+    def append_event(
+        self, *, id: str, type: str, key: str | None = None, data: Any = None, fence: Fence | None = None
+    ) -> Appended:
         """Append one event of your own; see `append`."""
-        return self.append([{"id": id, "type": type, "key": key, "data": data}])[0]
+        return self.append([{"id": id, "type": type, "key": key, "data": data}], fence=fence)[0]
 
     def tally(self, name: str) -> Tally:
         """A tally: sums that count each message once, however often it is replayed. No request is sent."""
@@ -259,6 +274,16 @@ class AsyncClient:
         return self._service.url
 
     @property
+    def groups(self) -> AsyncGroups:
+        """Who shares which partitions, and how far each was read; see `Groups`."""
+        return AsyncGroups(self)
+
+    @property
+    def processes(self) -> AsyncProcesses:
+        """Process managers, their instances and commands; see `lastbit.processes`."""
+        return AsyncProcesses(self)
+
+    @property
     def webhooks(self) -> AsyncWebhooks:
         """Who is told of events, and what became of it; see `Webhooks`."""
         return AsyncWebhooks(self)
@@ -323,13 +348,15 @@ class AsyncClient:
         """The events, as they come, for ever; see `Client.follow`."""
         return self._iterate(_calls.follow(self._service, after, types, batch))
 
-    async def append(self, events: Iterable[Mapping[str, Any]]) -> tuple[Appended, ...]:
+    async def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
         """Append events of your own; see `Client.append`."""
-        return await self._run(_calls.append(self._service, events))
+        return await self._run(_calls.append(self._service, events, fence))
 
-    async def append_event(self, *, id: str, type: str, key: str | None = None, data: Any = None) -> Appended:
+    async def append_event(
+        self, *, id: str, type: str, key: str | None = None, data: Any = None, fence: Fence | None = None
+    ) -> Appended:
         """Append one event of your own; see `append`."""
-        return (await self.append([{"id": id, "type": type, "key": key, "data": data}]))[0]
+        return (await self.append([{"id": id, "type": type, "key": key, "data": data}], fence=fence))[0]
 
     def tally(self, name: str) -> AsyncTally:
         """A tally; see `Client.tally`. Nothing is awaited."""

@@ -9,10 +9,18 @@
     │   ├── Forbidden
     │   ├── NotFound             no such path
     │   │   ├── BatchNotFound
+    │   │   ├── ConsumerGroupNotFound
+    │   │   ├── InstanceNotFound
+    │   │   ├── ProcessNotFound
     │   │   └── WebhookNotFound
-    │   ├── Conflict             the batch's state does not take this verb
+    │   ├── Conflict             the state of things does not take this verb
     │   │   ├── BatchSealed
-    │   │   └── BatchEnded       batch_complete, batch_expired, batch_cancelled
+    │   │   ├── BatchEnded       batch_complete, batch_expired, batch_cancelled
+    │   │   ├── ConsumerGroupInUse
+    │   │   ├── PartitionsFixed  the consumer group has another number of partitions
+    │   │   ├── SessionReplaced  another process goes by the worker's name now
+    │   │   ├── StaleEpoch       the partition is another owner's by now
+    │   │   └── VersionConflict  the instance has gone on since it was read
     │   ├── PositionTrimmed      the events that were asked for are not kept any more
     │   ├── OutOfOrder           a message came to its tally after a later one of its source
     │   ├── RateLimited
@@ -85,11 +93,11 @@ class TooLarge(InvalidRequest):
 
 
 class Unauthorized(ServiceError):
-    """The token is missing or unknown."""
+    """The token is missing or unknown: give one with LASTBIT_TOKEN, or as the client's `token`."""
 
 
 class Forbidden(ServiceError):
-    """The token does not allow this."""
+    """The token does not allow this: it lacks the role that `detail` names, or is limited to other keys."""
 
 
 class NotFound(ServiceError):
@@ -100,12 +108,24 @@ class BatchNotFound(NotFound):
     """There is no such batch: it was never opened, or it was deleted."""
 
 
+class ConsumerGroupNotFound(NotFound):
+    """There is no such consumer group: it was never created, or it was deleted."""
+
+
+class ProcessNotFound(NotFound):
+    """There is no such process: it was never defined, or it was deleted."""
+
+
+class InstanceNotFound(NotFound):
+    """The process has no such instance: no event came to it yet."""
+
+
 class WebhookNotFound(NotFound):
     """There is no such webhook."""
 
 
 class Conflict(ServiceError):
-    """The batch is in a state that does not take this verb."""
+    """Things are in a state that does not take this verb."""
 
 
 class BatchSealed(Conflict):
@@ -114,6 +134,26 @@ class BatchSealed(Conflict):
 
 class BatchEnded(Conflict):
     """The batch is complete, expired or cancelled, as `code` says."""
+
+
+class ConsumerGroupInUse(Conflict):
+    """The consumer group has live workers."""
+
+
+class PartitionsFixed(Conflict):
+    """The consumer group was created with another number of partitions, and keeps it."""
+
+
+class SessionReplaced(Conflict):
+    """Another process has joined the group under this worker's name since: this one holds nothing any more."""
+
+
+class StaleEpoch(Conflict):
+    """The partition is not the worker's at this epoch any more: nothing was written."""
+
+
+class VersionConflict(Conflict):
+    """The instance has gone on since its state was read: read it, and compute again. Nothing was written."""
 
 
 class PositionTrimmed(ServiceError):
@@ -149,6 +189,14 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "batch_complete": BatchEnded,
     "batch_expired": BatchEnded,
     "batch_cancelled": BatchEnded,
+    "consumer_group_not_found": ConsumerGroupNotFound,
+    "consumer_group_in_use": ConsumerGroupInUse,
+    "partitions_fixed": PartitionsFixed,
+    "session_replaced": SessionReplaced,
+    "stale_epoch": StaleEpoch,
+    "process_not_found": ProcessNotFound,
+    "instance_not_found": InstanceNotFound,
+    "version_conflict": VersionConflict,
     "position_trimmed": PositionTrimmed,
     "out_of_order": OutOfOrder,
     "rate_limited": RateLimited,

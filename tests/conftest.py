@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from core import schema
 from core.combiner import Inline
 from core.db import Database
 from core.service import Service
+from tests.receivers import Receiver, receiving
 from tests.servers import MariaDB, running_service, sqlite_file
 
 hypothesis.settings.register_profile(
@@ -24,9 +26,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("lastbit")
 
 
-@pytest.fixture(scope="session")
-def mariadb() -> Iterator[MariaDB]:
-    """A MariaDB server of our own, at its defaults. Missing: a failure in CI, a skip at home."""
+@contextlib.contextmanager
+def _running_mariadb() -> Iterator[MariaDB]:
+    """Missing: a failure in CI, a skip at home."""
     server = MariaDB()
     try:
         if not server.available:
@@ -36,6 +38,20 @@ def mariadb() -> Iterator[MariaDB]:
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """A MariaDB server of our own, at its defaults."""
+    with _running_mariadb() as server:
+        yield server
+
+
+@pytest.fixture
+def mortal_mariadb() -> Iterator[MariaDB]:
+    """A server that only this test knows, so that it may be killed."""
+    with _running_mariadb() as server:
+        yield server
 
 
 @pytest.fixture
@@ -97,3 +113,10 @@ def api_url(database_url: str) -> Iterator[str]:
         schema.migrate(opened)
     with running_service(database_url) as running:
         yield running.url
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Where webhooks go."""
+    with receiving() as running:
+        yield running

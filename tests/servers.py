@@ -65,10 +65,10 @@ def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float
 class MariaDB:
     """A server at its defaults, but for where it lives, and `options` as on its command line."""
 
-    def __init__(self, *, in_memory: bool = True, options: Sequence[str] = ()) -> None:
+    def __init__(self, *, in_memory: bool = True, folder: Path | None = None, options: Sequence[str] = ()) -> None:
         self.options = tuple(options)
-        prefix = "lastbit-mariadb-"
-        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=memory() if in_memory else None))
+        parent = folder or (memory() if in_memory else None)
+        self.folder = Path(tempfile.mkdtemp(prefix="lastbit-mariadb-", dir=parent))
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
         path = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"

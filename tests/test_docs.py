@@ -119,7 +119,7 @@ def test_every_command_is_documented() -> None:
         for each in within:
             assert f"`lastbit {name} {each}" in section[1], each
         for option in [option for each in (command, *within.values()) for option in each.params]:
-            if isinstance(option, click.Option) and option.name not in ("url", "token", "as_json"):
+            if isinstance(option, click.Option) and option.name not in ("url", "token", "token_file", "as_json"):
                 assert f"`{option.opts[0]}" in section[1], f"{name} {option.opts[0]}"
 
 
@@ -305,6 +305,33 @@ assert published == ["catalog-42"], published
 """
 
 
+GROUPS = """
+import threading
+handled, begun = [], []
+def wait_for_more():
+    threading.Event().wait(0.01)
+def handle(record):
+    handled.append(record)
+    if len(handled) == 1000:
+        group.stop()
+def begin_work(partition, window):
+    begun.append(partition)
+    if len(begun) == 16:
+        another.stop()
+def end_work(partition, hurry):
+    assert not hurry
+"""
+
+SHARED = """
+assert sorted(record["n"] for record in handled) == list(range(1000))
+for n in range(100):
+    of_a_key = [record["n"] for record in handled if record["key"] == f"order-{n}"]
+    assert of_a_key == sorted(of_a_key)
+found = client.groups.get("orders")
+assert [position.floor for position in found.positions] == [len(topic[number]) - 1 for number in range(64)]
+assert (len(begun), found.workers) == (16, ())
+"""
+
 TALLIED = """
 from types import SimpleNamespace
 def message(offset, **fields):
@@ -329,11 +356,15 @@ assert lanes[-1] == 49
 """
 
 
-@pytest.mark.parametrize(("name", "after"), [("concepts", ""), ("events", CONSUMED), ("tallies", TALLIED)])
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [("concepts", ""), ("events", CONSUMED), ("consumer-groups", SHARED), ("tallies", TALLIED)],
+)
 def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_path: Path) -> None:
     """As one script, and what they define does what the page says."""
     snippets = blocks(ROOT / f"docs/{name}.md", "python")
-    ran = run_script(tmp_path / f"{name}.py", "\n".join([PRELUDE, *snippets, after]), fresh_url)
+    before = GROUPS if name == "consumer-groups" else ""
+    ran = run_script(tmp_path / f"{name}.py", "\n".join([PRELUDE, before, *snippets, after]), fresh_url)
     assert ran.returncode == 0, ran.stderr
 
 

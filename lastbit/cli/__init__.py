@@ -8,14 +8,16 @@ from __future__ import annotations
 from lastbit.cli.app import cli
 from lastbit.cli.batches import cancel, explain, extend, list_batches, open_batch, seal, status, verify
 from lastbit.cli.events import append, events
+from lastbit.cli.groups import groups
 from lastbit.cli.items import ack, fail, pending
 from lastbit.cli.tally import tally
+from lastbit.cli.tokens import token
 from lastbit.cli.watch import watch
 from lastbit.cli.webhooks import webhooks
 
 for _command in (
     *(open_batch, extend, seal, ack, fail, status, watch, explain, pending, list_batches, cancel, verify),
-    *(events, append, webhooks, tally),
+    *(events, append, webhooks, groups, tally, token),
 ):
     cli.add_command(_command)
 

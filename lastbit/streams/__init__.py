@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         WindowClosed,
         WindowFull,
     )
+    from lastbit.streams.group import Assignment, ConsumerGroup
+    from lastbit.streams.group_async import AsyncAssignment, AsyncConsumerGroup
     from lastbit.streams.ordered import run_ordered
     from lastbit.streams.ordered_async import run_ordered_async
     from lastbit.streams.partitions import partition_of
@@ -37,6 +39,8 @@ _HOMES: Final = {
         "WindowClosed",
         "WindowFull",
     ),
+    "lastbit.streams.group": ("Assignment", "ConsumerGroup"),
+    "lastbit.streams.group_async": ("AsyncAssignment", "AsyncConsumerGroup"),
     "lastbit.streams.ordered": ("run_ordered",),
     "lastbit.streams.ordered_async": ("run_ordered_async",),
     "lastbit.streams.partitions": ("partition_of",),
@@ -47,7 +51,11 @@ _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in 
 
 __all__ = [
     "AckWindow",
+    "Assignment",
+    "AsyncAssignment",
+    "AsyncConsumerGroup",
     "CommitFailed",
+    "ConsumerGroup",
     "CorruptSnapshot",
     "OffsetOutOfOrder",
     "RecordFailed",

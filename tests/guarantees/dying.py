@@ -33,7 +33,7 @@ from core.leases import Caller
 from core.service import Service
 from core.webhooks import Answer
 from lastbit.streams.snapshot import Snapshot
-from tests.guarantees import mutants
+from tests.guarantees import mutants, orders
 from tests.guarantees.model import Request, perform
 from tests.servers import ROOT
 
@@ -167,6 +167,8 @@ def _live_and_die(job: dict[str, Any], said: int) -> None:
     points.armed = True
     request = job["request"]
     match request["verb"]:
+        case "deliver":
+            orders.run(service, request)
         case "dispatch":
             dispatch(database, Path(request["sent"]))
         case "sync":

@@ -89,6 +89,11 @@ _DIES = _STREAMS + (
     "test_killed.py::test_a_stream_whose_process_dies_at_any_point_is_handled_at_least_once_and_in_order"
 )
 
+_PROCESSES = "test_processes.py::"
+_ANY_ORDER = "test_in_any_order_with_any_repeats_one_command_when_all_has_come"
+_LATE = "test_a_late_event_does_not_restart_a_finished_instance"
+_PRUNED = "test_what_was_pruned_and_comes_again_is_a_repeat"
+
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
@@ -628,9 +633,30 @@ MUTANTS = [
     Mutant(
         "a-zombie-takes-its-name-back",
         "core.leases:sync",
-        "if before is not None and before.replaced == caller.session and before.lease_until >= now:",
-        "if False:",
+        "caller.session in before.replaced.split()",
+        "False",
         "test_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+    ),
+    Mutant(
+        "a-zombies-zombie-takes-the-name",
+        "core.leases:_renew",
+        "[before.session, *before.replaced.split()]",
+        "[before.session]",
+        "test_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+    ),
+    Mutant(
+        "after-an-outage-the-first-takes-it-all",
+        "core.leases:_gone",
+        "before is not None and before.lease_until < now",
+        "False",
+        "test_groups.py::test_nothing_moves_where_all_were_cut_off_and_come_back",
+    ),
+    Mutant(
+        "who-is-always-late-spares-the-dead",
+        "core.leases:_gone",
+        " and row.last_seen + group.ttl >= before.last_seen",
+        "",
+        "test_groups.py::test_a_worker_that_is_always_late_spares_a_dead_one_once",
     ),
     Mutant(
         "a-group-that-is-made-again-begins-anew",
@@ -666,6 +692,81 @@ MUTANTS = [
         "if fence is not None:",
         "if False:",
         "test_groups.py::test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing",
+    ),
+    # Process managers.
+    Mutant("no-inbox", "core.inbox:known", "if status is not None:", "if False:", _PROCESSES + _ANY_ORDER),
+    Mutant("no-tombstone", "core.processes:handle", "instance.status is Status.FINISHED", "False", _PROCESSES + _LATE),
+    Mutant(
+        "no-fence",
+        "core.processes:handle",
+        "groups.fence(tx, definitions.group_of(it.process), partition, it.worker, it.epoch)",
+        "pass",
+        _PROCESSES + "test_a_stale_workers_every_write_is_refused",
+    ),
+    Mutant(
+        "a-fence-is-a-plain-read",
+        "core.groups:fence",
+        ".with_for_update()",
+        "",
+        _PROCESSES + "test_a_worker_is_not_succeeded_in_the_middle_of_its_transaction",
+    ),
+    Mutant(
+        "command-ids-are-random",
+        "core.outbox:command_id",
+        "uuid.uuid5(NAMESPACE, json.dumps([process, instance, step]))",
+        "uuid.uuid4()",
+        _PROCESSES + "test_a_step_is_issued_once_though_the_function_asks_for_it_again",
+    ),
+    Mutant(
+        "the-inbox-is-pruned-to-the-highest-floor",
+        "core.definitions:floor",
+        "sa.func.min(_positions.floor)",
+        "sa.func.max(_positions.floor)",
+        _PROCESSES + _PRUNED,
+    ),
+    Mutant(
+        "what-was-pruned-is-forgotten",
+        "core.inbox:known",
+        "position <= pruned",
+        "False",
+        _PROCESSES + _PRUNED,
+    ),
+    Mutant(
+        "pruning-is-looked-up-before-the-inbox",
+        "core.inbox:known",
+        "this = _this(process, instance, event)",
+        "this = _this(process, instance, event)\n"
+        "    before = tx.scalar(sa.select(_definitions.pruned).where(_definitions.name == process))",
+        _PROCESSES + "test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed",
+        also=(("position <= pruned", "position <= before"),),
+    ),
+    Mutant(
+        "versions-are-ignored",
+        "core.processes:handle",
+        "it.version != version",
+        "False",
+        _PROCESSES + "test_a_state_that_was_computed_from_an_old_one_is_refused",
+    ),
+    Mutant(
+        "timers-fire-again",
+        "core.timers:_fire",
+        "tx.execute(sa.delete(tables.timers).where(*this))",
+        "pass",
+        _PROCESSES + "test_a_time_out_fires_once_when_it_is_due_and_not_before",
+    ),
+    Mutant(
+        "timers-outlive-their-instance",
+        "core.processes:handle",
+        "timers.cancel_all(tx, it.process, it.instance)",
+        "pass",
+        _PROCESSES + "test_a_timer_is_replaced_and_cancelled_by_its_name",
+    ),
+    Mutant(
+        "timers-fire-from-a-plain-look",
+        "core.timers:_fire",
+        ".with_for_update()",
+        "",
+        _PROCESSES + "test_two_dispatchers_fire_each_timer_once",
     ),
     # The ancestor.
     Mutant(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pymysql
@@ -28,20 +27,6 @@ WORKERS = 3
 KILLS = 3
 BETWEEN = 40
 """Batches that complete between two kills."""
-
-
-@pytest.fixture
-def mortal() -> Iterator[MariaDB]:
-    """A server that only this test knows, so that it may be killed."""
-    server = MariaDB()
-    try:
-        if not server.available:
-            (pytest.fail if os.environ.get("CI") else pytest.skip)("mariadb-server is not installed")
-        server.install()
-        server.start()
-        yield server
-    finally:
-        server.remove()
 
 
 class Progress:
@@ -117,9 +102,9 @@ def _assert_each_completed_once(service: Service, completed: list[int]) -> None:
 
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
-def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each(mortal: MariaDB) -> None:
+def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each(mortal_mariadb: MariaDB) -> None:
     """What was answered is there when it is back, what was not is sent again; each batch completed exactly once."""
-    with Database(mortal.new_database()) as database:
+    with Database(mortal_mariadb.new_database()) as database:
         schema.migrate(database)
         service = Service(database, combiner=Combiner)
 
@@ -131,8 +116,8 @@ def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each
             return batch
 
         def kill() -> None:
-            mortal.stop(signal.SIGKILL)
-            mortal.start()
+            mortal_mariadb.stop(signal.SIGKILL)
+            mortal_mariadb.start()
 
         _assert_each_completed_once(service, _kill_now_and_then(complete, kill))
         service.stop()
@@ -170,8 +155,8 @@ class Strike:
     """Kills the database at one point of what this thread does, and brings it back: before or after a statement, before
     or after a COMMIT."""
 
-    def __init__(self, mortal: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._mortal = mortal
+    def __init__(self, mortal_mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._mortal = mortal_mariadb
         self._left: int | None = None
         self._where = ""
         connection = pymysql.connections.Connection
@@ -212,13 +197,13 @@ class Strike:
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
 def test_a_database_that_is_killed_at_any_statement_of_a_completion_completes_it_once(
-    mortal: MariaDB, monkeypatch: pytest.MonkeyPatch
+    mortal_mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call is repeated inside, and answered as if nothing had been; its retry hears the same; one event each."""
-    with Database(mortal.new_database()) as database:
+    with Database(mortal_mariadb.new_database()) as database:
         schema.migrate(database)
         service = Service(database, combiner=Inline)
-        strike = Strike(mortal, monkeypatch)
+        strike = Strike(mortal_mariadb, monkeypatch)
         struck: list[str] = []
         while not struck or struck[-1]:
             batch = service.open(Opening(items=2, sealed=True)).batch.id

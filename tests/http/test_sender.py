@@ -21,12 +21,6 @@ from tests.receivers import Got, Handler, Receiver, raw, receiving, status
 BODY = b'{"type":"x"}'
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as running:
-        yield running
-
-
 def send(url: str, sender: WebhookSender | None = None) -> Answer:
     sender = sender or WebhookSender(allow_private=True)
     return sender.send(url, {"webhook-id": "one"}, BODY)

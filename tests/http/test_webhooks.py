@@ -40,12 +40,6 @@ def http() -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as running:
-        yield running
-
-
-@pytest.fixture
 def webhook(http: httpx.Client, receiver: Receiver) -> Iterator[dict[str, Any]]:
     """One that is told of the type `card.charged`."""
     created = http.post("/v1/webhooks", json={"url": receiver.url, "types": ["card.charged"]})

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from tests.page.browser import program, running_browser
-from tests.receivers import Receiver, receiving
+from tests.receivers import Receiver
 from tests.servers import running_service, sqlite_file
 
 expect.set_options(timeout=20_000)
@@ -69,12 +69,6 @@ def service_url() -> Iterator[str]:
     }
     with sqlite_file() as url, running_service(url, **settings) as running:
         yield running.url
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as running:
-        yield running
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from standardwebhooks import Webhook as Verifier
 
 from lastbit import AsyncClient, Client, InvalidArgument, InvalidRequest, Retry, ServiceUnreachable, WebhookNotFound
 from lastbit.webhooks import Webhook
-from tests.receivers import Receiver, receiving, status
+from tests.receivers import Receiver, status
 from tests.servers import running_service, sqlite_file
 
 
@@ -29,12 +29,6 @@ def url() -> Iterator[str]:
     }
     with sqlite_file() as database, running_service(database, **settings) as running:
         yield running.url
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as running:
-        yield running
 
 
 @pytest.fixture

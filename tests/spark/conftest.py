@@ -29,6 +29,9 @@ LOOPBACK = {
     "spark.driver.memory": "768m",
     "spark.sql.shuffle.partitions": "3",
     "spark.log.level": "ERROR",
+    # Tests are short: the second compiler and the collector's threads would cost more than they give.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 

@@ -48,7 +48,7 @@ def done(snapshot: Snapshot, offsets: range = range(-1, 13)) -> set[int]:
     return {offset for offset in offsets if snapshot.done(offset)}
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(snapshots())
 @example(Snapshot())
 @example(Snapshot(MAX_OFFSET, MAX_OFFSET))
@@ -95,7 +95,7 @@ def test_the_largest_snapshots_stay_small_and_come_back() -> None:
         assert Snapshot.decode(data).outstanding == outstanding
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(snapshots(), st.integers(1, 255))
 @example(Snapshot(9, 40, (11, 12, 30)), 1)
 def test_a_damaged_snapshot_replays_and_never_skips(snapshot: Snapshot, flip: int) -> None:
@@ -113,7 +113,7 @@ def test_a_damaged_snapshot_replays_and_never_skips(snapshot: Snapshot, flip: in
             assert Snapshot.decode(bytes(damaged)) == Snapshot(snapshot.floor, snapshot.floor)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(snapshots(), st.binary(min_size=1, max_size=20))
 def test_a_snapshot_that_lost_its_end_or_got_a_longer_one_falls_back_to_its_floor(
     snapshot: Snapshot, more: bytes
@@ -129,7 +129,7 @@ def test_a_snapshot_that_lost_its_end_or_got_a_longer_one_falls_back_to_its_floo
     assert Snapshot.decode(data + more) == Snapshot(snapshot.floor, snapshot.floor)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.binary(max_size=60))
 def test_random_bytes_are_refused(data: bytes) -> None:
     """With an error of ours, whatever they are."""
@@ -188,7 +188,7 @@ def test_offsets_beyond_64_bits_are_refused() -> None:
     assert Snapshot.decode(sealed(MAX_OFFSET - 1, b"\x01\x02")) == Snapshot(MAX_OFFSET - 1, MAX_OFFSET - 1)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(snapshots(), st.integers(MIN_BYTES, 90))
 def test_a_limit_holds_and_what_it_leaves_out_replays(snapshot: Snapshot, limit: int) -> None:
     """pulsar #25540 and parallel-consumer #647: holes that no longer fit are cut. What is kept is true, and known up to
@@ -233,7 +233,7 @@ def test_rocketmq_11180_no_offset_is_narrowed() -> None:
             assert (kept.floor, kept.high) == (offset - 1, MAX_OFFSET)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(of_one_stream(), of_one_stream(), of_one_stream())
 def test_merging_is_a_join(a: Snapshot, b: Snapshot, c: Snapshot) -> None:
     """Commutative, associative, idempotent; what either knows to be done is done, and no more; no floor goes back."""

@@ -1,0 +1,416 @@
+"""The routes of process managers: their workers write what an event does, and people see what became of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, field_validator
+from starlette.concurrency import run_in_threadpool
+
+from api import cursors, models
+from api.access import ANY, needs
+from api.body import JsonRoute
+from api.events import MAX_DATA, Name, Position, encoded, woken
+from api.groups import Epoch
+from api.groups import Name as WorkerName
+from api.models import Body
+from api.problems import documented
+from core import definitions, feed, groups, outbox, processes, tables, timers
+from core.service import Service
+from lastbit.ids import INTEGER_LIMIT
+from lastbit.tokens import Role
+
+router = APIRouter(prefix="/v1/processes", route_class=JsonRoute, tags=["processes"])
+commands = APIRouter(prefix="/v1/commands", route_class=JsonRoute, tags=["processes"])
+
+MAX_STATE: Final = 1024 * 1024
+"""Bytes of an instance's state."""
+MAX_COMMANDS: Final = 100
+LONGEST_TIMER: Final = 10 * 365 * 86_400
+
+
+def _unicode(value: str) -> str:
+    """Half a surrogate pair is no text that a database takes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("expected Unicode text") from None
+    return value
+
+
+def _in_a_path(value: str) -> str:
+    if value in (".", ".."):
+        raise ValueError("expected another name than . or .., which addresses can't have")
+    if any(character < " " or character == "\x7f" for character in value):
+        raise ValueError("expected a name without control characters")
+    return _unicode(value)
+
+
+ProcessName = Annotated[
+    str,
+    Path(
+        alias="process",
+        pattern=rf"^[A-Za-z0-9][A-Za-z0-9._:-]{{0,{tables.PROCESS_NAME - 1}}}$",
+        description="a letter or digit, then up to 199 of these and of `.` `_` `:` `-`",
+    ),
+]
+InstanceName = Annotated[str, Path(alias="instance", min_length=1, max_length=255), AfterValidator(_in_a_path)]
+CommandType = Annotated[str, StringConstraints(pattern=rf"^[\x21-\x7e]{{1,{tables.PROCESS_NAME}}}$")]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=255), AfterValidator(_unicode)]
+Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+StatusName = Literal["running", "finished", "parked"]
+
+
+def _small(value: Any, most: int) -> Any:
+    try:
+        size = len(encoded(value))
+    except ValueError:
+        raise ValueError("expected JSON with finite numbers and Unicode text") from None
+    if size > most:
+        raise ValueError(f"expected at most {most:,} bytes of JSON, got {size:,}")
+    return value
+
+
+def _small_data(value: Any) -> Any:
+    return _small(value, MAX_DATA)
+
+
+Data = Annotated[Any, AfterValidator(_small_data)]
+
+
+class ProcessBody(Body):
+    partitions: int | None = Field(
+        None, ge=1, le=groups.MOST_PARTITIONS, description=f"fixed from then on; {definitions.PARTITIONS} at first"
+    )
+    ttl: float | None = Field(
+        None, ge=0.1, le=3600, allow_inf_nan=False, description="seconds that a worker may be silent; 10 at first"
+    )
+    release: float | None = Field(
+        None, ge=0, le=3600, allow_inf_nan=False, description="seconds that a worker has to drain; 30 at first"
+    )
+    after: int | None = Field(
+        None, ge=0, lt=INTEGER_LIMIT, description="a new one begins above this position; null: all that is kept"
+    )
+
+
+class HandledEvent(Body):
+    id: Name
+    position: int = Field(ge=1, lt=INTEGER_LIMIT)
+
+
+class ProcessFence(Body):
+    worker: WorkerName
+    epoch: Epoch = Field(description="of the instance's partition, as the worker's sync said")
+
+
+class NewCommand(Body):
+    type: CommandType = Field(description="its event's type is this after `command.`")
+    step: Text | None = Field(None, description="an instance issues each step once; null: the type")
+    data: Data = Field(None, description="any JSON, at most 65,536 bytes")
+
+
+class NewTimer(Body):
+    timer: Text = Field(description="its name; a timer of that name is replaced")
+    after: float | None = Field(
+        None, ge=0, le=LONGEST_TIMER, allow_inf_nan=False, description="seconds from now; null: cancel it"
+    )
+    data: Data = Field(None, description="any JSON, at most 65,536 bytes; it comes with the event")
+
+
+class HandleBody(Body):
+    event: HandledEvent
+    fence: ProcessFence
+    version: int = Field(ge=0, lt=INTEGER_LIMIT, description="of the state this was computed from; 0: there was none")
+    state: Any = Field(None, description="the new state: any JSON, at most 1 MiB")
+    commands: list[NewCommand] = Field(default_factory=list, max_length=MAX_COMMANDS)
+    timers: list[NewTimer] = Field(default_factory=list, max_length=MAX_COMMANDS)
+    finish: bool = Field(False, description="the instance ends here: later events change nothing")
+    error: Annotated[str, StringConstraints(min_length=1, max_length=8192), AfterValidator(_unicode)] | None = Field(
+        None, description="the handler failed: park the event, and do nothing else of this"
+    )
+
+    @field_validator("state")
+    @classmethod
+    def _small_state(cls, value: Any) -> Any:
+        return _small(value, MAX_STATE)
+
+
+class RetryBody(Body):
+    event: Name | None = Field(None, description="its id; null: all that are parked, at most 1,000")
+
+
+class Process(BaseModel):
+    name: str
+    group: str = Field(description="the consumer group of its workers")
+    partitions: int
+    after: int = Field(description="its workers begin above this position where a partition has none of its own yet")
+    created_at: datetime
+
+
+class ProcessSummary(Process):
+    running: int = Field(description="instances")
+    finished: int
+    parked: int = Field(description="events whose handler failed")
+    timers: int
+    floor: int = Field(description="all events up to this position were handled")
+
+
+class Processes(BaseModel):
+    processes: list[ProcessSummary]
+
+
+class ProcessInstance(BaseModel):
+    process: str
+    instance: str
+    status: Literal["running", "finished"]
+    version: int = Field(description="goes up with every event that was handled")
+    state: Any
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    parked: int = Field(description="events whose handler failed")
+
+
+class InstancePage(BaseModel):
+    instances: list[ProcessInstance]
+    next: str | None
+
+
+class InboxEntry(BaseModel):
+    event: str = Field(description="its id")
+    position: int
+    status: Literal["handled", "parked", "retrying", "late"] = Field(
+        description="parked: its handler failed; late: it came after the instance's end"
+    )
+    error: str | None
+    at: datetime
+
+
+class ProcessTimer(BaseModel):
+    timer: str
+    due_at: datetime
+    data: Any
+
+
+class Command(BaseModel):
+    id: str = Field(description="made of process, instance and step: act on it once")
+    position: int = Field(description="of its event in the feed")
+    process: str
+    instance: str
+    step: str
+    type: str
+    data: Any
+    at: datetime
+
+
+class InstanceDetails(ProcessInstance):
+    history: list[InboxEntry] = Field(description="the newest 200 events that came to it, newest first")
+    timers: list[ProcessTimer]
+    commands: list[Command] = Field(description="the newest 200, newest first")
+
+
+class IssuedCommand(BaseModel):
+    id: str
+    step: str
+    position: int
+    repeated: bool = Field(description="it had been issued before, and stands where it stood")
+
+
+class HandledAnswer(BaseModel):
+    status: Literal["handled", "parked", "late", "retrying"] = Field(description="what became of the event")
+    repeated: bool = Field(description="that had been so before, and this call changed nothing")
+    instance: ProcessInstance | None = Field(description="as it is now")
+    commands: list[IssuedCommand]
+
+
+class Retried(BaseModel):
+    retrying: int = Field(description="events that are handled again")
+
+
+class CommandPage(BaseModel):
+    commands: list[Command]
+    next: int = Field(description="the last position that was looked at: `after` of the next call")
+    last: int = Field(description="the feed's last position")
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else encoded(value).decode()
+
+
+def _value(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _seconds(value: float | None) -> timedelta | None:
+    return None if value is None else timedelta(seconds=value)
+
+
+def _definition(definition: definitions.Definition) -> dict[str, Any]:
+    return {name: getattr(definition, name) for name in Process.model_fields}
+
+
+def _instance(instance: processes.Instance) -> dict[str, Any]:
+    shown = {name: getattr(instance, name) for name in ProcessInstance.model_fields}
+    return {**shown, "state": _value(instance.state)}
+
+
+def _command(command: outbox.Command) -> dict[str, Any]:
+    return {**{name: getattr(command, name) for name in Command.model_fields}, "data": _value(command.data)}
+
+
+@router.put(
+    "/{process}",
+    response_model=Process,
+    responses={201: {"model": Process, "description": "it is new"}, **documented(409, 410, 413, 415, 422)},
+)
+@needs(Role.CONSUME)
+def put_process(process: ProcessName, body: ProcessBody, request: Request, response: Response) -> dict[str, Any]:
+    """Define a process, with the consumer group of its workers, or change how long these may be silent and may take to
+    drain. 201 where it is new, else 200."""
+    defined, new = _service(request).define_process(
+        process,
+        partitions=body.partitions,
+        ttl=_seconds(body.ttl),
+        release=_seconds(body.release),
+        after=body.after,
+    )
+    response.status_code = 201 if new else 200
+    return _definition(defined)
+
+
+@router.get("", response_model=Processes, responses=documented())
+@needs(*ANY)
+def list_processes(request: Request) -> dict[str, Any]:
+    """The processes, by name, with the numbers of their instances."""
+    found = _service(request).list_processes()
+    counts = ("running", "finished", "parked", "timers", "floor")
+    return {
+        "processes": [
+            {**_definition(each.definition), **{name: getattr(each, name) for name in counts}} for each in found
+        ]
+    }
+
+
+@router.get("/{process}", response_model=InstancePage, responses=documented(404, 422))
+@needs(*ANY)
+def list_instances(
+    process: ProcessName,
+    request: Request,
+    status: Annotated[StatusName | None, Query(description="parked: those with parked events")] = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """The instances of a process, by name."""
+    of = f"instances:{process}"
+    wanted = None if status is None or status == "parked" else processes.Status(status)
+    found = _service(request).list_instances(
+        process, wanted, cursors.decode_name(of, cursor), limit, parked=status == "parked"
+    )
+    following = cursors.encode(of, found[-1].instance) if len(found) == limit else None
+    return {"instances": [_instance(each) for each in found], "next": following}
+
+
+@router.delete("/{process}", status_code=204, responses=documented(404, 409, 422))
+@needs(Role.ADMIN)
+def delete_process(process: ProcessName, request: Request) -> Response:
+    """Remove a process with its instances. Its commands stay issued. Refused while workers are in its group."""
+    _service(request).delete_process(process)
+    return Response(status_code=204)
+
+
+# An instance's name may have slashes, so these come before the plain one.
+@router.post(
+    "/{process}/{instance:path}/handle",
+    response_model=HandledAnswer,
+    responses=documented(404, 409, 413, 415, 422),
+)
+@needs(Role.CONSUME)
+def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody, request: Request) -> dict[str, Any]:
+    """Do what an event does to an instance, once, in one transaction: its state, its commands, its timers.
+
+    409 `stale_epoch`: the partition is another worker's by now. 409 `version_conflict`: compute it again from the
+    state as it is now.
+    """
+    handled = _service(request).handle(
+        processes.Handling(
+            process,
+            instance,
+            body.event.id,
+            body.event.position,
+            body.fence.worker,
+            body.fence.epoch,
+            body.version,
+            _text(body.state),
+            [outbox.New(each.step or each.type, each.type, _text(each.data)) for each in body.commands],
+            [timers.New(each.timer, _seconds(each.after), _text(each.data)) for each in body.timers],
+            body.finish,
+            body.error,
+        )
+    )
+    return {
+        "status": handled.status,
+        "repeated": handled.repeated,
+        "instance": None if handled.instance is None else _instance(handled.instance),
+        "commands": [{name: getattr(each, name) for name in IssuedCommand.model_fields} for each in handled.commands],
+    }
+
+
+@router.post("/{process}/{instance:path}/retry", response_model=Retried, responses=documented(404, 413, 415, 422))
+@needs(Role.CONSUME)
+def retry_parked(process: ProcessName, instance: InstanceName, body: RetryBody, request: Request) -> dict[str, Any]:
+    """Have the instance's parked events, or one of them, handled again."""
+    return {"retrying": _service(request).retry_parked(process, instance, body.event)}
+
+
+@router.get("/{process}/{instance:path}", response_model=InstanceDetails, responses=documented(404, 422))
+@needs(*ANY)
+def get_instance(process: ProcessName, instance: InstanceName, request: Request) -> dict[str, Any]:
+    """One instance: its state, the events that came to it, its timers and its commands."""
+    details = _service(request).get_instance(process, instance)
+    return {
+        **_instance(details.instance),
+        "history": [{name: getattr(each, name) for name in InboxEntry.model_fields} for each in details.history],
+        "timers": [{"timer": each.timer, "due_at": each.due_at, "data": _value(each.data)} for each in details.timers],
+        "commands": [_command(each) for each in details.commands],
+    }
+
+
+@commands.get("", response_model=CommandPage, responses=documented(422))
+@needs(*ANY)
+async def read_commands(
+    request: Request,
+    after: Position = 0,
+    limit: Limit = 100,
+    wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first command")] = 0,
+    types: Annotated[list[str], Query(alias="type", description="several mean or")] = [],  # noqa: B006
+    process: str | None = None,
+) -> dict[str, Any]:
+    """The commands above a position, in the order of the feed; with `wait`, once there is one or the time is over."""
+    service, waiting = _service(request), request.app.state.waiting
+
+    def read() -> outbox.Page:
+        return service.commands(after, limit, types=types, process=process)
+
+    if not wait:
+        return _page(await run_in_threadpool(read))
+    until = time.monotonic() + wait
+    async with waiting.follow([f"{feed.COMMAND}.{each}" for each in types], beginning=f"{feed.COMMAND}.") as follower:
+        page = await run_in_threadpool(read)
+        while not page.commands and await woken(follower, until) and not waiting.closed:
+            follower.woken.clear()
+            page = await run_in_threadpool(read)
+    return _page(page)
+
+
+def _page(page: outbox.Page) -> dict[str, Any]:
+    return {"commands": [_command(each) for each in page.commands], "next": page.next, "last": page.last}

@@ -1,0 +1,151 @@
+"""`python -m examples.groups`: forty partitions are shared by workers that join one by one; the last one is killed.
+
+Real processes against a real service. Each step is printed with who gave what to whom, and held against the arithmetic
+of equal shares. Exit status: 0 all of it held, 1 something did not, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from examples.demo.processes import ENDING, Failed, Process, Processes, start_service
+from examples.groups.ledger import Ledger, Step, most_moves_of_a_join
+from lastbit import Client, LastbitError
+
+PARTITIONS = 40
+TTL = 1.5
+"""Seconds that a worker may be silent."""
+RELEASE = 2.0
+"""Seconds that one has to drain what it gives back."""
+LONGEST = 60
+"""Seconds after which it is given up."""
+GROUP = "orders"
+WORKERS = ("ann", "bob", "cid", "dan", "eve", "fay")
+
+
+class Interrupted(BaseException):
+    """Somebody wants it to end."""
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)  # what follows is cleaning up
+    raise Interrupted
+
+
+def give_up(number: int, frame: FrameType | None) -> None:
+    raise Failed(f"it is not over after {LONGEST} seconds")
+
+
+class Run:
+    def __init__(self, console: Console, processes: Processes, url: str) -> None:
+        self.ledger = Ledger(PARTITIONS)
+        self.steps: list[Step] = []
+        self._console = console
+        self._processes = processes
+        self._url = url
+        self._running: dict[str, Process] = {}
+
+    def join(self, name: str) -> None:
+        before = list(self._running)
+        arguments = ("--url", self._url, "--group", GROUP, "--name", name)
+        self._running[name] = self._processes.start(name, "examples.groups.worker", *arguments)
+        step = Step(f"{name} joins", most_moves_of_a_join(PARTITIONS, len(before)), TTL + RELEASE, {*before} or None)
+        self._rest(step, None)
+
+    def kill(self, name: str) -> None:
+        step = Step(f"{name} is killed (SIGKILL)", self.ledger.held([name])[name], TTL + RELEASE, {name})
+        self._running.pop(name).kill()
+        self.ledger.dead.add(name)
+        self._rest(step, time.monotonic())
+
+    def _rest(self, step: Step, began: float | None) -> None:
+        """Listen until the shares are equal again. A join begins when the newcomer says that it begins."""
+        names = list(self._running)
+        while not self.ledger.at_rest(names):
+            said = self._hear()
+            if began is None and "joining" in said:
+                began = said["at"]
+        assert began is not None
+        step.seconds, step.held, step.moves = (
+            time.monotonic() - began,
+            self.ledger.held(names),
+            self.ledger.take_moves(),
+        )
+        self.steps.append(step)
+        for line in step.lines():
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _hear(self) -> dict[str, Any]:
+        heard = self._processes.hear(LONGEST)
+        if heard is None or (heard.facts is None and not heard.process.was_killed):
+            silent = (
+                "the workers say nothing"
+                if heard is None
+                else f"{heard.process.name} ended:\n{heard.process.last_words()}"
+            )
+            raise Failed(silent)
+        said = heard.facts or {}
+        if "assigned" in said:
+            self.ledger.assigned(heard.process.name, said)
+        elif "released" in said:
+            self.ledger.released(said)
+        return said
+
+
+def main() -> int:
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    for number in ENDING:
+        signal.signal(number, interrupt)
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(LONGEST)
+    began = time.monotonic()
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="lastbit-groups-", ignore_cleanup_errors=True) as folder,
+            Processes(Path(folder)) as processes,
+        ):
+            faults = _run(console, processes, Path(folder))
+    except (Failed, LastbitError, OSError) as error:
+        faults = [str(error)]
+    except Interrupted:
+        print("\nlastbit groups: interrupted; nothing is left behind", file=sys.stderr)
+        return 130
+    signal.alarm(0)
+    if faults:
+        console.print(
+            "\nIt did not come out as it should:", *(f"  {fault}" for fault in faults), sep="\n", markup=False
+        )
+        return 1
+    console.print(f"\nAll of it held, in {time.monotonic() - began:.1f} s.", highlight=False)
+    return 0
+
+
+def _run(console: Console, processes: Processes, folder: Path) -> list[str]:
+    _, url = start_service(processes, folder / "lastbit.db", seconds=30)
+    with Client(url) as client:
+        client.groups.create(GROUP, partitions=PARTITIONS, ttl=TTL, release=RELEASE)
+        console.print(f"{PARTITIONS} partitions; a lease of {TTL:g} s, and {RELEASE:g} s to drain", highlight=False)
+        run = Run(console, processes, url)
+        for name in WORKERS:
+            run.join(name)
+        run.kill(WORKERS[-1])
+        found = client.groups.get(GROUP)
+    faults = [fault for step in run.steps for fault in step.faults()] + run.ledger.faults()
+    owners = {position.partition: (position.owner, position.epoch) for position in found.positions}
+    for partition, epoch in run.ledger.latest().items():
+        if owners[partition] != (run.ledger.tenures[partition, epoch].worker, epoch):
+            faults.append(f"the service says that partition {partition} is {owners[partition]}'s")
+    return faults
+
+
+if __name__ == "__main__":
+    sys.exit(main())

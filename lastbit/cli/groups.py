@@ -1,0 +1,155 @@
+"""`lastbit groups`: who works on which partitions, and how far each was read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import groupby
+
+import click
+from rich import box
+from rich.table import Table
+
+from lastbit import groups as model
+from lastbit.cli.app import Session, session
+from lastbit.cli.output import safe
+from lastbit.cli.rendering import number
+from lastbit.progress import duration
+
+
+@click.group()
+def groups() -> None:
+    """Share partitions between workers, equally."""
+
+
+@groups.command("list")
+@session
+def list_groups(s: Session) -> None:
+    """List consumer groups by name."""
+    found = list(s.client.groups.list())
+    if s.output.as_json:
+        s.output.document({"groups": found})
+        return
+    for each in found:
+        free = each.partitions - each.owned
+        s.output.say(
+            f"[bold]{safe(each.name)}[/]  {number(each.workers, 'worker')}, {number(each.partitions, 'partition')}"
+            + (f", [yellow]{free:,} without an owner[/]" if free else "")
+        )
+    if not found:
+        s.output.say("no consumer groups")
+
+
+@groups.command()
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(1), required=True, help="So many, for ever.")
+@click.option("--ttl", type=float, help="Seconds that a worker may be silent.  [10 at first]")
+@click.option("--release", type=float, help="Seconds to drain what is to be given back.  [30 at first]")
+@session
+def create(s: Session, name: str, partitions: int, ttl: float | None, release: float | None) -> None:
+    """Create the consumer group NAME, or change its times."""
+    created = s.client.groups.create(name, partitions=partitions, ttl=ttl, release=release)
+    if s.output.as_json:
+        s.output.document(created)
+    else:
+        s.output.say(_head(created))
+
+
+@groups.command()
+@click.argument("name")
+@click.option("--partitions", "each", is_flag=True, help="Each partition on a line of its own.")
+@session
+def show(s: Session, name: str, each: bool) -> None:
+    """Show who owns what in the group NAME, since when, and how far it lags."""
+    found = s.client.groups.get(name)
+    if s.output.as_json:
+        s.output.document(found)
+        return
+    now = datetime.now(UTC)
+    s.output.say(_head(found))
+    s.output.console.print(_partitions(found, now) if each else _workers(found, now))
+
+
+@groups.command()
+@click.argument("name")
+@session
+def delete(s: Session, name: str) -> None:
+    """Delete the group NAME with its positions; no worker may be in it."""
+    s.client.groups.delete(name)
+    if s.output.as_json:
+        s.output.document({"deleted": name})
+    else:
+        s.output.say(f"{safe(name)} is deleted")
+
+
+@groups.command()
+@click.argument("name")
+@click.argument("worker")
+@session
+def kick(s: Session, name: str, worker: str) -> None:
+    """Free all that WORKER holds in the group NAME, at once.
+
+    What it still writes is refused. If it lives, it joins again with its next heartbeat.
+    """
+    s.client.groups.leave(name, worker)
+    if s.output.as_json:
+        s.output.document({"kicked": worker})
+    else:
+        s.output.say(f"{safe(worker)} holds nothing in {safe(name)}")
+
+
+def _head(group: model.Group) -> str:
+    return (
+        f"[bold]{safe(group.name)}[/]  {number(group.partitions, 'partition')}, a worker may be silent for "
+        f"{group.ttl:g} s and take {group.release:g} s to drain"
+    )
+
+
+def _since(when: datetime | None, now: datetime) -> str:
+    return "" if when is None else duration(max(0.0, (now - when).total_seconds()))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
+    return table
+
+
+def _workers(group: model.GroupDetails, now: datetime) -> Table:
+    """A line for each worker, and one for what nobody has."""
+    table = _table("worker", "holds", "to release", "partitions", "lag", "since", "seen")
+    for worker in group.workers:
+        held = [position for position in group.positions if position.owner == worker.worker]
+        name = safe(worker.worker) if worker.live else f"[red]{safe(worker.worker)}, silent[/]"
+        releasing = f"[yellow]{worker.releasing:,}[/]" if worker.releasing else ""
+        seen = f"{duration(max(0.0, (now - worker.last_seen).total_seconds()))} ago"
+        table.add_row(
+            *(name, f"{worker.partitions:,}", releasing, ranges(held), _lag(held)),
+            *(_since(worker.started_at, now), seen),
+        )
+    if free := [position for position in group.positions if position.owner is None]:
+        table.add_row("[yellow]nobody[/]", f"{len(free):,}", "", ranges(free), _lag(free), "", "")
+    return table
+
+
+def _partitions(group: model.GroupDetails, now: datetime) -> Table:
+    table = _table("partition", "owner", "epoch", "since", "floor", "outstanding", "lag")
+    for each in group.positions:
+        owner = "[yellow]nobody[/]" if each.owner is None else safe(each.owner)
+        if each.release_by is not None:
+            owner += " [yellow]to release[/]"
+        counts = ("" if count is None else f"{count:,}" for count in (each.floor, each.outstanding, each.lag))
+        table.add_row(str(each.partition), owner, f"{each.epoch:,}", _since(each.since, now), *counts)
+    return table
+
+
+def _lag(positions: list[model.GroupPosition]) -> str:
+    known = [position.lag for position in positions if position.lag is not None]
+    return f"{sum(known):,}" if known else ""
+
+
+def ranges(positions: list[model.GroupPosition]) -> str:
+    """`0-3, 7`."""
+    numbers = enumerate(position.partition for position in positions)
+    runs = ([number for _, number in run] for _, run in groupby(numbers, key=lambda pair: pair[1] - pair[0]))
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,383 @@
+"""A worker of a process: it reads the feed once, handles each event for the instances that are its own, and keeps the
+floor of each of its partitions.
+
+What could go wrong, and why it cannot:
+
+* *An event is skipped.* Each partition has a window over the feed's positions; what is committed is the position below
+  the first event that is not handled. What belongs to others, and what is of no type that the process wants, is passed
+  over and never holds the floor. A partition that comes with an older position is read from there.
+* *An event is handled twice*, after a crash or beside a zombie: the service does each once (`core/processes.py`).
+* *The state is an old one.* States are kept from one event to the next, and the service refuses what was computed from
+  another version; then the instance is read, and the function is called again.
+* *Events of one instance overtake each other.* A partition has one lane, where one event comes after the other; lanes
+  run side by side.
+* *The service is away.* What was begun is tried again until it is answered, or the partition is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from lastbit import errors
+from lastbit.models import Event
+from lastbit.processes.definition import Process
+from lastbit.streams.errors import WindowClosed, WindowFull
+from lastbit.streams.group import Assignment, ConsumerGroup
+from lastbit.streams.partitions import partition_of
+
+if TYPE_CHECKING:
+    from lastbit.client import Client
+    from lastbit.processes.models import Instance
+
+log = logging.getLogger("lastbit.processes")
+
+PAGE: Final = 500
+"""Events of one reading."""
+POLL: Final = 1.0
+"""Seconds that the service holds a reading that finds nothing; a partition that comes meanwhile waits so long."""
+AHEAD: Final = 1000
+"""Events that are read and not handled yet."""
+KEPT: Final = 10_000
+"""Instances whose states are kept from one event to the next."""
+IDLE: Final = 15
+"""Times the interval between commits, after which a floor is committed that moved over others' events alone."""
+PAUSE: Final = 0.5
+"""Seconds after something that the service refused for reasons that pass."""
+
+
+@dataclass(eq=False)
+class _Partition:
+    """One that is ours, and how far it was fed."""
+
+    assignment: Assignment
+    reached: int
+    lane: int
+    left: set[int]
+    """Positions that were outstanding at the last commit, and that were not read again yet."""
+    open: bool = True
+    """Not given back yet."""
+    cut: bool = False
+    """An event was not taken in: nothing above it is passed over any more."""
+    busy: int = 0
+    """Events that are being handled."""
+    handled: bool = False
+    """Since the last commit."""
+    committed: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """An event, and the instances in one partition that it is for."""
+
+    partition: _Partition
+    position: int
+    event: Event
+    instances: list[str]
+
+
+class ProcessWorker:
+    """One of a process's workers, in a process of its own mostly; `worker` is its name in the group. Events of `lanes`
+    partitions are handled side by side; floors are committed `every` so many seconds."""
+
+    def __init__(
+        self,
+        process: Process,
+        client: Client,
+        worker: str,
+        *,
+        partitions: int | None = None,
+        ttl: float | None = None,
+        release: float | None = None,
+        lanes: int = 8,
+        every: float = 1.0,
+    ) -> None:
+        if not isinstance(process, Process):
+            raise errors.InvalidArgument(f"a worker works on what @process made, not on {process!r}")
+        if lanes < 1:
+            raise errors.InvalidArgument(f"there is at least 1 lane, not {lanes!r}")
+        self._process = process
+        self._client = client
+        self._name = worker
+        self._partitions = partitions
+        self._times = (ttl, release)
+        self._every = every
+        self._lanes: list[queue.SimpleQueue[_Job | None]] = [queue.SimpleQueue() for _ in range(lanes)]
+        self._ahead = threading.Semaphore(AHEAD)
+        self._changed = threading.Condition()
+        self._ours: dict[int, _Partition] = {}
+        self._states: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._head = 0
+        self._stopping = threading.Event()
+        self._group: ConsumerGroup | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Define the process, and work until `stop` is called; then give all back, leave, and return. Raises what makes
+        going on impossible; a service that is away is waited for."""
+        ttl, release = self._times
+        defined = self._client.processes.define(
+            self._process.name, partitions=self._partitions, ttl=ttl, release=release
+        )
+        self._count, self._after = defined.partitions, defined.after
+        self._group = ConsumerGroup(self._client, defined.group, self._name)
+        if self._stopping.is_set():
+            return
+        threads = [threading.Thread(target=self._guarded, args=(self._read,), name="lastbit-read", daemon=True)]
+        threads.append(threading.Thread(target=self._guarded, args=(self._keep_floors,), daemon=True))
+        for lane in self._lanes:
+            threads.append(
+                threading.Thread(target=self._guarded, args=(lambda lane=lane: self._work(lane),), daemon=True)
+            )
+        for thread in threads:
+            thread.start()
+        try:
+            self._group.run(self._assigned, self._released)
+        finally:
+            self._stopping.set()
+            with self._changed:
+                self._changed.notify_all()
+            for lane in self._lanes:
+                lane.put(None)
+            for thread in threads:
+                thread.join(POLL + self._client._service.timeout)
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Have `run` give everything back and return; from any thread, and from a signal's handler."""
+        self._stopping.set()
+        if self._group is not None:
+            self._group.stop()
+
+    def _guarded(self, work: Any) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  # it is run's caller who is told
+            self._error = self._error or error
+            self.stop()
+
+    # Partitions
+
+    def _assigned(self, assignment: Assignment) -> None:
+        # A window that is new knows nothing: the process begins there.
+        reached = assignment.floor if assignment.window.high >= 0 else self._after
+        with self._changed:
+            used = [each.lane for each in self._ours.values()]
+            lane = min(range(len(self._lanes)), key=used.count)
+            left = set(assignment.window.outstanding)
+            self._ours[assignment.partition] = _Partition(assignment, reached, lane, left)
+            self._changed.notify_all()
+
+    def _released(self, assignment: Assignment) -> None:
+        with self._changed:
+            partition = self._ours.get(assignment.partition)
+            if partition is None or partition.assignment is not assignment:
+                return
+            partition.open = False
+            del self._ours[assignment.partition]
+            # What has not begun is left to the next owner; what was lost can't be waited for.
+            while partition.busy and not assignment.lost:
+                self._changed.wait(0.1)
+
+    # Reading
+
+    def _read(self) -> None:
+        while not self._stopping.is_set():
+            with self._changed:
+                ours = list(self._ours.values())
+                if not ours:
+                    self._changed.wait(POLL)
+                    continue
+            after = min(each.reached for each in ours)
+            try:
+                page = self._client.events(after=after, types=self._process.types, wait=POLL, limit=PAGE)
+            except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
+                if not _passes(error):
+                    raise
+                self._stopping.wait(PAUSE)
+                continue
+            self._head = page.last
+            for event in page.events:
+                self._feed(event, ours)
+            for partition in ours:
+                _pass_over(partition, page.next)
+
+    def _feed(self, event: Event, ours: Iterable[_Partition]) -> None:
+        """Hand an event to the partitions that have instances of it, and that did not have it before."""
+        instances: dict[int, list[str]] = defaultdict(list)
+        for instance in self._process.instances_of(event):
+            instances[partition_of(instance, self._count)].append(instance)
+        if not instances:
+            log.warning(
+                "event %s (%s) at %d names no instance of %s", *(event.id, event.type, event.position), self._process
+            )
+        for partition in ours:
+            if event.position <= partition.reached or partition.cut:
+                continue
+            mine = instances.get(partition.assignment.partition)
+            if mine and self._track(partition, event.position):
+                self._take_room()
+                self._lanes[partition.lane].put(_Job(partition, event.position, event, mine))
+            partition.reached = event.position
+
+    def _track(self, partition: _Partition, position: int) -> bool:
+        """Whether the event is to be handled. Where the partition is being given back, it is cut off here."""
+        while partition.open and not self._stopping.is_set():
+            try:
+                tracked = partition.assignment.window.track(position, timeout=PAUSE)
+            except WindowFull as full:
+                log.warning("partition %d waits for its event at %d", partition.assignment.partition, full.oldest)
+            except WindowClosed:
+                break
+            else:
+                partition.left.discard(position)
+                return tracked
+        partition.cut = True
+        return False
+
+    def _take_room(self) -> None:
+        while not self._ahead.acquire(timeout=PAUSE):
+            if self._stopping.is_set():
+                return
+
+    # Handling
+
+    def _work(self, lane: queue.SimpleQueue[_Job | None]) -> None:
+        while (job := lane.get()) is not None:
+            with self._changed:
+                if not job.partition.open:
+                    self._ahead.release()
+                    continue
+                job.partition.busy += 1
+            try:
+                if all(self._handle(job, instance) for instance in job.instances):
+                    with suppress(WindowClosed):
+                        job.partition.assignment.window.ack(job.position)
+                        job.partition.handled = True
+            finally:
+                self._ahead.release()
+                with self._changed:
+                    job.partition.busy -= 1
+                    self._changed.notify_all()
+
+    def _handle(self, job: _Job, instance: str) -> bool:
+        """Until it is answered; False where the partition is lost."""
+        event, assignment = job.event, job.partition.assignment
+        if event.type == self._process.retry_type:
+            event = Event.from_json(event.data["event"])
+        refused: str | None = None
+        while job.partition.open and not assignment.lost:
+            version, state = self._states.get(instance, (0, "null"))
+            outcome = self._process.decide(json.loads(state), event) if refused is None else {"error": refused}
+            try:
+                handled = self._client.processes.handle(
+                    *(self._process.name, instance),
+                    event=event.id,
+                    position=event.position,
+                    worker=self._name,
+                    epoch=assignment.epoch,
+                    version=version,
+                    outcome=outcome,
+                )
+            except errors.VersionConflict:
+                self._remember(instance, self._look(instance))
+            except errors.StaleEpoch:
+                # Told to the group, which ends the assignment.
+                with suppress(errors.LastbitError):
+                    assignment.commit()
+                return False
+            except errors.InvalidRequest as error:
+                # What the function asks for is nothing that the service takes: as if it had raised.
+                if refused is not None:
+                    raise
+                refused = str(error)
+            except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
+                if not _passes(error):
+                    raise
+                self._stopping.wait(PAUSE)
+            else:
+                self._remember(instance, handled.instance)
+                if handled.status == "parked" and not handled.repeated:
+                    log.warning("parked event %s for %s %r", event.id, self._process, instance)
+                return True
+        return False
+
+    def _look(self, instance: str) -> Instance | None:
+        try:
+            return self._client.processes.get(self._process.name, instance)
+        except errors.InstanceNotFound:
+            return None
+
+    def _remember(self, instance: str, seen: Instance | None) -> None:
+        # Each instance is one lane's alone; what is shared is the dictionary, whose operations are atomic.
+        if seen is None or seen.status == "finished":
+            self._states.pop(instance, None)
+            return
+        self._states[instance] = (seen.version, json.dumps(seen.state))
+        if len(self._states) > KEPT:
+            with suppress(KeyError):
+                self._states.popitem(last=False)
+
+    # Floors
+
+    def _keep_floors(self) -> None:
+        while not self._stopping.wait(self._every):
+            with self._changed:
+                ours = list(self._ours.values())
+            for partition in ours:
+                now = time.monotonic()
+                if not partition.open or not partition.assignment.uncommitted:
+                    continue
+                if partition.handled or now - partition.committed >= IDLE * self._every:
+                    partition.handled, partition.committed = False, now
+                    # What is not kept now is kept the next time; a lost partition is told by the group.
+                    with suppress(errors.LastbitError):
+                        partition.assignment.commit(head=self._head)
+
+
+def _pass_over(partition: _Partition, position: int) -> None:
+    """All up to `position` was looked at: what is not outstanding there never will be."""
+    if position < partition.reached or partition.cut:
+        return
+    window = partition.assignment.window
+    with suppress(WindowClosed):
+        for gone in sorted(each for each in partition.left if each <= position):
+            window.ack(gone)  # of a type that the process wanted once
+            partition.left.discard(gone)
+        if position > window.high and window.track(position):
+            window.ack(position)
+    partition.reached = position
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether the same may be answered another time."""
+    if isinstance(error, errors.ServiceError):
+        return error.status >= 500 or isinstance(error, errors.RateLimited)
+    return isinstance(error, errors.ServiceUnreachable | errors.UnexpectedAnswer)
+
+
+def run(
+    process: Process,
+    client: Client,
+    worker: str,
+    *,
+    partitions: int | None = None,
+    ttl: float | None = None,
+    release: float | None = None,
+    lanes: int = 8,
+    every: float = 1.0,
+) -> None:
+    """Work on a process until Ctrl-C; see `ProcessWorker`, which can be stopped otherwise. Any number of workers share
+    it, each under a name of its own, as long as there are `partitions`."""
+    ProcessWorker(
+        process, client, worker, partitions=partitions, ttl=ttl, release=release, lanes=lanes, every=every
+    ).run()

@@ -1,0 +1,207 @@
+"""`AsyncConsumerGroup`: a worker's part in a consumer group, driven by the tasks of an event loop; see `group.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lastbit import errors
+from lastbit.groups import Granted, Synced, _commit, _leave
+from lastbit.models import Fence
+from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
+from lastbit.streams._progress import CAPACITY
+from lastbit.streams.group import LONGEST_WAIT, Released, beat, for_a_lease, now, while_active, window_of
+from lastbit.streams.ordered_async import run_ordered_async
+
+if TYPE_CHECKING:
+    from lastbit.client import AsyncClient
+
+R = TypeVar("R")
+
+
+class AsyncAssignment(Held):
+    """`Assignment`, awaited."""
+
+    def __init__(self, group: AsyncConsumerGroup, granted: Granted, lease: Lease) -> None:
+        fence = Fence(group.name, granted.partition, group.worker, granted.epoch)
+        super().__init__(fence, granted.token, window_of(granted, group.window_capacity), lease)
+        self._group = group
+
+    async def commit(self, token: str | None = None, head: int | None = None) -> None:
+        """Keep what the window knows with the service; see `Assignment.commit`."""
+        await self._group._commit(self, token, head)
+
+
+AsyncCallback = Callable[[AsyncAssignment], Awaitable[object] | object]
+
+
+class AsyncConsumerGroup:
+    """`ConsumerGroup` for the tasks of one event loop. Callbacks may be coroutine functions; one that blocks the loop
+    stops the heartbeats too."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        name: str,
+        worker: str,
+        *,
+        capacity: int | None = None,
+        window_capacity: int = CAPACITY,
+    ) -> None:
+        self.name = name
+        self.worker = worker
+        self.window_capacity = window_capacity
+        self._client = client
+        self._capacity = capacity
+        self._changed = asyncio.Event()
+        self._membership: Membership[AsyncAssignment] = Membership(
+            lambda granted, lease: AsyncAssignment(self, granted, lease), now, random.random
+        )
+        self._callbacks: tuple[AsyncCallback, AsyncCallback] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def assignments(self) -> tuple[AsyncAssignment, ...]:
+        """What is held now."""
+        return self._membership.held
+
+    async def run(self, on_assigned: AsyncCallback, on_released: AsyncCallback) -> None:
+        """Take part until `stop` is called, or the task is cancelled; see `ConsumerGroup.run`."""
+        if self._callbacks is not None:
+            raise errors.InvalidArgument("a consumer group runs once; make another one")
+        self._callbacks = (on_assigned, on_released)
+        membership = self._membership
+        try:
+            await self._drive()
+        except BaseException as error:  # noqa: BLE001  # a cancelled task above all: it is raised when all is given back
+            membership.fail(error)
+            await self._drive()
+        if not membership.gone:
+            # Who is not heard is missed after its lease.
+            with suppress(errors.LastbitError):
+                await self._client._run(
+                    _leave(
+                        for_a_lease(self._client._service, membership.ttl), self.name, self.worker, membership.session
+                    )
+                )
+        if membership.error is not None:
+            raise membership.error
+
+    async def consume(
+        self,
+        source_of: Callable[[AsyncAssignment], AsyncIterable[tuple[int, R] | None] | Iterable[tuple[int, R] | None]],
+        handle: Callable[[R], Awaitable[object]],
+        *,
+        key: Callable[[R], Hashable],
+        **options: Any,
+    ) -> None:
+        """`run` with an ordered stream for each partition; see `ConsumerGroup.consume`. `options` are those of
+        `run_ordered_async`."""
+        streams: dict[AsyncAssignment, asyncio.Task[None]] = {}
+
+        async def work(assignment: AsyncAssignment) -> None:
+            try:
+                await run_ordered_async(
+                    _while_active(assignment, source_of(assignment)),
+                    handle,
+                    key=key,
+                    commit=lambda floor: assignment.commit(),
+                    window=assignment.window,
+                    **options,
+                )
+            except Released:
+                pass
+            except BaseException as error:  # noqa: BLE001  # it is consume's caller who is told of it
+                if assignment.lost:
+                    return  # whatever it was, the next owner has these records now
+                self._membership.fail(error)
+                self._changed.set()
+
+        def begin(assignment: AsyncAssignment) -> None:
+            name = f"lastbit-{self.name}-{assignment.partition}"
+            streams[assignment] = asyncio.create_task(work(assignment), name=name)
+
+        async def end(assignment: AsyncAssignment) -> None:
+            _, late = await asyncio.wait([streams.pop(assignment)], timeout=self._membership.release)
+            for task in late:
+                task.cancel()  # it is lost by now
+
+        await self.run(begin, end)
+
+    def stop(self) -> None:
+        """Have `run` give everything back and return; from the event loop's own thread."""
+        self._membership.stop()
+        self._changed.set()
+
+    async def _drive(self) -> None:
+        while not self._membership.over:
+            for step in self._membership.due():
+                task = asyncio.create_task(self._do(step), name=f"lastbit-{self.name}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            self._changed.clear()
+            # Not wait_for, which in Python 3.11 swallows a cancellation that comes together with what it waits for.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LONGEST_WAIT, max(0.0, self._membership.deadline - now()))):
+                    await self._changed.wait()
+
+    async def _do(self, step: Sync | Call[AsyncAssignment]) -> None:
+        outcome: Synced | BaseException | None = None
+        try:
+            if isinstance(step, Sync):
+                outcome = await self._beat(step)
+            else:
+                await self._call(step)
+        except BaseException as error:  # noqa: BLE001  # it is run's caller who is told of it
+            outcome = error
+        self._membership.done(step, outcome)
+        self._changed.set()
+
+    async def _beat(self, step: Sync) -> Synced:
+        service = self._client._service
+        return await self._client._run(beat(service, self.name, self.worker, self._capacity, self._membership, step))
+
+    async def _call(self, step: Call[AsyncAssignment]) -> None:
+        assert self._callbacks is not None
+        on_assigned, on_released = self._callbacks
+        returned = (on_assigned if step.assigned else on_released)(step.assignment)
+        if inspect.isawaitable(returned):
+            await returned
+        if not step.assigned and step.assignment.uncommitted and not step.assignment.lost:
+            # What cannot be kept now is done again by the next one.
+            with suppress(errors.LastbitError):
+                await step.assignment.commit()
+
+    async def _commit(self, assignment: AsyncAssignment, token: str | None, head: int | None) -> None:
+        self._membership.expire()
+        snapshot, acks = assignment.committing()
+        try:
+            await self._client._run(
+                _commit(
+                    for_a_lease(self._client._service, self._membership.ttl), assignment.fence, snapshot, token, head
+                )
+            )
+        except errors.StaleEpoch:
+            self._membership.fence(assignment)
+            self._changed.set()
+            raise
+        assignment.committed(acks)
+
+
+async def _while_active(assignment: Held, source: AsyncIterable[R] | Iterable[R]) -> AsyncIterator[R]:
+    if not isinstance(source, AsyncIterable):
+        for item in while_active(assignment, source):
+            yield item
+        return
+    try:
+        async for item in source:
+            if not assignment.active:
+                raise Released
+            yield item
+    finally:
+        if isinstance(source, AsyncGenerator):
+            await source.aclose()

@@ -1,0 +1,152 @@
+"""A process for the tests, worked as the SDK's workers do, but step by step: an order ships once its card was charged,
+its items were reserved and its batch is complete."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from core import errors, feed, outbox, timers
+from core.groups import Fence
+from core.leases import Caller
+from core.processes import Handled, Handling
+from core.service import Service
+from lastbit.streams.partitions import partition_of
+from lastbit.streams.snapshot import Snapshot
+
+NEEDED = ("charged", "reserved", "complete")
+PROCESS = "ship-order"
+GROUP = f"process.{PROCESS}"
+PARTITIONS = 4
+
+sessions = itertools.count()
+
+
+@dataclass
+class Outcome:
+    """What a function says of an event."""
+
+    state: Any
+    commands: list[outbox.New] = field(default_factory=list)
+    timers: list[timers.New] = field(default_factory=list)
+    finish: bool = False
+
+
+Function = Callable[[Any, feed.Event], Outcome]
+
+
+def ship(state: Any, event: feed.Event) -> Outcome:
+    """Events in any order; what is seen is the state."""
+    seen = sorted({*(state or []), event.type})
+    if set(NEEDED) <= set(seen):
+        return Outcome(seen, [outbox.New("ship", "ship", json.dumps({"order": event.key}))], finish=True)
+    return Outcome(seen)
+
+
+def ship_again_and_again(state: Any, event: feed.Event) -> Outcome:
+    """One that never finishes, and asks for its step with every event from the last needed one on."""
+    outcome = ship(state, event)
+    return Outcome(outcome.state, outcome.commands)
+
+
+def ship_in_time(state: Any, event: feed.Event) -> Outcome:
+    """Cancels the order when its time is over."""
+    if event.type == timers.event_type(PROCESS):
+        return Outcome(state, [outbox.New("cancel", "cancel")], finish=True)
+    outcome = ship(state, event)
+    if state is None and not outcome.finish:
+        outcome.timers = [timers.New("payment", timedelta(seconds=60))]
+    return outcome
+
+
+def poisoned(state: Any, event: feed.Event) -> Outcome:
+    if event.type == "reserved":
+        raise ValueError("no such item")
+    return ship(state, event)
+
+
+class Worker:
+    """One that holds all partitions, from when it is made until another one comes."""
+
+    def __init__(self, service: Service, name: str = "w1", function: Function = ship) -> None:
+        self.service = service
+        self.name = name
+        self.function = function
+        self.session = f"session-{next(sessions)}"
+        service.define_process(PROCESS, partitions=PARTITIONS)
+        self.epochs = {held.partition: held.epoch for held in service.sync(GROUP, Caller(name, self.session)).assigned}
+        assert len(self.epochs) == PARTITIONS
+
+    def compute(self, instance: str, event: feed.Event) -> Handling:
+        """From the instance as it is now."""
+        try:
+            before = self.service.get_instance(PROCESS, instance).instance
+            version, state = before.version, json.loads(before.state or "null")
+        except errors.InstanceNotFound:
+            version, state = 0, None
+        epoch = self.epochs[partition_of(instance, PARTITIONS)]
+        this = (PROCESS, instance, event.id, event.position, self.name, epoch, version)
+        try:
+            outcome = self.function(state, event)
+        except ValueError as error:
+            return Handling(*this, error=repr(error))
+        return Handling(*this, json.dumps(outcome.state), outcome.commands, outcome.timers, outcome.finish)
+
+    def deliver(self, event: feed.Event, instance: str | None = None) -> Handled:
+        """As often as the instance goes on in between."""
+        if event.type == f"{feed.RETRY}.{PROCESS}":
+            inner = json.loads(event.data or "")
+            parked = inner["event"]
+            event = feed.Event(parked["position"], parked["id"], parked["type"], None, parked["key"], None, event.at)
+            instance = inner["instance"]
+        while True:
+            try:
+                return self.service.handle(self.compute(instance or event.key or "", event))
+            except errors.VersionConflict:
+                continue
+
+    def commit(self, partition: int, floor: int) -> None:
+        self.service.commit_position(Fence(GROUP, partition, self.name, self.epochs[partition]), Snapshot(floor, floor))
+
+    def leave(self) -> None:
+        self.service.leave_group(GROUP, self.name, self.session)
+
+
+def append(service: Service, *events: tuple[str, str]) -> list[feed.Event]:
+    """(instance, type) each, as they then stand in the feed."""
+    placed = service.append([feed.New(f"{key}:{type}", type, key) for key, type in events])
+    found = {event.position: event for event in everything(service)}
+    return [found[each.position] for each in placed]
+
+
+def everything(service: Service) -> list[feed.Event]:
+    events: list[feed.Event] = []
+    after: int | None = None
+    while True:
+        page = service.events(after, 1000)
+        events += page.events
+        if page.next == page.last:
+            return events
+        after = page.next
+
+
+def commands(service: Service) -> list[tuple[str, str]]:
+    """(instance, type) of all that were issued; each must stand in the feed, too, where it says."""
+    issued = service.commands(0, 1000).commands
+    found = {event.position: event for event in everything(service)}
+    for command in issued:
+        event = found[command.position]
+        assert (event.id, event.type) == (f"command:{command.id}", f"command.{command.type}")
+    assert sum(event.type.startswith("command.") for event in found.values()) == len(issued)
+    return [(command.instance, command.type) for command in issued]
+
+
+def run(service: Service, request: dict[str, Any]) -> None:
+    """A handling, `asdict`, in a process that dies at some point of it (see `dying`)."""
+    given = dict(request["handling"])
+    issued = [outbox.New(**each) for each in given.pop("commands")]
+    service.handle(Handling(**given | {"commands": issued}))

@@ -1,0 +1,539 @@
+"""Process managers: a command exactly once, when all that it needs has come, in any order, repeated, whoever dies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from core import definitions, errors, feed, inbox, outbox, tables, timers
+from core.combiner import Inline
+from core.db import Database
+from core.inbox import Status
+from core.processes import Handling
+from core.service import Service
+from tests.clocks import Clock
+from tests.guarantees.dying import Mortals, mortals
+from tests.guarantees.orders import (
+    NEEDED,
+    PARTITIONS,
+    PROCESS,
+    Outcome,
+    Worker,
+    append,
+    commands,
+    everything,
+    poisoned,
+    ship,
+    ship_again_and_again,
+    ship_in_time,
+)
+from tests.guarantees.rounds import race
+
+ROUNDS = 40
+
+
+@pytest.fixture(scope="module")
+def dying() -> Iterator[Mortals]:
+    with mortals() as server:
+        yield server
+
+
+def rows(service: Service, table: sa.Table) -> list[dict[str, Any]]:
+    with service.database.engine.connect() as tx:
+        return [dict(row._mapping) for row in tx.execute(sa.select(table))]
+
+
+def test_in_any_order_with_any_repeats_one_command_when_all_has_come(service: Service) -> None:
+    """Each event twice, in every order that there is: the command comes with the last new one, and once."""
+    worker = Worker(service)
+    orders = sorted(set(itertools.permutations(NEEDED * 2)))[::4]
+    assert len({tuple(dict.fromkeys(order)) for order in orders}) == 6
+    shipped = []
+    for number, order in enumerate(orders):
+        events = dict(zip(NEEDED, append(service, *((f"o{number}", type) for type in NEEDED)), strict=True))
+        seen: set[str] = set()
+        for type in order:
+            handled = worker.deliver(events[type])
+            assert handled.repeated == (type in seen)
+            assert handled.status is Status.HANDLED
+            complete = type not in seen and {*seen, type} == set(NEEDED)
+            assert bool(handled.commands) == complete
+            seen.add(type)
+        shipped.append((f"o{number}", "ship"))
+    assert commands(service) == shipped
+
+
+def test_a_worker_that_dies_at_any_point_is_as_if_the_event_came_again(service: Service, dying: Mortals) -> None:
+    """For each point of the handling of each event: another delivery makes of it what one without a crash does."""
+    worker = Worker(service)
+    orders = itertools.cycle(itertools.permutations(NEEDED))
+    url = service.database.url.render_as_string(hide_password=False)
+    deaths: Counter[int] = Counter()
+    instances = []
+    # Every point of the completing event; of the others every seventh.
+    for place, step in enumerate((7, 7, 1)):
+        for point in itertools.count(place, step):
+            instances.append(f"o{place}-{point}")
+            events = append(service, *((instances[-1], type) for type in next(orders)))
+            for event in events[:place]:
+                worker.deliver(event)
+            handling = asdict(worker.compute(instances[-1], events[place]))
+            death = dying.run(url, {"verb": "deliver", "handling": handling}, point)
+            handled = worker.deliver(events[place])
+            # What was not committed was not done, and what was is a repeat.
+            assert handled.repeated == (death is None or death.commits > 0)
+            for event in [*events[place:], *events[:1]]:
+                worker.deliver(event)
+            if death is None:
+                break
+            deaths[place] += 1
+    assert deaths[2] > 20
+    assert min(deaths.values()) > 2
+    assert commands(service) == [(instance, "ship") for instance in instances]
+
+
+def test_a_step_is_issued_once_though_the_function_asks_for_it_again(service: Service) -> None:
+    """A command's id is its instance's and its step's: a function that is careless issues it once all the same."""
+    worker = Worker(service, function=ship_again_and_again)
+    *needed, more = append(service, *(("o1", type) for type in (*NEEDED, "paid")))
+    first = [worker.deliver(event) for event in needed][-1].commands
+    [again] = worker.deliver(more).commands
+    assert [(each.id, each.position, each.repeated) for each in first] == [(again.id, again.position, False)]
+    assert again.repeated
+    assert commands(service) == [("o1", "ship")]
+
+
+def test_a_restart_from_an_old_floor_changes_nothing(service: Service) -> None:
+    """Another worker reads all of it again, from the beginning."""
+    worker = Worker(service)
+    events = append(service, *((f"o{number}", type) for number in range(10) for type in NEEDED))
+    for event in events[:-1]:
+        worker.deliver(event)
+    before = rows(service, tables.processes)
+    worker.leave()
+    other = Worker(service, "w2")
+    assert all(other.deliver(event).repeated for event in events[:-1])
+    assert rows(service, tables.processes) == before
+    assert not other.deliver(events[-1]).repeated
+    assert Counter(commands(service)) == Counter({(f"o{number}", "ship"): 1 for number in range(10)})
+
+
+def test_what_was_pruned_and_comes_again_is_a_repeat(service: Service) -> None:
+    """The inbox is pruned up to the lowest floor and no further, and a replay from the beginning changes nothing."""
+    worker = Worker(service)
+    events = append(service, *((f"o{number}", type) for number in range(20) for type in NEEDED[:2]))
+    for event in events:
+        worker.deliver(event)
+    assert definitions.prune(service.database, keep=0) == 0, "a partition has no floor yet"
+    low = events[len(events) // 2].position
+    for partition in range(PARTITIONS):
+        worker.commit(partition, low if partition == 2 else events[-1].position)
+    assert definitions.prune(service.database, keep=10) == low - 10
+    assert definitions.prune(service.database, keep=0) == 10
+    assert min(row["position"] for row in rows(service, tables.inbox)) == low + 1
+    before = rows(service, tables.processes)
+    assert all(worker.deliver(event).repeated for event in events)
+    assert rows(service, tables.processes) == before
+    for event in append(service, *((f"o{number}", NEEDED[2]) for number in range(20))):
+        assert not worker.deliver(event).repeated
+    assert Counter(commands(service)) == Counter({(f"o{number}", "ship"): 1 for number in range(20)})
+
+
+def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(mariadb_database: Database) -> None:
+    """The inbox is pruned, by another session, just before a replay looks into it."""
+    service = Service(mariadb_database, combiner=Inline)
+    worker = Worker(service)
+    [event] = append(service, ("o1", "charged"))
+    worker.deliver(event)
+    for partition in range(PARTITIONS):
+        worker.commit(partition, event.position)
+    replaying = Service(Database(mariadb_database.url.render_as_string(hide_password=False)), combiner=Inline)
+
+    def prune(connection: object, cursor: object, text: str, *_: object) -> None:
+        if "FROM inbox" in text:
+            definitions.prune(mariadb_database, keep=0)
+
+    handling = worker.compute("o1", event)
+    sa.event.listen(replaying.database.engine, "before_cursor_execute", prune)
+    assert replaying.handle(handling).repeated
+    replaying.stop()
+    assert not rows(service, tables.inbox)
+
+
+def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(mariadb_database: Database) -> None:
+    """It computes and begins to write; before its fence another worker takes its partitions over."""
+    service = Service(mariadb_database, combiner=Inline)
+    stale = Worker(service)
+    [event] = append(service, ("o1", "charged"))
+    frozen, wake = threading.Event(), threading.Event()
+    zombie = Service(Database(mariadb_database.url.render_as_string(hide_password=False)), combiner=Inline)
+    answers: list[Any] = []
+
+    def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
+        if "positions" in text and not frozen.is_set():
+            frozen.set()
+            wake.wait(60)
+
+    sa.event.listen(zombie.database.engine, "before_cursor_execute", freeze)
+    handling = stale.compute("o1", event)
+
+    def write() -> None:
+        try:
+            answers.append(zombie.handle(handling))
+        except errors.CoreError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert frozen.wait(60)
+    stale.leave()
+    successor = Worker(service, "w2")
+    wake.set()
+    thread.join()
+    zombie.stop()
+    assert isinstance(answers[0], errors.StaleEpoch)
+    assert not rows(service, tables.processes)
+    assert not successor.deliver(event).repeated
+
+
+def test_a_worker_is_not_succeeded_in_the_middle_of_its_transaction(mariadb_database: Database) -> None:
+    """Past its fence, it holds its partition until its commit: who takes over is told of what it has written."""
+    service = Service(mariadb_database, combiner=Inline)
+    worker = Worker(service)
+    [event] = append(service, ("o1", "charged"))
+    fenced, wake = threading.Event(), threading.Event()
+    slow = Service(Database(mariadb_database.url.render_as_string(hide_password=False)), combiner=Inline)
+
+    def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
+        if text.startswith("INSERT INTO processes"):
+            fenced.set()
+            wake.wait(60)
+
+    sa.event.listen(slow.database.engine, "before_cursor_execute", freeze)
+    handling = worker.compute("o1", event)
+
+    def succeed() -> Worker:
+        worker.leave()
+        return Worker(service, "w2")
+
+    with ThreadPoolExecutor(2) as threads:
+        written = threads.submit(slow.handle, handling)
+        assert fenced.wait(60)
+        taken = threads.submit(succeed)
+        # It waits for a lock by now, or has not waited for any and is done.
+        while not taken.done() and not waits_for_a_lock(service):
+            pass
+        early = taken.done()
+        wake.set()
+        assert not written.result(60).repeated
+        successor = taken.result(60)
+    slow.stop()
+    assert not early
+    assert successor.deliver(event).repeated
+
+
+def waits_for_a_lock(service: Service) -> bool:
+    with service.database.engine.connect() as tx:
+        query = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        return bool(tx.exec_driver_sql(query).scalar())
+
+
+def test_a_stale_workers_every_write_is_refused(service: Service) -> None:
+    """Also where everything else about it is right."""
+    stale = Worker(service)
+    events = append(service, *(("o1", type) for type in NEEDED))
+    stale.leave()
+    worker = Worker(service, "w2")
+    for event in events:
+        with pytest.raises(errors.StaleEpoch):
+            stale.deliver(event)
+        assert not worker.deliver(event).repeated
+        with pytest.raises(errors.StaleEpoch):
+            stale.deliver(event)
+    assert commands(service) == [("o1", "ship")]
+
+
+def test_a_state_that_was_computed_from_an_old_one_is_refused(service: Service) -> None:
+    """Both events were computed from the same version; the second one would undo the first."""
+    worker = Worker(service)
+    events = append(service, *(("o1", type) for type in NEEDED))
+    worker.deliver(events[0])
+    one, other = (worker.compute("o1", event) for event in events[1:])
+    service.handle(one)
+    with pytest.raises(errors.VersionConflict) as caught:
+        service.handle(other)
+    assert caught.value.version == 2
+    assert worker.deliver(events[2]).commands
+    assert commands(service) == [("o1", "ship")]
+
+
+def test_a_late_event_does_not_restart_a_finished_instance(service: Service) -> None:
+    """The tombstone takes what comes after the end, and says so, again and again."""
+    worker = Worker(service)
+    for event in append(service, *(("o1", type) for type in NEEDED)):
+        worker.deliver(event)
+    before = rows(service, tables.processes)
+    again = service.append([feed.New(f"again:{type}", type, "o1") for type in NEEDED])
+    late = [event for event in everything(service) if event.position in {each.position for each in again}]
+    for event in late:
+        assert worker.deliver(event).status is Status.LATE
+    assert [worker.deliver(event).repeated for event in late] == [True] * 3
+    assert rows(service, tables.processes) == before
+    assert commands(service) == [("o1", "ship")]
+
+
+def test_one_event_goes_to_many_instances_each_once(service: Service) -> None:
+    """In each of them it is a repeat or not by itself."""
+    worker = Worker(service)
+    orders = [f"o{number}" for number in range(8)]
+    [arrived] = append(service, ("truck", "reserved"))
+    for instance in orders[:5]:
+        assert not worker.deliver(arrived, instance).repeated
+    assert [worker.deliver(arrived, instance).repeated for instance in orders] == [True] * 5 + [False] * 3
+    for event in append(service, *((order, type) for order in orders for type in ("charged", "complete"))):
+        worker.deliver(event)
+    assert Counter(commands(service)) == Counter({(order, "ship"): 1 for order in orders})
+
+
+def test_a_poisoned_event_is_parked_while_others_go_on_and_then_retried(service: Service) -> None:
+    """Its instance takes other events, others take theirs; with better code a retry completes it, though the feed has
+    forgotten the event and the inbox was pruned."""
+    worker = Worker(service, function=poisoned)
+    events = append(service, *((order, type) for order in ("o1", "o2") for type in ("reserved", "charged", "complete")))
+    assert [worker.deliver(event).status for event in events] == [
+        *(Status.PARKED, Status.HANDLED, Status.HANDLED),
+        *(Status.PARKED, Status.HANDLED, Status.HANDLED),
+    ]
+    assert [(worker.deliver(events[0]).status, worker.deliver(events[0]).repeated)] == [(Status.PARKED, True)]
+    assert commands(service) == []
+    [parked] = [each for each in service.get_instance(PROCESS, "o1").history if each.status is Status.PARKED]
+    assert (parked.event, parked.error) == ("o1:reserved", "ValueError('no such item')")
+    for partition in range(PARTITIONS):
+        worker.commit(partition, events[-1].position)
+    definitions.prune(service.database, keep=0)
+    assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == len(events)
+
+    assert service.retry_parked(PROCESS, "o1") == 1
+    assert service.retry_parked(PROCESS, "o1") == 0
+    [again] = everything(service)
+    assert worker.deliver(again).status is Status.PARKED, "it fails again"
+    assert service.retry_parked(PROCESS, "o1", "o1:reserved") == 1
+    worker.function = ship
+    assert worker.deliver(again).commands, "the first retry's event comes again, and is as good as the second's"
+    again = everything(service)[-2]
+    assert again.type == f"retry.{PROCESS}"
+    assert worker.deliver(again).repeated
+    with service.database.engine.connect() as tx:
+        assert inbox.parked(tx, PROCESS, ["o1", "o2"]) == {"o2": 1}
+    assert [command.instance for command in service.commands(0, 10).commands] == ["o1"]
+
+
+def test_a_time_out_fires_once_when_it_is_due_and_not_before(service: Service) -> None:
+    """As an event of the feed, under a stable id; then the instance does what it wants."""
+    clock = Clock(service.database)
+    worker = Worker(service, function=ship_in_time)
+    [event] = append(service, ("o1", "charged"))
+    worker.deliver(event)
+    clock.go(59.9)
+    assert timers.fire(service.database) == 0
+    clock.go(0.1)
+    assert timers.fire(service.database) == 1
+    assert timers.fire(service.database) == 0
+    fired = everything(service)[-1]
+    assert (fired.type, fired.key, json.loads(fired.data or "")["timer"]) == (f"timer.{PROCESS}", "o1", "payment")
+    assert [worker.deliver(fired).repeated for _ in range(2)] == [False, True]
+    assert commands(service) == [("o1", "cancel")]
+
+
+def test_a_timer_is_replaced_and_cancelled_by_its_name(service: Service) -> None:
+    """Only what was asked for last fires, and nothing after the end."""
+    clock = Clock(service.database)
+    worker = Worker(service)
+    wanted: list[list[timers.New]] = [
+        [timers.New("a", timedelta(seconds=10)), timers.New("b", timedelta(seconds=10), '"kept"')],
+        [timers.New("a", timedelta(seconds=30))],
+        [timers.New("a", None)],
+    ]
+    worker.function = lambda state, event: Outcome(None, [], wanted.pop(0))
+    first, second, third = append(service, *(("o1", type) for type in NEEDED))
+    worker.deliver(first)
+    worker.deliver(second)
+    clock.go(10)
+    assert timers.fire(service.database) == 1
+    assert json.loads(everything(service)[-1].data or "") == {
+        "process": PROCESS,
+        "instance": "o1",
+        "timer": "b",
+        "data": "kept",
+    }
+    worker.deliver(third)
+    clock.go(60)
+    assert timers.fire(service.database) == 0
+    worker.function = ship_in_time
+    worker.deliver(append(service, ("o2", "charged"))[0])
+    assert [each.timer for each in service.get_instance(PROCESS, "o2").timers] == ["payment"]
+    for event in append(service, ("o2", "reserved"), ("o2", "complete")):
+        worker.deliver(event)
+    assert not rows(service, tables.timers)
+
+
+def test_of_the_time_out_and_the_completing_event_one_wins(mariadb_database: Database) -> None:
+    """Both at once, in any order: the order is shipped or cancelled, not both and not neither; who loses is late."""
+    service = Service(mariadb_database, combiner=Inline)
+    worker = Worker(service, function=ship_in_time)
+    events = append(service, *((f"o{number}", type) for number in range(ROUNDS) for type in NEEDED))
+    for event in events:
+        if event.type != NEEDED[2]:
+            worker.deliver(event)
+    last = [event for event in events if event.type == NEEDED[2]]
+    fired: list[feed.Event] = []
+
+    def fire(other: Service) -> None:
+        timers.fire(other.database)
+        page = other.events(fired[-1].position if fired else events[-1].position, 10, types=[f"timer.{PROCESS}"])
+        fired.extend(page.events)
+
+    def prepare(number: int) -> None:
+        """The round's timer is due; of every other round it has fired already, and is only to be handled."""
+        with mariadb_database.engine.begin() as tx:
+            this = tables.timers.c.instance == f"o{number}"
+            tx.execute(sa.update(tables.timers).values(due_at=tables.utc_now()).where(this))
+        if number % 2:
+            fire(service)
+
+    def as_worker(other: Service) -> Worker:
+        twin = object.__new__(Worker)
+        twin.__dict__.update(worker.__dict__)
+        twin.service = other
+        return twin
+
+    def time_out(other: Service, number: int) -> Status | None:
+        if not number % 2:
+            fire(other)
+        return as_worker(other).deliver(fired[-1]).status if fired and fired[-1].key == f"o{number}" else None
+
+    def complete(other: Service, number: int) -> Status:
+        return as_worker(other).deliver(last[number]).status
+
+    outcomes: Counter[str] = Counter()
+
+    def check(number: int, timed_out: Status | None, completed: Status) -> None:
+        issued = [command.type for command in service.commands(0, 1000).commands if command.instance == f"o{number}"]
+        assert len(issued) == 1
+        assert completed is (Status.HANDLED if issued == ["ship"] else Status.LATE)
+        assert timed_out in (None, Status.HANDLED if issued == ["cancel"] else Status.LATE)
+        outcomes[issued[0]] += 1
+        prepare(number + 1)
+
+    prepare(0)
+    race(mariadb_database, ROUNDS, time_out, complete, check=check)
+    assert len(commands(service)) == ROUNDS
+    assert len(outcomes) == 2, "each of them wins sometimes"
+
+
+def test_two_dispatchers_fire_each_timer_once(mariadb_database: Database) -> None:
+    """On sessions of their own, at once."""
+    service = Service(mariadb_database, combiner=Inline)
+    worker = Worker(service)
+    worker.function = lambda state, event: Outcome(None, [], [timers.New(f"t{n}", timedelta(0)) for n in range(3)])
+    orders = append(service, *((f"o{number}", "charged") for number in range(ROUNDS)))
+
+    def check(number: int, one: int, other: int) -> None:
+        assert one + other == (3 if number else 0)
+        worker.deliver(orders[number])
+
+    race(
+        mariadb_database,
+        ROUNDS,
+        lambda other, number: timers.fire(other.database),
+        lambda other, number: timers.fire(other.database),
+        check=check,
+    )
+    fired = Counter((e.key, json.loads(e.data or "")["timer"]) for e in everything(service) if e.type[:6] == "timer.")
+    assert set(fired.values()) == {1}
+    assert len(fired) == 3 * (ROUNDS - 1)
+
+
+def test_commands_have_positions_in_commit_order_whatever_the_writers_do(mariadb_database: Database) -> None:
+    """A reader that follows the commands meets each one, though several sessions issue them at once."""
+    service = Service(mariadb_database, combiner=Inline)
+    worker = Worker(service)
+    worker.function = lambda state, event: Outcome(None, [outbox.New("go", "go")])
+    events = append(service, *((f"o{number}", "charged") for number in range(3 * ROUNDS)))
+    handlings = [worker.compute(event.key or "", event) for event in events]
+    seen: list[str] = []
+    after = 0
+
+    def check(number: int, *answers: Any) -> None:
+        nonlocal after
+        assert not [each for each in answers if isinstance(each, Exception)]
+        page = service.commands(after, 1000)
+        seen.extend(command.instance for command in page.commands)
+        after = page.next
+
+    def follow(other: Service, number: int) -> None:
+        nonlocal after
+        page = other.commands(after, 1000)
+        seen.extend(command.instance for command in page.commands)
+        after = page.next
+
+    def issue(place: int) -> Any:
+        return lambda other, number: other.handle(handlings[3 * number + place])
+
+    race(mariadb_database, ROUNDS, issue(0), issue(1), issue(2), follow, check=check)
+    assert Counter(seen) == Counter({f"o{number}": 1 for number in range(3 * ROUNDS)})
+
+
+def test_a_process_that_is_deleted_and_defined_again_begins_anew_and_issues_nothing_twice(service: Service) -> None:
+    """Its instances are gone; what it had issued stays issued."""
+    worker = Worker(service)
+    events = append(service, *(("o1", type) for type in NEEDED))
+    for event in events:
+        worker.deliver(event)
+    with pytest.raises(errors.ConsumerGroupInUse):
+        service.delete_process(PROCESS)
+    worker.leave()
+    service.delete_process(PROCESS)
+    assert not any(rows(service, table) for table in (tables.processes, tables.inbox, tables.timers))
+    with pytest.raises(errors.ProcessNotFound):
+        service.handle(Handling(PROCESS, "o1", "x", 1, "w1", 1, 0))
+    worker = Worker(service)
+    handled = [worker.deliver(event) for event in events]
+    assert [each.repeated for each in handled] == [False] * 3
+    assert [each.repeated for each in handled[-1].commands] == [True]
+    assert commands(service) == [("o1", "ship")]
+
+
+def test_the_feed_keeps_what_a_process_has_still_to_read(service: Service) -> None:
+    """However old it is, until all partitions are past it."""
+    worker = Worker(service)
+    events = append(service, *((f"o{number}", "charged") for number in range(10)))
+    assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == 0
+    for partition in range(PARTITIONS):
+        worker.commit(partition, events[3 if partition == 1 else 8].position)
+    assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == 4
+    worker.leave()
+    service.delete_process(PROCESS)
+    assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == 6
+
+
+def test_names_that_differ_in_case_or_blanks_are_different_instances(service: Service) -> None:
+    """They are compared by their bytes."""
+    worker = Worker(service)
+    names = ["Order", "order", "order ", "ördér", "o/1", "\U0001f69a" * 255]
+    for event in append(service, *((name, "charged") for name in names[:4])):
+        assert asdict(worker.deliver(event))["instance"]["version"] == 1
+    [event] = append(service, ("any", "charged"))
+    for name in names[4:]:
+        assert worker.deliver(event, name).instance is not None
+    assert sorted(each.instance for each in service.list_instances(PROCESS, None, None, 10)) == sorted(names)

@@ -1,0 +1,351 @@
+"""Process managers over HTTP: what an event does is done once; instances, retries, timers and commands are shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from lastbit.streams.partitions import partition_of
+from tests.http.test_batches import code
+
+PARTITIONS = 3
+
+
+class Process:
+    """One whose only worker is the test."""
+
+    def __init__(self, http: httpx.Client, name: str) -> None:
+        self.http = http
+        self.name = name
+        self.path = f"/v1/processes/{name}"
+        self.group = f"/v1/consumer-groups/process.{name}"
+        answer = http.put(self.path, json={"partitions": PARTITIONS})
+        assert answer.status_code == 201, answer.text
+        synced = http.post(f"{self.group}/sync", json={"worker": "w1", "session": "s1"}).json()
+        self.epochs = {each["partition"]: each["epoch"] for each in synced["assigned"]}
+
+    def event(self, id: str, type: str = "card.charged", key: str = "o1") -> dict[str, Any]:
+        """Of the feed."""
+        id = f"{self.name}:{id}"
+        answer = self.http.post("/v1/events", json={"events": [{"id": id, "type": type, "key": key}]})
+        return {"id": id, "position": answer.json()["events"][0]["position"]}
+
+    def body(self, event: dict[str, Any], instance: str = "o1", version: int = 0, **outcome: Any) -> dict[str, Any]:
+        epoch = self.epochs[partition_of(instance, PARTITIONS)]
+        return {"event": event, "fence": {"worker": "w1", "epoch": epoch}, "version": version, **outcome}
+
+    def handle(self, event: dict[str, Any], instance: str = "o1", version: int = 0, **outcome: Any) -> httpx.Response:
+        body = self.body(event, instance, version, **outcome)
+        return self.http.post(f"{self.path}/{instance}/handle", json=body)
+
+    def get(self, instance: str = "o1") -> dict[str, Any]:
+        answer = self.http.get(f"{self.path}/{instance}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def close(self) -> None:
+        self.http.delete(f"{self.group}/workers/w1")
+        self.http.delete(self.path)
+
+
+@pytest.fixture
+def process(http: httpx.Client, request: pytest.FixtureRequest) -> Iterator[Process]:
+    made = Process(http, f"p{abs(hash(request.node.nodeid))}")
+    yield made
+    made.close()
+
+
+def test_an_event_does_what_it_does_once(process: Process) -> None:
+    """State, version, commands; a repeat is answered with the instance as it is."""
+    first, second = process.event("1"), process.event("2")
+    answer = process.handle(first, state={"seen": ["card"]}).json()
+    assert (answer["status"], answer["repeated"], answer["commands"]) == ("handled", False, [])
+    assert (answer["instance"]["version"], answer["instance"]["state"]) == (1, {"seen": ["card"]})
+    wanted: dict[str, Any] = {"commands": [{"type": "ship", "data": {"to": "Ülm"}}], "finish": True}
+    done = process.handle(second, version=1, state=None, **wanted).json()
+    [command] = done["commands"]
+    assert command["repeated"] is False
+    assert (done["instance"]["status"], done["instance"]["version"]) == ("finished", 2)
+    again = process.handle(second, version=1, state="other", **wanted).json()
+    assert (again["status"], again["repeated"], again["commands"]) == ("handled", True, [])
+    found = process.get()
+    assert again["instance"] == {name: found[name] for name in again["instance"]}
+    assert [(each["event"], each["status"]) for each in found["history"]] == [
+        (second["id"], "handled"),
+        (first["id"], "handled"),
+    ]
+    [shown] = found["commands"]
+    assert (shown["id"], shown["step"], shown["type"], shown["data"]) == (
+        *(command["id"], "ship", "ship", {"to": "Ülm"}),
+    )
+    assert found["finished_at"] is not None
+
+
+def test_a_command_is_an_event_of_the_feed(process: Process) -> None:
+    """Where its position says, under its id, with the instance as its key."""
+    answer = process.handle(process.event("1"), commands=[{"type": "ship", "step": "first", "data": 1}]).json()
+    [command] = answer["commands"]
+    page = process.http.get("/v1/events", params={"after": command["position"] - 1, "limit": 1}).json()
+    [event] = page["events"]
+    assert (event["id"], event["type"], event["key"]) == (f"command:{command['id']}", "command.ship", "o1")
+    assert event["data"] == {
+        "command": command["id"],
+        "process": process.name,
+        "instance": "o1",
+        "step": "first",
+        "data": 1,
+    }
+
+
+def test_refusals_say_what_to_do(process: Process) -> None:
+    """Another version, another owner, no such process."""
+    event = process.event("1")
+    conflict = process.handle(event, version=3)
+    assert code(conflict) == (409, "version_conflict")
+    assert conflict.json()["version"] == 0
+    body = process.body(event)
+    stale = {**body, "fence": {"worker": "w2", "epoch": body["fence"]["epoch"]}}
+    assert code(process.http.post(f"{process.path}/o1/handle", json=stale)) == (409, "stale_epoch")
+    older = {**body, "fence": {"worker": "w1", "epoch": body["fence"]["epoch"] - 1}}
+    assert code(process.http.post(f"{process.path}/o1/handle", json=older)) == (409, "stale_epoch")
+    assert code(process.http.post("/v1/processes/nobody/o1/handle", json=body)) == (404, "process_not_found")
+    assert code(process.http.get(f"{process.path}/o1")) == (404, "instance_not_found")
+    assert code(process.http.get("/v1/processes/nobody/o1")) == (404, "process_not_found")
+    assert code(process.http.get("/v1/processes/nobody")) == (404, "process_not_found")
+    assert code(process.http.delete("/v1/processes/nobody")) == (404, "process_not_found")
+    assert code(process.http.post(f"{process.path}/o1/retry")) == (404, "instance_not_found")
+    assert code(process.http.put(process.path, json={"partitions": 4})) == (409, "partitions_fixed")
+    assert process.http.put(process.path).status_code == 200
+    assert code(process.http.delete(process.path)) == (409, "consumer_group_in_use")
+    unknown = process.handle({"id": "no-such-event", "position": event["position"]}, error="boom")
+    assert code(unknown) == (422, "invalid_request")
+
+
+def test_a_parked_event_is_shown_and_retried(process: Process) -> None:
+    """It comes again as an event of the feed, which brings the event that was parked."""
+    event = process.event("1")
+    parked = process.handle(event, error="Traceback: no such item").json()
+    assert (parked["status"], parked["instance"]["version"], parked["instance"]["state"]) == ("parked", 0, None)
+    listed = process.http.get(process.path, params={"status": "parked"}).json()
+    assert [(each["instance"], each["parked"]) for each in listed["instances"]] == [("o1", 1)]
+    assert process.get()["history"][0]["error"] == "Traceback: no such item"
+    assert process.http.post(f"{process.path}/o1/retry", json={"event": "another"}).json() == {"retrying": 0}
+    assert process.http.post(f"{process.path}/o1/retry").json() == {"retrying": 1}
+    page = process.http.get("/v1/events", params={"type": f"retry.{process.name}"}).json()
+    [brought] = page["events"]
+    assert brought["data"]["event"] == {
+        "position": event["position"],
+        "id": event["id"],
+        "type": "card.charged",
+        "batch": None,
+        "key": "o1",
+        "data": None,
+        "at": brought["data"]["event"]["at"],
+    }
+    assert process.get()["history"][0]["status"] == "retrying"
+    assert process.handle(event, state=1).json()["status"] == "handled"
+    assert process.http.get(process.path, params={"status": "parked"}).json()["instances"] == []
+
+
+def test_timers_are_shown_replaced_and_cancelled(process: Process) -> None:
+    """By their names; and they are gone at the end."""
+    timers: list[dict[str, Any]] = [
+        {"timer": "payment", "after": 3600, "data": {"by": "card"}},
+        {"timer": "stock", "after": 60.5},
+    ]
+    process.handle(process.event("1"), timers=timers)
+    assert [(each["timer"], each["data"]) for each in process.get()["timers"]] == [
+        ("stock", None),
+        ("payment", {"by": "card"}),
+    ]
+    process.handle(process.event("2"), version=1, timers=[{"timer": "stock", "after": None}])
+    assert [each["timer"] for each in process.get()["timers"]] == ["payment"]
+    process.handle(process.event("3"), version=2, finish=True)
+    assert process.get()["timers"] == []
+    late = process.handle(process.event("4"), version=0, state=1).json()
+    assert (late["status"], late["instance"]["version"]) == ("late", 3)
+
+
+def test_a_timer_that_is_due_becomes_an_event(sqlite_http: httpx.Client) -> None:
+    """The embedded service is its own dispatcher."""
+    process = Process(sqlite_http, "times-out")
+    event = process.event("1")
+    process.handle(event, timers=[{"timer": "t", "after": 0, "data": 7}])
+    asked = {"after": event["position"], "type": "timer.times-out", "wait": 60}
+    [fired] = process.http.get("/v1/events", params=asked).json()["events"]
+    assert fired["data"] == {"process": "times-out", "instance": "o1", "timer": "t", "data": 7}
+    assert process.get()["timers"] == []
+
+
+@pytest.mark.parametrize("instance", ["o/1", "o 1", "ö?#%", "handle", "a/handle", "\U0001f69a", "x" * 255])
+def test_an_instance_may_have_any_name(process: Process, instance: str) -> None:
+    """In the address it is encoded."""
+    encoded = "".join(f"%{byte:02X}" for byte in instance.encode())
+    event = process.event("1", key="k")
+    answer = process.http.post(f"{process.path}/{encoded}/handle", json=process.body(event, instance, state=1))
+    assert answer.status_code == 200, answer.text
+    assert process.http.get(f"{process.path}/{encoded}").json()["instance"] == instance
+
+
+def test_instances_are_listed_by_name_in_pages(process: Process) -> None:
+    """All, or those of a status."""
+    event = process.event("1")
+    names = sorted(f"o{number:02}" for number in range(7))
+    for number, name in enumerate(names):
+        process.handle(event, name, state=number, finish=number % 2 == 0)
+    seen: list[str] = []
+    cursor: dict[str, Any] = {}
+    while True:
+        page = process.http.get(process.path, params={"limit": 3, **cursor}).json()
+        seen += [each["instance"] for each in page["instances"]]
+        if page["next"] is None:
+            break
+        cursor = {"cursor": page["next"]}
+    assert seen == names
+    finished = process.http.get(process.path, params={"status": "finished"}).json()["instances"]
+    assert [each["state"] for each in finished] == [0, 2, 4, 6]
+    [summary] = [each for each in process.http.get("/v1/processes").json()["processes"] if each["name"] == process.name]
+    assert {name: summary[name] for name in ("running", "finished", "parked", "timers", "partitions")} == {
+        "running": 3,
+        "finished": 4,
+        "parked": 0,
+        "timers": 0,
+        "partitions": PARTITIONS,
+    }
+
+
+def test_commands_are_pulled_in_their_order_and_waited_for(process: Process) -> None:
+    """Of a process, of a type, from a position on."""
+    last = process.http.get("/v1/commands", params={"limit": 1}).json()["last"]
+    for number in range(3):
+        process.handle(process.event(f"{number}"), f"o{number}", commands=[{"type": f"go{number % 2}"}])
+    page = process.http.get("/v1/commands", params={"after": last, "process": process.name}).json()
+    assert [each["instance"] for each in page["commands"]] == ["o0", "o1", "o2"]
+    assert page["next"] == page["last"]
+    first = process.http.get("/v1/commands", params={"after": last, "limit": 1}).json()
+    assert first["next"] == first["commands"][0]["position"]
+    only = process.http.get("/v1/commands", params={"after": last, "type": "go0"}).json()["commands"]
+    assert [each["instance"] for each in only] == ["o0", "o2"]
+    answers: list[Any] = []
+
+    def wait() -> None:
+        asked = {"after": page["next"], "type": "go1", "wait": 30}
+        answers.append(process.http.get("/v1/commands", params=asked).json()["commands"])
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    process.handle(process.event("4"), "o4", commands=[{"type": "go1"}])
+    waiting.join(60)
+    assert [each["instance"] for each in answers[0]] == ["o4"]
+    assert process.http.get("/v1/commands", params={"after": page["next"] + 99, "wait": 1}).status_code == 422
+
+
+def test_a_new_process_begins_where_it_is_told(http: httpx.Client) -> None:
+    """With all that is kept, or above a position."""
+    last = http.get("/v1/commands").json()["last"]
+    made = http.put("/v1/processes/begins", json={"after": last, "ttl": 1.5, "release": 2}).json()
+    assert (made["after"], made["partitions"], made["group"]) == (last, 32, "process.begins")
+    assert http.put("/v1/processes/all").json()["after"] == 0
+    refused = http.put("/v1/processes/future", json={"after": last + 1})
+    assert code(refused) == (422, "invalid_request")
+    for name in ("begins", "all"):
+        assert http.delete(f"/v1/processes/{name}").status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"event": None}, "body.event"),
+        ({"event": {"id": "", "position": 1}}, "body.event.id"),
+        ({"event": {"id": "e", "position": 0}}, "body.event.position"),
+        ({"event": {"id": "e", "position": "1"}}, "body.event.position"),
+        ({"fence": {"worker": "", "epoch": 1}}, "body.fence.worker"),
+        ({"fence": {"worker": "w", "epoch": True}}, "body.fence.epoch"),
+        ({"fence": {"worker": "w", "epoch": 2**53}}, "body.fence.epoch"),
+        ({"version": -1}, "body.version"),
+        ({"version": None}, "body.version"),
+        ({"state": "x" * 2**20}, "body.state"),
+        ({"state": "\ud800"}, "body.state"),
+        ({"commands": [{"type": "a b"}]}, "body.commands[0].type"),
+        ({"commands": [{"type": "x" * 201}]}, "body.commands[0].type"),
+        ({"commands": [{"type": "a", "step": ""}]}, "body.commands[0].step"),
+        ({"commands": [{"type": "a", "data": "x" * 65_536}]}, "body.commands[0].data"),
+        ({"commands": [{"type": "a"}] * 101}, "body.commands"),
+        ({"timers": [{"timer": ""}]}, "body.timers[0].timer"),
+        ({"timers": [{"timer": "t", "after": -1}]}, "body.timers[0].after"),
+        ({"timers": [{"timer": "t", "after": 1e12}]}, "body.timers[0].after"),
+        ({"timers": [{"timer": "\ud800", "after": 1}]}, "body.timers[0].timer"),
+        ({"finish": 1}, "body.finish"),
+        ({"error": ""}, "body.error"),
+        ({"error": "x" * 8193}, "body.error"),
+        ({"errors": "x"}, "body.errors"),
+    ],
+)
+def test_what_a_worker_gets_wrong_is_named(sqlite_http: httpx.Client, body: dict[str, Any], place: str) -> None:
+    """And nothing is done."""
+    right = {"event": {"id": "e", "position": 1}, "fence": {"worker": "w", "epoch": 1}, "version": 0}
+    response = sqlite_http.post("/v1/processes/p/o1/handle", content=_json({**right, **body}), headers=_JSON)
+    assert code(response) == (422, "invalid_request")
+    assert place in [each["place"] for each in response.json()["errors"]]
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "-a", "a" * 201])
+def test_a_process_has_a_plain_name(sqlite_http: httpx.Client, name: str) -> None:
+    """It is a part of the types of its events."""
+    encoded = "".join(f"%{byte:02X}" for byte in name.encode())
+    assert sqlite_http.put(f"/v1/processes/{encoded}").status_code in (404, 405, 422)
+
+
+@pytest.mark.parametrize("name", ["%2E", "%2E%2E", "x" * 256, "a%0Ab", "a%00", "%7F"])
+def test_an_instances_name_can_stand_in_an_address(sqlite_http: httpx.Client, name: str) -> None:
+    """What the ways to the service would change on the way is refused."""
+    body = {"event": {"id": "e", "position": 1}, "fence": {"worker": "w", "epoch": 1}, "version": 0}
+    assert sqlite_http.post(f"/v1/processes/p/{name}/handle", json=body).status_code in (404, 405, 422)
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/v1/processes/p?status=late", "query.status"),
+        ("/v1/processes/p?limit=0", "query.limit"),
+        ("/v1/processes/p?cursor=x", "query.cursor"),
+        ("/v1/commands?after=-1", "query.after"),
+        ("/v1/commands?wait=61", "query.wait"),
+        ("/v1/commands?limit=1001", "query.limit"),
+    ],
+)
+def test_wrong_questions_are_named(sqlite_http: httpx.Client, path: str, place: str) -> None:
+    """As everywhere."""
+    response = sqlite_http.get(path)
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"] == place
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", "command:1"),
+        ("id", "timer:1"),
+        ("id", "retry:1"),
+        *[("type", each) for each in ("command.ship", "timer.p", "retry.p")],
+    ],
+)
+def test_the_services_own_events_can_not_be_appended(sqlite_http: httpx.Client, field: str, value: str) -> None:
+    """A command, a time-out or a retry comes of the process alone."""
+    event = {"id": "mine", "type": "mine", field: value}
+    response = sqlite_http.post("/v1/events", json={"events": [event]})
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"] == f"body.events[0].{field}"
