@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from sqlalchemy.engine import Connection
 
 from core import feed, tables
+from core.inbox import Status
 from core.lifecycle import State
 from core.webhooks import Progress
 from core.webhooks import State as WebhookState
@@ -23,7 +24,7 @@ _table: Final = tables.batches.c
 
 def read(tx: Connection) -> Sequence[Metric]:
     """All of them, at one point in time: `tx` is a snapshot. A new one is added here, and to docs/operations.md."""
-    return [*_live_batches(tx), *_feed(tx), *_webhooks(tx), *_groups(tx)]
+    return [*_live_batches(tx), *_feed(tx), *_webhooks(tx), *_groups(tx), *_processes(tx)]
 
 
 def _live_batches(tx: Connection) -> Sequence[Metric]:
@@ -132,3 +133,20 @@ def _groups(tx: Connection) -> Sequence[Metric]:
         partitions.add_metric([name, "free"], count - owned)
         lag.add_metric([name], float(behind or 0))
     return [members, partitions, lag]
+
+
+def _processes(tx: Connection) -> Sequence[Metric]:
+    known, inbox, timers = tables.process_definitions.c, tables.inbox.c, tables.timers.c
+    counts = dict.fromkeys(tx.scalars(sa.select(known.name).where(known.deleted_at.is_(None))), 0)
+    for name in counts:
+        # One by one, each from an index: the inbox is long, and few of it is parked.
+        counted = sa.select(sa.func.count()).where(inbox.name == name, inbox.status == Status.PARKED)
+        counts[name] = tx.execute(counted).scalar_one()
+    parked = GaugeMetricFamily(
+        "lastbit_process_events_parked", "Events of a process whose handler failed", labels=["process"]
+    )
+    for name, count in counts.items():
+        parked.add_metric([name], count)
+    due = sa.select(sa.func.count()).where(timers.due_at <= tables.utc_now())
+    overdue = tx.execute(due).scalar_one()
+    return [parked, GaugeMetricFamily("lastbit_timers_overdue", "Timers that are due and did not fire yet", overdue)]

@@ -45,6 +45,7 @@ def shown(report: Report) -> dict[str, object]:
         "deleted": len(report.deleted),
         "parents": report.parents,
         "events": report.events,
+        "inbox": report.inbox,
         "batches": {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)},
     }
 

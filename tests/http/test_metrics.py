@@ -179,8 +179,9 @@ def measured(sqlite_http: httpx.Client) -> dict[str, Any]:
     batch = opened(sqlite_http, items=1)["id"]
     send(sqlite_http, items=[f"{batch}:0:0"])
     sqlite_http.put("/v1/consumer-groups/orders", json={"partitions": 4})
+    sqlite_http.put("/v1/processes/ship-order")
     # What was read from the database a moment ago may be said again.
-    eventually(lambda: bool(families(sqlite_http)["lastbit_group_lag"].samples), True)
+    eventually(lambda: bool(families(sqlite_http)["lastbit_process_events_parked"].samples), True)
     return {
         name: (family.type, {label for each in family.samples for label in each.labels} - {"le"})
         for name, family in families(sqlite_http).items()

@@ -190,6 +190,7 @@ def test_the_command_reports_in_json(service: Service) -> None:
         "deleted": 0,
         "parents": 0,
         "events": 0,
+        "inbox": 0,
         "batches": {"expired": [idle], "deleted": []},
     }
 

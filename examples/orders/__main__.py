@@ -1,0 +1,159 @@
+"""`python -m examples.orders`: an order ships when its card is charged, its items are reserved, its batch is complete.
+
+Real workers against a real service: every permutation of what an order needs, events that come twice, a worker that is
+killed. In the end each order has one command, and the feed proves it. Exit status: 0 all of it held, 1 something did
+not, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from examples.demo.processes import ENDING, Failed, Process, Processes, start_service
+from examples.orders.proof import faults
+from examples.orders.shipping import NEEDED
+from lastbit import Client, Event, LastbitError
+
+EACH = 6
+"""Orders of each permutation."""
+INCOMPLETE = 12
+"""Orders that never get all that they need."""
+PARTITIONS = 8
+TTL = 1.0
+"""Seconds that a worker may be silent."""
+WORKERS = ("ann", "bob", "cid")
+LONGEST = 90
+"""Seconds after which it is given up."""
+
+
+class Interrupted(BaseException):
+    """Somebody wants it to end."""
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)  # what follows is cleaning up
+    raise Interrupted
+
+
+def give_up(number: int, frame: FrameType | None) -> None:
+    raise Failed(f"it is not over after {LONGEST} seconds")
+
+
+class Shop:
+    """Where the events come from: some twice under the same id, some again under another one."""
+
+    def __init__(self, client: Client, dice: random.Random) -> None:
+        self._client = client
+        self._dice = dice
+        self.repeats = 0
+
+    def happen(self, order: str, what: str) -> None:
+        if what == "batch.completed":
+            batch = self._client.open(key=order, items=3, sealed=True)
+            for item in batch.ids:
+                self._client.ack(item)
+            self._client.ack(batch.ids[-1])  # delivered again, as queues do
+            return
+        event = {"id": f"{what}:{order}", "type": what, "data": {"order": order}}
+        again = [event] if self._dice.random() < 0.5 else [{**event, "id": f"{what}:{order}:again"}]
+        if self._dice.random() < 0.5:
+            self._client.append([event, *again])
+            self.repeats += 1
+        else:
+            self._client.append([event])
+
+
+def _all_events(client: Client) -> list[Event]:
+    page = client.events(limit=1000)
+    found = list(page.events)
+    while page.next < page.last:
+        page = client.events(after=page.next, limit=1000)
+        found += page.events
+    return found
+
+
+def _wait(client: Client, count: int) -> int:
+    """Until so many commands are issued; how many are, a moment later."""
+    after = found = 0
+    while found < count:
+        page = client.processes.commands(after=after, wait=5, limit=1000)
+        found, after = found + len(page.commands), page.next
+    return found
+
+
+def _run(console: Console, processes: Processes, folder: Path) -> list[str]:
+    _, url = start_service(processes, folder / "lastbit.db", seconds=30)
+    dice = random.Random(7)  # noqa: S311  # the same at every run
+    ways = list(itertools.permutations(NEEDED))
+    orders = {f"order-{way}-{number}": ways[way] for way in range(len(ways)) for number in range(EACH)}
+    incomplete = {f"incomplete-{number}": ways[number % len(ways)][:2] for number in range(INCOMPLETE)}
+    with Client(url) as client:
+        running: dict[str, Process] = {}
+        for name in WORKERS:
+            arguments = ("--url", url, "--name", name, "--partitions", str(PARTITIONS), "--ttl", str(TTL))
+            running[name] = processes.start(name, "examples.orders.worker", *arguments)
+        console.print(f"{len(orders)} orders, {EACH} of each of the {len(ways)} ways in which three events can come;")
+        console.print(f"{len(incomplete)} orders that lack one event; {len(WORKERS)} workers")
+        shop = Shop(client, dice)
+        everything = {**orders, **incomplete}
+        for step in range(2):
+            for order in dice.sample(list(everything), len(everything)):
+                shop.happen(order, everything[order][step])
+        last = dice.sample(list(orders), len(orders))
+        for place, order in enumerate(last):
+            if place == len(last) // 2:
+                begun = _wait(client, 1)
+                running.pop(WORKERS[0]).kill()
+                console.print(f"worker {WORKERS[0]} is killed (SIGKILL), {begun} orders have shipped")
+            shop.happen(order, orders[order][2])
+        _wait(client, len(orders))
+        for worker in running.values():
+            worker.stop()
+        events = _all_events(client)
+        [summary] = client.processes.list()
+        found = faults(events, orders, incomplete)
+        if (summary.finished, summary.running) != (len(orders), len(incomplete)):
+            found.append(f"{summary.finished} instances are finished, {summary.running} are running")
+        console.print(f"{len(events)} events in the feed, {shop.repeats} facts came twice")
+        console.print(f"{summary.finished} orders shipped, one command each; {summary.running} wait for what they lack")
+    return found
+
+
+def main() -> int:
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, soft_wrap=True)
+    for number in ENDING:
+        signal.signal(number, interrupt)
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(LONGEST)
+    began = time.monotonic()
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="lastbit-orders-", ignore_cleanup_errors=True) as folder,
+            Processes(Path(folder)) as processes,
+        ):
+            wrong = _run(console, processes, Path(folder))
+    except (Failed, LastbitError, OSError) as error:
+        wrong = [str(error)]
+    except Interrupted:
+        print("\nlastbit orders: interrupted; nothing is left behind", file=sys.stderr)
+        return 130
+    signal.alarm(0)
+    if wrong:
+        console.print("\nIt did not come out as it should:", *(f"  {fault}" for fault in wrong), sep="\n", markup=False)
+        return 1
+    console.print(f"\nAll of it held, in {time.monotonic() - began:.1f} s.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

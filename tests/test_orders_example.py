@@ -1,0 +1,82 @@
+"""`python -m examples.orders` as its user sees it, and the proof that it ends with."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.orders.proof import faults
+from lastbit import Event
+from tests.servers import ROOT
+from tests.test_demo import left_behind
+
+COMMAND = [sys.executable, "-m", "examples.orders"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Its temporary files go where we see them."""
+    return {**os.environ, "TMPDIR": str(tmp_path), "TERM": "dumb", "PYTHONPATH": str(ROOT)}
+
+
+def test_each_order_ships_once_though_a_worker_is_killed(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Every permutation, events that come twice, one command for each order, and it says so."""
+    ran = subprocess.run(COMMAND, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    said = ran.stdout
+    assert ran.returncode == 0, said + ran.stderr
+    assert "36 orders, 6 of each of the 6 ways in which three events can come" in said
+    assert re.search(r"^worker ann is killed \(SIGKILL\), \d+ orders have shipped$", said, re.M)
+    assert re.search(r"^\d+ events in the feed, \d\d+ facts came twice$", said, re.M)
+    assert "36 orders shipped, one command each; 12 wait for what they lack" in said
+    assert "All of it held" in said
+    assert ran.stderr == ""
+    assert left_behind(tmp_path) == []
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Ctrl-C in the middle: one line, exit status 130, no process, no folder."""
+    run = subprocess.Popen(
+        COMMAND, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert run.stdout is not None
+    assert any("3 workers" in line for line in run.stdout)
+    run.send_signal(signal.SIGINT)
+    _, complaint = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert complaint.strip() == "lastbit orders: interrupted; nothing is left behind"
+    assert left_behind(tmp_path) == []
+
+
+def event(position: int, type: str, order: str = "o1") -> Event:
+    data: Any = {"order": order} if type in ("card.charged", "items.reserved") else None
+    key = None if data else order
+    return Event(position, f"{type}:{position}", type, None, key, data, datetime.now(UTC))
+
+
+CAME = [event(1, "card.charged"), event(2, "batch.completed"), event(3, "items.reserved"), event(4, "card.charged")]
+
+
+@pytest.mark.parametrize(
+    ("events", "word"),
+    [
+        ([*CAME, event(5, "command.ship")], None),
+        (CAME, "has 0 commands"),
+        ([*CAME, event(5, "command.ship"), event(6, "command.ship")], "has 2 commands"),
+        ([*CAME[:2], event(3, "command.ship"), event(4, "items.reserved")], "before all that it needs"),
+        ([*CAME[1:], event(5, "command.ship"), event(6, "command.ship", "o2")], "though it is not complete"),
+        ([*CAME, event(5, "command.ship"), event(6, "command.ship", "o3")], "nobody knows it"),
+    ],
+)
+def test_the_proof_sees_what_is_wrong(events: list[Event], word: str | None) -> None:
+    """In the feed alone."""
+    found = faults(events, ["o1"], ["o2"])
+    assert bool(found) == (word is not None)
+    assert word is None or word in found[0]
