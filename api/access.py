@@ -87,7 +87,7 @@ class GuardedRoute(APIRoute):
         await super().handle(scope, receive, send)
 
 
-def guarded(request: Request) -> None:
+async def guarded(request: Request) -> None:
     """A dependency of the whole application, for a route that is no `GuardedRoute`: nobody has judged its caller."""
     if CALLER not in request.scope:
         raise Problem("forbidden", "this route doesn't say who may call it")
