@@ -68,6 +68,7 @@ def test_lines_are_read_as_they_were_written(made: list[tuple[str, set[Role], st
         f"ci read sha256:{'0' * 64}\nci read sha256:{'1' * 64}",
         f"ci read sha256:{'0' * 64}\nother read sha256:{'0' * 64}",
     ],
+    ids=range(12),  # SECRET is random, and each process must find the same names
 )
 def test_a_line_that_is_none_is_refused_without_being_shown(line: str) -> None:
     """It may be a token that was put in the wrong place."""
