@@ -1,5 +1,6 @@
-# The service and its jobs. With SQLite, in a volume:
-#   docker build -t lastbit . && docker run -p 127.0.0.1:8000:8000 -v lastbit:/data lastbit
+# The service and its jobs. With SQLite, in a volume, and with a token (docs/access.md):
+#   docker build -t lastbit .
+#   docker run -p 127.0.0.1:8000:8000 -v lastbit:/data -e LASTBIT_TOKENS="me admin sha256:…" lastbit
 # With MariaDB: see compose.yaml.
 FROM python:3.11-slim AS build
 WORKDIR /build

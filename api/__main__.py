@@ -1,10 +1,14 @@
-"""`python -m api`: run the service. `python -m api migrate`: bring the database's schema up to date."""
+"""`python -m api`: run the service. `python -m api migrate`: bring the database's schema up to date. `python -m api
+check`: say what is unsafe."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ipaddress
+import json
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,14 +16,18 @@ from collections.abc import Iterator
 import uvicorn
 from pydantic import ValidationError
 
+from api.connections import raise_open_files
 from api.protocol import AckProtocol
-from core import errors, logs, schema
+from api.tokens import Tokens
+from core import checks, errors, logs, schema
 from core.db import Database
 from core.settings import Settings
 
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept, longer than clients' pools and proxies do: so it's they who close it, and no
 request runs into a connection that is being closed."""
+SECRET = ("tokens", "session_key")
+"""Settings whose values nobody is to read off a terminal."""
 GRACE = 15
 """Seconds for requests that are under way when the service is told to stop."""
 
@@ -29,21 +37,37 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m api",
         description="Run Lastbit. Every flag can be set in the environment too, as LASTBIT_DATABASE_URL and so on.",
     )
-    parser.add_argument("command", nargs="?", choices=["serve", "migrate"], default="serve", help="default: serve")
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=["serve", "migrate", "check"],
+        default="serve",
+        help="serve is the default; migrate brings the schema up to date; check says what is unsafe with the database",
+    )
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (8000)")
     parser.add_argument("--database-url", metavar="URL", help="sqlite:///FILE or mysql://USER:PASSWORD@HOST/DATABASE")
     parser.add_argument("--workers", type=int, help="processes (1)")
+    parser.add_argument("--json", action="store_true", help="of check: one JSON document")
+    parser.add_argument("--tokens-file", metavar="FILE", help="who may call: lines that `lastbit token new` prints")
+    parser.add_argument(
+        "--insecure", action="store_true", default=None, help="listen where others can reach it, without tokens"
+    )
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    command = given.pop("command")
+    command, as_json = given.pop("command"), given.pop("json")
     try:
         settings = Settings(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        parser.error(f"{first['loc'][0]}: {first['msg']}, got {first['input']!r}")
+        given_value = "" if first["loc"][0] in SECRET else f", got {first['input']!r}"
+        parser.error(f"{first['loc'][0]}: {first['msg']}{given_value}")
     logs.configure(settings.log_level)
     try:
+        if command == "serve":
+            _check_access(settings)
         with Database(settings.database_url) as database:
+            if command == "check":
+                return _check(database, settings.workers, as_json)
             if command == "migrate" or database.is_sqlite:
                 schema.migrate(database)
             database.read(schema.check)
@@ -53,15 +77,49 @@ def main(arguments: list[str] | None = None) -> int:
     if command == "migrate":
         print("lastbit: the schema is current", file=sys.stderr)  # noqa: T201
         return 0
+    if settings.session_key is None:
+        # One for all of the worker processes.
+        settings = settings.model_copy(update={"session_key": secrets.token_hex(32)})
     # Worker processes build their own application, from the environment.
-    for name, value in settings.model_dump().items():
+    for name, value in settings.model_dump(exclude_none=True).items():
         os.environ[f"LASTBIT_{name.upper()}"] = str(value)
     with _shared_metrics(settings.workers):
         _serve(settings)
     return 0
 
 
+def _check(database: Database, workers: int, as_json: bool) -> int:
+    found = checks.check(database, workers=workers)
+    if as_json:
+        print(json.dumps(checks.as_json(found)))  # noqa: T201
+    else:
+        for each in found:
+            print(f"{each.verdict.value:<7} {each.about:<14} {each.says}")  # noqa: T201
+            if each.do is not None:
+                print(f"{'':<22} → {each.do}")  # noqa: T201
+    return 0 if all(each.verdict is checks.Verdict.FINE for each in found) else 1
+
+
+def _check_access(settings: Settings) -> None:
+    """Raises `errors.Misconfigured` for tokens that can't be read, and where whoever reaches the port could do all."""
+    if Tokens(settings).required or settings.insecure or _is_loopback(settings.host):
+        return
+    raise errors.Misconfigured(
+        f"{settings.host} can be reached by others, and there are no tokens: make one with `lastbit token new` and "
+        "give its line as LASTBIT_TOKENS or in LASTBIT_TOKENS_FILE; or listen on 127.0.0.1; or say --insecure "
+        "(LASTBIT_INSECURE=true) where something else keeps strangers out"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _serve(settings: Settings) -> None:
+    raise_open_files()
     uvicorn.run(
         "api.app:create",
         factory=True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
@@ -18,14 +19,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import body, problems
+from api.access import Access, digest_of
 from api.metrics import ACK_REQUESTS, ACKS, RESULTS
 from api.problems import Place, Problem
-from api.requests import HEADER, Requests, given_id, request_id
+from api.requests import HEADER, USUAL, Requests, given_id, request_id
 from core import errors
 from core.calls import Answer, Call, Rejected, Verb
 from core.combiner import Pending
 from core.service import MaskPlaces, Service
 from lastbit.ids import INTEGER_LIMIT, InvalidItemId, ItemId
+from lastbit.tokens import Token
 
 MAX_IDS: Final = 10_000
 MAX_GROUPS: Final = 4_096
@@ -108,10 +111,11 @@ _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 class AckRoutes:
     """Takes the ack routes and passes everything else on."""
 
-    def __init__(self, app: FastAPI) -> None:
-        self.app: ASGIApp = Requests(app)
+    def __init__(self, app: FastAPI, *, most_waiting: int) -> None:
+        self.app: ASGIApp = Requests(app, most_waiting=most_waiting)
         self.fastapi = app
         self.state = app.state
+        self.access: Access = app.state.access
         self._receive = self._deliver  # one object, by which the combiner knows us
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,6 +133,7 @@ class AckRoutes:
             "type": "http.response.start",
             "status": status,
             "headers": [
+                *USUAL.items(),
                 (b"content-type", media_type),
                 (b"content-length", str(len(content)).encode()),
                 *((name.lower().encode(), value.encode()) for name, value in headers.items()),
@@ -140,10 +145,17 @@ class AckRoutes:
     async def _answer(self, verb: Verb, scope: Scope, receive: Receive) -> bytes:
         if scope["method"] != "POST":
             raise Problem("method_not_allowed", "this path takes POST", headers={"Allow": "POST"})
-        key = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
-        call, unchecked = self.parse(verb, key, await body.read(scope, receive))
-        if unchecked:
-            await self.check(unchecked)
+        key = authorization = None
+        for name, value in scope["headers"]:
+            if name == b"idempotency-key" and key is None:
+                key = value
+            elif name == b"authorization" and authorization is None:
+                authorization = value
+        caller = self.access.enter_consumer(digest_of(authorization), sent=authorization is not None)
+        async with body.reading(scope, receive, self.state.room) as content:
+            call, check = self.parse(verb, key, content, caller)
+            if check is not None:
+                await run_in_threadpool(check)
         loop: asyncio.AbstractEventLoop = self.state.loop
         future: asyncio.Future[Pending] = loop.create_future()
 
@@ -157,14 +169,12 @@ class AckRoutes:
             raise over.error
         return self.encoded(over.answer)
 
-    def parse(self, verb: Verb, idempotency_key: bytes | None, content: bytes) -> tuple[Call, MaskPlaces]:
-        """The call that a body is, and the masks whose width only the database knows: those go through `check` before
-        the call is submitted. Raises `Problem` and `errors.InvalidRequest`."""
-        return parse(verb, idempotency_key, content, self.state.service)
-
-    async def check(self, masks: MaskPlaces) -> None:
-        """Raises `errors.InvalidRequest`, `errors.Unavailable`."""
-        await run_in_threadpool(self.state.service.check_widths, masks)
+    def parse(
+        self, verb: Verb, idempotency_key: bytes | None, content: bytes, caller: Token
+    ) -> tuple[Call, Check | None]:
+        """The call that a body is, and what has to be asked of the database, in a thread, before it is submitted.
+        Raises `Problem` and `errors.InvalidRequest`."""
+        return parse(verb, idempotency_key, content, caller, self.state.service)
 
     def submit(self, call: Call, to: Callable[[Pending], object]) -> None:
         """Queue the call; `to` is told in the event loop when it is over. Raises `errors.Overloaded`."""
@@ -182,7 +192,13 @@ class AckRoutes:
             self.state.loop.call_soon_threadsafe(_tell, over)
 
 
-def parse(verb: Verb, idempotency_key: bytes | None, content: bytes, service: Service) -> tuple[Call, MaskPlaces]:
+Check = Callable[[], None]
+"""Raises `errors.InvalidRequest`, `errors.Unavailable`."""
+
+
+def parse(
+    verb: Verb, idempotency_key: bytes | None, content: bytes, caller: Token, service: Service
+) -> tuple[Call, Check | None]:
     """See `AckRoutes.parse`."""
     if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
         raise problems.invalid([Place("header Idempotency-Key", "expected 1 to 255 visible ASCII characters")])
@@ -199,10 +215,14 @@ def parse(verb: Verb, idempotency_key: bytes | None, content: bytes, service: Se
     ids = _ids(texts)
     masks = [(each.batch, each.group, _bits(position, each.bits)) for position, each in enumerate(groups)]
     places: MaskPlaces = [(f"body.groups[{i}].bits", batch, bits) for i, (batch, _, bits) in enumerate(masks)]
-    if places and service.widths_known(places):
-        service.check_widths(places)
-        places = ()
-    return Call.of(verb, ids, masks, reason=getattr(wanted, "reason", None), idempotency_key=key), places
+    call = Call.of(verb, ids, masks, reason=getattr(wanted, "reason", None), idempotency_key=key)
+    if not places and caller.prefix is None:
+        return call, None
+    check = functools.partial(service.check, call, places, caller.prefix)
+    if service.is_known(call.units if caller.prefix is not None else [batch for _, batch, _ in places]):
+        check()
+        return call, None
+    return call, check
 
 
 def _ids(texts: Sequence[str]) -> list[tuple[int, int, int]]:

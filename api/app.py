@@ -8,22 +8,29 @@ import functools
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import iter_route_contexts
 from fastapi.staticfiles import StaticFiles
 
-from api import acks, batches, events, groups, ops, page, problems, processes, tallies, webhooks
+from api import acks, batches, events, groups, ops, page, problems, processes, sign_in, tallies, webhooks
+from api.access import CONSUMES, Access, Rule, guarded, rule_of
 from api.acks import AckRoutes
+from api.body import Room
+from api.connections import Connections
 from api.metrics import DatabaseGauges
+from api.session import Sessions
+from api.tokens import LOOK_EVERY, Tokens
 from api.waiting import Waiting
 from core import janitor, logs, schema
 from core.combiner import Combiner
 from core.db import Database
 from core.dispatcher import Dispatcher
+from core.replicas import Replica
 from core.service import Service
 from core.settings import Settings
 from core.ticker import ticking
@@ -40,6 +47,7 @@ transaction. Between two of its statements the combiner would wait for the event
 def create(settings: Settings | None = None) -> AckRoutes:
     """The ASGI application. It connects when it starts and answers what is under way when it stops."""
     settings = settings or Settings()
+    tokens = Tokens(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,7 +56,9 @@ def create(settings: Settings | None = None) -> AckRoutes:
         if database.is_sqlite:
             schema.migrate(database)
         sender = WebhookSender(timeout=settings.webhooks_timeout, allow_private=settings.webhooks_allow_private)
-        combiner = functools.partial(Combiner, max_waiting=settings.max_waiting_acks)
+        combiner = functools.partial(
+            Combiner, max_waiting=settings.max_waiting_acks, max_bytes=settings.max_waiting_bytes
+        )
         service = Service(database, combiner=combiner, sender=sender)
         service.check_ready()
         sys.setswitchinterval(SWITCH_INTERVAL)
@@ -56,7 +66,14 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.gauges = DatabaseGauges(database)
         app.state.loop = asyncio.get_running_loop()
         app.state.waiting = Waiting(service)
+        app.state.room = Room(settings.max_waiting_bytes)
+        app.state.connections = Connections(
+            settings.max_connections, head_timeout=settings.head_timeout, request_timeout=settings.request_timeout
+        )
         with contextlib.ExitStack() as running:
+            if settings.tokens_file is not None:
+                running.enter_context(ticking("tokens", tokens.reload_if_changed, LOOK_EVERY))
+                running.enter_context(_on_hang_up(tokens.reload))
             if database.is_sqlite and settings.janitor_every:
                 # One command is the whole product; a server's database has a janitor by cron, once for all replicas.
                 tidy = functools.partial(janitor.run_once, database, janitor.Policy())
@@ -68,9 +85,11 @@ def create(settings: Settings | None = None) -> AckRoutes:
                     backoff=settings.backoff,
                     lease=settings.lease,
                     threads=settings.dispatcher_threads,
+                    replica=Replica(database) if settings.workers > 1 else None,
                 )
                 running.callback(dispatcher.stop)
                 running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))
+            running.enter_context(app.state.connections.watched())
             running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))
             yield
         await asyncio.to_thread(service.stop)
@@ -80,10 +99,13 @@ def create(settings: Settings | None = None) -> AckRoutes:
         version=VERSION,
         summary="Knows, exactly, when a fanned-out batch of work is finished, at one bit an item.",
         lifespan=lifespan,
+        openapi_url=None,  # a route of ours, like all others
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        dependencies=[Depends(guarded)],
     )
+    app.state.access = Access(tokens, Sessions(settings.session_key))
     problems.install(app)
     app.include_router(batches.router)
     app.include_router(webhooks.of_batches)
@@ -95,9 +117,10 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.include_router(processes.commands)
     app.include_router(ops.router)
     app.include_router(page.routes())
+    app.include_router(sign_in.router)
     app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.openapi = functools.partial(openapi, app)  # type: ignore[method-assign]
-    return AckRoutes(app)
+    return AckRoutes(app, most_waiting=settings.max_waiting_requests)
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:
@@ -112,9 +135,50 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         )
         acks.document(document)
         tallies.document(document)
+        _document_access(app, document)
         document["components"]["schemas"]["Problem"] = problems.SCHEMA
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def rules(app: FastAPI) -> Iterator[tuple[str, str, Rule]]:
+    """Method, path and rule of each route."""
+    for path in acks.PATHS:
+        yield "POST", path, CONSUMES
+    for route in iter_route_contexts(app.routes):
+        for method in sorted(route.methods or ()):
+            yield method, str(route.path), rule_of(route.endpoint)
+
+
+def _document_access(app: FastAPI, document: dict[str, Any]) -> None:
+    document["components"]["securitySchemes"] = {
+        "token": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "A token with one of the roles that an operation names; `admin` has them all. A service "
+            "that was started without tokens asks for none.",
+        }
+    }
+    for method, path, rule in rules(app):
+        operation = document["paths"].get(path, {}).get(method.lower())
+        if operation is None:
+            continue
+        operation["security"] = [] if rule.everybody else [{"token": [str(role)]} for role in rule.roles]
+        if not rule.everybody:
+            operation["responses"] |= {str(status): each for status, each in problems.documented(401, 403).items()}
+
+
+@contextlib.contextmanager
+def _on_hang_up(react: Callable[[], None]) -> Iterator[None]:
+    """A SIGHUP says, by old habit, that the configuration has changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, lambda *_: react())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,14 +12,17 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from api import cursors, models
+from api.access import ANY, caller_of, needs, outside
 from api.body import JsonRoute
 from api.models import BatchId
 from api.problems import documented
 from api.waiting import Waiting
 from core import picture, ranges
+from core.explain import Reason
 from core.lifecycle import TERMINAL
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT, item_id
+from lastbit.tokens import Role, Token
 
 router = APIRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
 
@@ -49,17 +53,22 @@ def _waiting(request: Request) -> Waiting:
 @router.post(
     "", status_code=201, response_model=models.OpenedBatch, responses={201: REPLAYED, **documented(409, 413, 415, 422)}
 )
+@needs(Role.PRODUCE, limited=True)
 def open_batch(
     body: models.OpenBody, request: Request, response: Response, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
     """Open a batch; extend it by `items` and seal it in the same transaction."""
-    opened = _service(request).open(body.opening(), idempotency_key)
+    caller = caller_of(request)
+    if not caller.covers(body.key):
+        raise outside(caller, "body.key", "batches whose key begins")
+    opened = _service(request).open(body.opening(), idempotency_key, prefix=caller.prefix)
     response.headers["Location"] = f"/v1/batches/{opened.batch.id}"
     _say_replayed(response, opened.replayed)
     return {**models.shown(opened.batch), "start": opened.start, "count": opened.count, "newly": opened.newly}
 
 
 @router.get("", response_model=models.BatchPage, responses=documented(422))
+@needs(Role.READ, limited=True)
 def list_batches(
     request: Request,
     state: models.StateName | None = None,
@@ -73,6 +82,7 @@ def list_batches(
         state=models.state_of(state),
         key=key,
         labels=models.wanted_labels(label),
+        prefix=caller_of(request).prefix,
         before=cursors.decode("batches", cursor),
         limit=limit,
     )
@@ -81,6 +91,7 @@ def list_batches(
 
 
 @router.get("/{id}", response_model=models.Batch, responses=documented(404, 422))
+@needs(*ANY, limited=True)
 async def get_batch(
     batch: BatchId,
     request: Request,
@@ -107,6 +118,7 @@ async def get_batch(
     response_model=models.Extension,
     responses={201: REPLAYED, **documented(404, 409, 413, 415, 422)},
 )
+@needs(Role.PRODUCE, limited=True)
 def extend_batch(
     batch: BatchId,
     body: models.ExtendBody,
@@ -128,6 +140,7 @@ def extend_batch(
 
 
 @router.post("/{id}/seal", response_model=models.SealedBatch, responses=documented(404, 409, 413, 415, 422))
+@needs(Role.PRODUCE, limited=True)
 def seal_batch(
     batch: BatchId, body: models.EmptyBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
@@ -137,12 +150,14 @@ def seal_batch(
 
 
 @router.post("/{id}/cancel", response_model=models.Batch, responses=documented(404, 409, 413, 415, 422))
+@needs(Role.PRODUCE, limited=True)
 def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
     """End a batch that is open or sealed; it stays as a tombstone."""
     return models.shown(_service(request).cancel(batch))
 
 
 @router.delete("/{id}", status_code=204, responses=documented(404, 422))
+@needs(Role.ADMIN, limited=True)
 def delete_batch(batch: BatchId, request: Request) -> Response:
     """Cancel the batch if it is live, then remove it altogether."""
     _service(request).delete(batch)
@@ -150,12 +165,14 @@ def delete_batch(batch: BatchId, request: Request) -> Response:
 
 
 @router.get("/{id}/pending", response_model=models.PendingPage, responses=documented(404, 422))
+@needs(Role.READ, limited=True)
 def pending(batch: BatchId, request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
     """The pending items, as ranges of numbers."""
     return _ranges(request, batch, "pending", limit, cursor)
 
 
 @router.get("/{id}/failed", response_model=models.FailedPage, responses=documented(404, 422))
+@needs(Role.READ, limited=True)
 def failed(batch: BatchId, request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
     """The failed items, as ranges of numbers, with the reasons that were given."""
     return _ranges(request, batch, "failed", limit, cursor)
@@ -179,6 +196,7 @@ def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, curs
 
 
 @router.get("/{id}/groups", response_model=models.Picture, responses=documented(404, 422))
+@needs(Role.READ, limited=True)
 def groups(
     batch: BatchId,
     request: Request,
@@ -199,6 +217,7 @@ def groups(
 
 
 @router.get("/{id}/groups/{group}", response_model=models.GroupBits, responses=documented(404, 422))
+@needs(Role.READ, limited=True)
 def group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> dict[str, Any]:
     """The bits of one group."""
     found = _service(request).bits(batch, group)
@@ -208,6 +227,7 @@ def group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> d
 
 
 @router.get("/{id}/verify", response_model=models.Verification, responses=documented(404, 422))
+@needs(Role.READ, limited=True)
 def verify(batch: BatchId, request: Request) -> dict[str, Any]:
     """Recount the batch's bits and compare them with its counts."""
     found = _service(request).verify(batch)
@@ -223,6 +243,7 @@ def verify(batch: BatchId, request: Request) -> dict[str, Any]:
 
 
 @router.get("/{id}/watermark", response_model=models.Watermark, responses=documented(404, 422))
+@needs(Role.READ, limited=True)
 def watermark(batch: BatchId, request: Request) -> dict[str, Any]:
     """The smallest pending number."""
     found, number = _service(request).watermark(batch)
@@ -231,15 +252,28 @@ def watermark(batch: BatchId, request: Request) -> dict[str, Any]:
 
 
 @router.get("/{id}/explain", response_model=models.Explanation, responses=documented(404, 422))
+@needs(Role.READ, limited=True)
 def explain(batch: BatchId, request: Request) -> dict[str, Any]:
     """Why the batch is not done, in words and as facts."""
     found = _service(request).explain(batch)
+    reasons = _shown_to(caller_of(request), found.reasons)
     return {
         "batch": found.batch.id,
         "state": found.batch.state,
         "done": found.batch.complete,
-        "reasons": [{"code": each.code, "text": each.text, **each.facts} for each in found.reasons],
+        "reasons": [{"code": each.code, "text": each.text, **each.facts} for each in reasons],
     }
+
+
+def _shown_to(caller: Token, reasons: list[Reason]) -> Iterator[Reason]:
+    """Not to a limited caller: where webhooks lead and what they answer, and the keys of others' batches."""
+    for reason in reasons:
+        if caller.prefix is not None and reason.code == "webhook_not_delivered":
+            continue
+        for child in reason.facts.get("children", ()):
+            if not caller.covers(child["key"]):
+                child["key"] = None
+        yield reason
 
 
 def _say_replayed(response: Response, replayed: bool) -> None:

@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from starlette.types import Message, Receive, Scope
 
 from api import problems
-from api.problems import Place, Problem
+from api.access import GuardedRoute
+from api.metrics import REFUSED
+from api.problems import Place, Problem, invalid
 
 LIMIT: Final = 8 * 1024 * 1024
 """Bytes of a body."""
 
 
-async def read(scope: Scope, receive: Receive) -> bytes:
-    """The whole body. Raises `Problem`: `too_large`, or `unsupported_media_type` where it isn't declared as JSON."""
+class Room:
+    """Bytes of bodies that are being read, or wait to be handled; bounded, as a crowd of large ones could fill the
+    memory. Belongs to one event loop."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        """Raises `Problem`: come back later. One body alone always has room."""
+        if self.taken and self.taken + size > self.most:
+            REFUSED.labels("bytes").inc()
+            raise Problem(
+                "unavailable",
+                "too many large bodies are being read at the moment",
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
+        self.taken += size
+
+    def give(self, size: int) -> None:
+        self.taken -= size
+
+
+@contextlib.asynccontextmanager
+async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[bytes]:
+    """The whole body; it takes its room until the context ends. Raises `Problem`: `too_large`, `unavailable`, or
+    `unsupported_media_type` where it isn't declared as JSON."""
     content_type = length = b""
     from_browser = False
     for name, value in scope["headers"]:
@@ -30,27 +57,33 @@ async def read(scope: Scope, receive: Receive) -> bytes:
             from_browser = True
     if length.isdigit() and int(length) > LIMIT:
         raise _too_large()
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message.get("more_body"):
-        parts, size = [body], len(body)
-        while message.get("more_body"):
+    parts: list[bytes] = []
+    size = 0
+    try:
+        more = True
+        while more:
             message = await receive()
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > LIMIT:
+            if message["type"] == "http.disconnect":
+                # What came is not what was meant: without this, a call that broke off before its body would be done as
+                # one that has none.
+                raise invalid([Place("body", "expected its end; the connection was closed before it")])
+            part: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            if size + len(part) > LIMIT:
                 raise _too_large()
-        body = b"".join(parts)
-    if len(body) > LIMIT:
-        raise _too_large()
-    # A page of any site can have a browser send a POST without a body, and say cancel with it. To say application/json
-    # the browser has to ask us first, and is refused.
-    if not body and not from_browser:
-        return b"{}"
-    if not is_json(content_type):
-        got = content_type.decode("latin-1") or "none"
-        raise Problem("unsupported_media_type", f"header Content-Type: expected application/json, got {got}")
-    return body or b"{}"
+            room.take(len(part))
+            size += len(part)
+            parts.append(part)
+        # A page of any site can have a browser send a POST without a body, and say cancel with it. To say
+        # application/json the browser has to ask us first, and is refused.
+        if (size or from_browser) and not is_json(content_type):
+            got = content_type.decode("latin-1") or "none"
+            raise Problem("unsupported_media_type", f"header Content-Type: expected application/json, got {got}")
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        yield body or b"{}"
+    finally:
+        room.give(size)
 
 
 def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
@@ -76,8 +109,8 @@ def _too_large() -> Problem:
     return Problem("too_large", f"body: expected at most {LIMIT:,} bytes", headers={"Connection": "close"})
 
 
-class JsonRoute(APIRoute):
-    """A route whose handler sees a body that went through `read`."""
+class JsonRoute(GuardedRoute):
+    """A route whose handler sees a body that went through `reading`."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         inner = super().get_route_handler()
@@ -85,14 +118,14 @@ class JsonRoute(APIRoute):
             return inner
 
         async def handler(request: Request) -> Response:
-            body = await read(request.scope, request.receive)
+            async with reading(request.scope, request.receive, request.app.state.room) as body:
 
-            async def receive() -> Message:
-                return {"type": "http.request", "body": body, "more_body": False}
+                async def receive() -> Message:
+                    return {"type": "http.request", "body": body, "more_body": False}
 
-            scope: dict[str, Any] = dict(request.scope)
-            headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-            scope["headers"] = [*headers, (b"content-type", b"application/json")]
-            return await inner(Request(scope, receive))
+                scope: dict[str, Any] = dict(request.scope)
+                headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+                scope["headers"] = [*headers, (b"content-type", b"application/json")]
+                return await inner(Request(scope, receive))
 
         return handler

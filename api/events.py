@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, field_val
 from starlette.concurrency import run_in_threadpool
 
 from api import models
+from api.access import Access, caller_of, needs, outside
 from api.body import JsonRoute
 from api.groups import Fence
 from api.models import Body, Key
@@ -24,6 +25,7 @@ from api.waiting import Follower, Waiting
 from core import errors, feed
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
+from lastbit.tokens import Role
 
 router = APIRouter(prefix="/v1/events", route_class=JsonRoute, tags=["events"])
 
@@ -114,8 +116,15 @@ def encoded(value: Any) -> bytes:
 
 
 @router.post("", response_model=AppendedEvents, responses=documented(404, 409, 413, 415, 422))
+@needs(Role.PRODUCE, limited=True)
 def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
     """Append events of your own, in one transaction. An id that was there before is a repeat."""
+    caller = caller_of(request)
+    for place, each in enumerate(body.events):
+        for name, value in (("key", each.key), ("id", each.id)):
+            # The id too: who appends somebody else's first has the other's event taken for a repeat.
+            if not caller.covers(value):
+                raise outside(caller, f"body.events[{place}].{name}", "events whose key and id begin")
     new = [
         feed.New(each.id, each.type, each.key, None if each.data is None else encoded(each.data).decode())
         for each in body.events
@@ -130,6 +139,7 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
 
 
 @router.get("", response_model=EventPage, responses=documented(410, 422))
+@needs(Role.READ, limited=True)
 async def read_events(
     request: Request,
     after: Annotated[Position | None, Query(description="by default all that are kept")] = None,
@@ -139,13 +149,16 @@ async def read_events(
     batch: OfBatch = None,
 ) -> Response:
     """Events above a position, in commit order; with `wait`, once there is one or the time is over."""
-    service, waiting = _service(request), _waiting(request)
+    service, waiting, prefix = _service(request), _waiting(request), caller_of(request).prefix
+
+    def read() -> feed.Page:
+        return service.events(after, limit, types=types, batch=batch, prefix=prefix)
+
     if not wait:
-        page = await run_in_threadpool(lambda: service.events(after, limit, types=types, batch=batch))
-        return _page(page)
+        return _page(await run_in_threadpool(read))
     until = time.monotonic() + wait
-    async with waiting.follow(types, batch) as follower:
-        page = await run_in_threadpool(lambda: service.events(after, limit, types=types, batch=batch))
+    async with waiting.follow(types, batch, prefix) as follower:
+        page = await run_in_threadpool(read)
         while not page.events and await woken(follower, until) and not waiting.closed:
             follower.woken.clear()
             page = await waiting.read(follower, page.next, limit)
@@ -160,6 +173,7 @@ async def read_events(
         **documented(410, 422),
     },
 )
+@needs(Role.READ, limited=True)
 async def stream_events(
     request: Request,
     after: Annotated[Position | None, Query(description="by default the feed's end, as it is now")] = None,
@@ -170,7 +184,8 @@ async def stream_events(
     ] = None,
 ) -> Response:
     """Follow the feed. A message's data is an event, as `GET /v1/events` shows it."""
-    service = _service(request)
+    service, caller = _service(request), caller_of(request)
+    access: Access = request.app.state.access
     if last_event_id:
         try:
             after = _POSITION.validate_python(last_event_id)
@@ -180,12 +195,12 @@ async def stream_events(
         after = await run_in_threadpool(service.feed_head)
     # Read once before the answer begins: what is wrong with the position can be said only here.
     try:
-        page = await run_in_threadpool(lambda: service.events(after, 1, types=types, batch=batch))
+        page = await run_in_threadpool(lambda: service.events(after, 1, types=types, batch=batch, prefix=caller.prefix))
     except errors.InvalidRequest as error:
         raise invalid([Place(_RESUMED if last_event_id else error.place, error.expected)]) from None
     start = after if page.events else page.next
     return StreamingResponse(
-        _stream(_waiting(request), start, types, batch),
+        _stream(_waiting(request), start, types, batch, caller.prefix, lambda: access.still(caller)),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -195,10 +210,18 @@ _RESUMED: Final = "header Last-Event-ID"
 _POSITION: Final = TypeAdapter(Annotated[int, models.Decimal, Field(ge=0, lt=INTEGER_LIMIT)])
 
 
-async def _stream(waiting: Waiting, after: int, types: Sequence[str], batch: int | None) -> AsyncIterator[bytes]:
+async def _stream(
+    waiting: Waiting,
+    after: int,
+    types: Sequence[str],
+    batch: int | None,
+    prefix: str | None = None,
+    is_welcome: Callable[[], bool] = lambda: True,
+) -> AsyncIterator[bytes]:
+    """Ends soon after its caller isn't welcome any more."""
     yield b"retry: 1000\n\n"
-    async with waiting.follow(types, batch) as follower:
-        while not waiting.closed:
+    async with waiting.follow(types, batch, prefix) as follower:
+        while not waiting.closed and is_welcome():
             page = await waiting.read(follower, after, STREAM_READ)
             after = page.next
             if page.events:
@@ -219,9 +242,21 @@ async def woken(follower: Follower, until: float) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=4096)
+SMALL: Final = 2048
+"""Characters of data up to which an event's message is kept for the next follower."""
+
+
 def _message(event: feed.Event) -> bytes:
+    return _small_message(event) if len(event.data or "") <= SMALL else _any_message(event)
+
+
+@functools.lru_cache(maxsize=4096)
+def _small_message(event: feed.Event) -> bytes:
     """The same for all who follow, of whom there are many."""
+    return _any_message(event)
+
+
+def _any_message(event: feed.Event) -> bytes:
     return b"id: %d\ndata: %b\n\n" % (event.position, feed.encoded(event))
 
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
 from api import cursors, models
+from api.access import ANY, needs
 from api.body import JsonRoute
 from api.models import Body
 from api.problems import documented
@@ -20,6 +21,7 @@ from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.streams.errors import CorruptSnapshot
 from lastbit.streams.snapshot import MAX_BYTES, MAX_OFFSET, Snapshot
+from lastbit.tokens import Role
 
 router = APIRouter(prefix="/v1/consumer-groups", route_class=JsonRoute, tags=["consumer groups"])
 
@@ -201,6 +203,7 @@ def _snapshot(text: str) -> Snapshot:
     response_model=Group,
     responses={201: {"model": Group, "description": "it is new"}, **documented(409, 413, 415, 422)},
 )
+@needs(Role.CONSUME)
 def put_group(group: GroupName, body: GroupBody, request: Request, response: Response) -> dict[str, Any]:
     """Make a group, or change how long its workers may be silent and may take to drain. The number of partitions is
     fixed. 201 where it is new, else 200."""
@@ -210,6 +213,7 @@ def put_group(group: GroupName, body: GroupBody, request: Request, response: Res
 
 
 @router.get("", response_model=GroupPage, responses=documented(422))
+@needs(*ANY)
 def list_groups(
     request: Request,
     limit: Annotated[int, models.Decimal, Query(ge=1, le=1000)] = 100,
@@ -222,6 +226,7 @@ def list_groups(
 
 
 @router.get("/{group}", response_model=GroupDetails, responses=documented(404, 422))
+@needs(*ANY)
 def get_group(group: AnyGroup, request: Request) -> dict[str, Any]:
     """Who is in the group, who owns which partition since when, and how far each was read."""
     details = _service(request).get_group(group)
@@ -233,6 +238,7 @@ def get_group(group: AnyGroup, request: Request) -> dict[str, Any]:
 
 
 @router.delete("/{group}", status_code=204, responses=documented(404, 409, 422))
+@needs(Role.ADMIN)
 def delete_group(group: GroupName, request: Request) -> Response:
     """Remove the group with its positions. Refused while workers are in it."""
     _service(request).delete_group(group)
@@ -240,6 +246,7 @@ def delete_group(group: GroupName, request: Request) -> Response:
 
 
 @router.post("/{group}/sync", response_model=Synced, responses=documented(404, 409, 413, 415, 422))
+@needs(Role.CONSUME)
 def sync(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
     """Join or stay: renew the worker's lease, give back what is drained, take what its share asks for. May be repeated
     at any time; the answer is all that it holds."""
@@ -255,6 +262,7 @@ def sync(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
 
 
 @router.delete("/{group}/workers/{worker}", status_code=204, responses=documented(404, 422))
+@needs(Role.CONSUME)
 def leave(
     group: GroupName,
     worker: WorkerName,
@@ -273,6 +281,7 @@ def leave(
     response_model=Committed,
     responses=documented(404, 409, 413, 415, 422),
 )
+@needs(Role.CONSUME)
 def commit_position(
     group: GroupName, partition: PartitionNumber, body: PositionBody, request: Request
 ) -> dict[str, Any]:

@@ -27,12 +27,18 @@ REQUESTS: Final = Histogram(
     ["method", "route", "status"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
 )
+REFUSED: Final = Counter(
+    "lastbit_refused_total", "Connections and requests that were refused, so that the service keeps serving", ["cause"]
+)
 
 RESULTS: Final = ("applied", "repeated", "rejected")
 for _verb in Verb:
     ACK_REQUESTS.labels(_verb.value, "200")
     for _result in RESULTS:
         ACKS.labels(_verb.value, _result)
+
+for _cause in ("bytes", "connections", "idle", "large", "slow", "requests"):
+    REFUSED.labels(_cause)
 
 FRESH: Final = 3.0
 """Seconds for which gauges that were read are good enough."""

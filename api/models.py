@@ -6,9 +6,11 @@ import re
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import Path
+from fastapi import Depends, Path, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
+from starlette.concurrency import run_in_threadpool
 
+from api.access import caller_of
 from core import batches, errors
 from core.lifecycle import State
 from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId
@@ -25,7 +27,17 @@ def _decimal(value: Any) -> Any:
 
 
 Decimal = BeforeValidator(_decimal)
-BatchId = Annotated[int, Decimal, Path(alias="id", ge=0, lt=INTEGER_LIMIT)]
+
+
+async def _own_batch(request: Request, batch: Annotated[int, Decimal, Path(alias="id", ge=0, lt=INTEGER_LIMIT)]) -> int:
+    """The batch of the path. For a limited caller that of somebody else is one that isn't there."""
+    prefix = caller_of(request).prefix
+    if prefix is not None:
+        await run_in_threadpool(request.app.state.service.check_covered, batch, prefix)
+    return batch
+
+
+BatchId = Annotated[int, Depends(_own_batch)]
 GroupNumber = Annotated[int, Decimal, Path(alias="group", ge=0, lt=INTEGER_LIMIT)]
 Key = Annotated[str, StringConstraints(max_length=255)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^:]*$")]

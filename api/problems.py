@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 STATUS: Final[dict[str, int]] = {
     "invalid_request": 422,
     "idempotency_key_reused": 422,
+    "unauthorized": 401,
+    "forbidden": 403,
     "batch_not_found": 404,
     "group_not_found": 404,
     "batch_sealed": 409,

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, StringConstraints, field_
 from starlette.concurrency import run_in_threadpool
 
 from api import cursors, models
+from api.access import ANY, needs
 from api.body import JsonRoute
 from api.events import MAX_DATA, Name, Position, encoded, woken
 from api.groups import Epoch
@@ -21,6 +22,7 @@ from api.problems import documented
 from core import definitions, feed, groups, outbox, processes, tables, timers
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
+from lastbit.tokens import Role
 
 router = APIRouter(prefix="/v1/processes", route_class=JsonRoute, tags=["processes"])
 commands = APIRouter(prefix="/v1/commands", route_class=JsonRoute, tags=["processes"])
@@ -271,6 +273,7 @@ def _command(command: outbox.Command) -> dict[str, Any]:
     response_model=Process,
     responses={201: {"model": Process, "description": "it is new"}, **documented(409, 410, 413, 415, 422)},
 )
+@needs(Role.CONSUME)
 def put_process(process: ProcessName, body: ProcessBody, request: Request, response: Response) -> dict[str, Any]:
     """Define a process, with the consumer group of its workers, or change how long these may be silent and may take to
     drain. 201 where it is new, else 200."""
@@ -286,6 +289,7 @@ def put_process(process: ProcessName, body: ProcessBody, request: Request, respo
 
 
 @router.get("", response_model=Processes, responses=documented())
+@needs(*ANY)
 def list_processes(request: Request) -> dict[str, Any]:
     """The processes, by name, with the numbers of their instances."""
     found = _service(request).list_processes()
@@ -298,6 +302,7 @@ def list_processes(request: Request) -> dict[str, Any]:
 
 
 @router.get("/{process}", response_model=InstancePage, responses=documented(404, 422))
+@needs(*ANY)
 def list_instances(
     process: ProcessName,
     request: Request,
@@ -316,6 +321,7 @@ def list_instances(
 
 
 @router.delete("/{process}", status_code=204, responses=documented(404, 409, 422))
+@needs(Role.ADMIN)
 def delete_process(process: ProcessName, request: Request) -> Response:
     """Remove a process with its instances. Its commands stay issued. Refused while workers are in its group."""
     _service(request).delete_process(process)
@@ -328,6 +334,7 @@ def delete_process(process: ProcessName, request: Request) -> Response:
     response_model=HandledAnswer,
     responses=documented(404, 409, 413, 415, 422),
 )
+@needs(Role.CONSUME)
 def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody, request: Request) -> dict[str, Any]:
     """Do what an event does to an instance, once, in one transaction: its state, its commands, its timers.
 
@@ -359,12 +366,14 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
 
 
 @router.post("/{process}/{instance:path}/retry", response_model=Retried, responses=documented(404, 413, 415, 422))
+@needs(Role.CONSUME)
 def retry_parked(process: ProcessName, instance: InstanceName, body: RetryBody, request: Request) -> dict[str, Any]:
     """Have the instance's parked events, or one of them, handled again."""
     return {"retrying": _service(request).retry_parked(process, instance, body.event)}
 
 
 @router.get("/{process}/{instance:path}", response_model=InstanceDetails, responses=documented(404, 422))
+@needs(*ANY)
 def get_instance(process: ProcessName, instance: InstanceName, request: Request) -> dict[str, Any]:
     """One instance: its state, the events that came to it, its timers and its commands."""
     details = _service(request).get_instance(process, instance)
@@ -377,6 +386,7 @@ def get_instance(process: ProcessName, instance: InstanceName, request: Request)
 
 
 @commands.get("", response_model=CommandPage, responses=documented(422))
+@needs(*ANY)
 async def read_commands(
     request: Request,
     after: Position = 0,

@@ -16,14 +16,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final, NamedTuple
 
+from starlette.concurrency import run_in_threadpool
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api import body, problems
-from api.acks import PATHS, AckRoutes, refusal
-from api.requests import WIRE_HEADER
+from api.access import NOBODY, digest_of
+from api.acks import PATHS, AckRoutes, Check, refusal
+from api.metrics import REFUSED
+from api.problems import Problem
+from api.requests import USUAL, WIRE_HEADER
 from core.calls import Call, Verb
 from core.combiner import Pending
-from core.service import MaskPlaces
+from lastbit.tokens import Token
 
 _VERBS: Final = {path.encode(): verb for path, verb in PATHS.items()}
 
@@ -33,7 +37,9 @@ class _Exchange:
 
     __slots__ = (
         "_protocol",
+        "caller",
         "disconnected",
+        "held",
         "keep_alive",
         "key",
         "length",
@@ -44,14 +50,17 @@ class _Exchange:
         "verb",
     )
 
-    def __init__(self, protocol: AckProtocol, verb: Verb, key: bytes | None) -> None:
+    def __init__(self, protocol: AckProtocol, verb: Verb, caller: Token, key: bytes | None) -> None:
         self._protocol = protocol
         self.verb = verb
+        self.caller = caller
         self.key = key
         self.request_id: bytes | None = None
         """As the caller gave it."""
         self.length = 0
         self.parts: list[bytes] = []
+        self.held = 0
+        """Bytes of them, for which there is room."""
         self.keep_alive = True
         self.disconnected = False
         self.response_complete = False
@@ -65,7 +74,14 @@ class _Exchange:
             self._answer(STATUS_LINE[200], b"application/json", self._protocol.acks.encoded(over.answer))
 
     def refuse(self, error: Exception) -> None:
-        problem = refusal(self.verb, error, self.request_id)
+        self._answer_with(refusal(self.verb, error, self.request_id))
+
+    def end_with(self, problem: Problem) -> None:
+        """Answer and close the connection."""
+        self.keep_alive = False
+        self._answer_with(problem)
+
+    def _answer_with(self, problem: Problem) -> None:
         if "Connection" in problem.headers:
             self.keep_alive = False
         more = b"".join(
@@ -83,8 +99,8 @@ class _Exchange:
         if not self.keep_alive:
             more += b"connection: close\r\n"
         protocol.transport.write(
-            b"%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
-            % (status, protocol.default_headers(), media_type, len(content), more, content)
+            b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
+            % (status, protocol.default_headers(), _USUAL, media_type, len(content), more, content)
         )
         if not self.keep_alive:
             protocol.transport.close()
@@ -107,12 +123,22 @@ class _Head(NamedTuple):
     verb: Verb
     length: int
     """Of the body, in bytes."""
+    digest: bytes
+    """Of the token in it. Who that is, and whether he may still ack, is looked up for each request."""
 
 
 _heads: Final[dict[bytes, _Head]] = {}
 """Of plain requests without an Idempotency-Key or an id. A client's requests differ in their bodies, and what the
 parser makes of the same bytes is the same; so it need not be asked again."""
 _MOST_HEADS: Final = 4096
+_USUAL: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items())
+_LONGEST_HEAD: Final = 4096
+"""Bytes of one that is remembered."""
+
+HEAD: Final = 65_536
+"""Bytes of a request's head, beyond those that came with its first ones."""
+WHOLE: Final = 8 * body.LIMIT
+"""Of a request, with what its chunks are wrapped in."""
 
 
 class AckProtocol(HttpToolsProtocol):
@@ -125,6 +151,14 @@ class AckProtocol(HttpToolsProtocol):
         self._between = True
         """The parser is not in the middle of a request."""
         self._last = 0.0
+        """When the connection was made, or the last answer."""
+        self._began = 0.0
+        """When the request that is coming in began."""
+        self._head_ended = False
+        self._received = 0
+        """Bytes that came after its first ones."""
+        self._unsent = 0
+        self._unsent_since = 0.0
         self._headers_of: object = None
         self._headers = b""
 
@@ -136,36 +170,102 @@ class AckProtocol(HttpToolsProtocol):
             self._headers = b"".join(b"%b: %b\r\n" % header for header in current)
         return self._headers
 
-    def data_received(self, data: bytes) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._last = self.loop.time()
+        if self._short and not self.acks.state.connections.made(self):
+            self._turn_away(Problem("unavailable", "too many connections", headers={"Retry-After": "1"}))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._short:
+            self.acks.state.connections.lost(self)
+            cycle: Any = self.cycle
+            if type(cycle) is _Exchange:
+                self._give_room(cycle)
+
+    def _turn_away(self, problem: Problem) -> None:
+        """Say so, and end the connection, whatever it is about to say."""
+        _Exchange(self, Verb.ACK, NOBODY, None).end_with(problem)
+
+    def end(self) -> None:
+        self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    @property
+    def _at_rest(self) -> bool:
         cycle: Any = self.cycle
-        if not self._between or not (cycle is None or cycle.response_complete) or not self._short:
+        return cycle is None or cycle.response_complete
+
+    @property
+    def idle_since(self) -> float | None:
+        return self._last if self._between and self._at_rest else None
+
+    @property
+    def head_since(self) -> float | None:
+        # With a request under way, the next one may take its time.
+        coming = not self._between and not self._head_ended and self._at_rest and not self.flow.read_paused
+        return self._began if coming else None
+
+    @property
+    def body_since(self) -> float | None:
+        return self._began if not self._between and self._head_ended and not self.flow.read_paused else None
+
+    @property
+    def stuck_since(self) -> float | None:
+        if not self.flow.write_paused:
+            self._unsent = 0
+            return None
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, self.loop.time()
+        return self._unsent_since
+
+    def data_received(self, data: bytes) -> None:
+        if not self._between:
+            self._received += len(data)
+        cycle: Any = self.cycle
+        # Who doesn't take answers is not given more of them: the ordinary way waits.
+        plain = self._between and self._short and not self.flow.write_paused
+        if not plain or not (cycle is None or cycle.response_complete):
             super().data_received(data)
+            if not self._between and self._received > (WHOLE if self._head_ended else HEAD):
+                REFUSED.labels("large").inc()
+                self._turn_away(Problem("too_large", f"head: expected at most {HEAD:,} bytes"))
             return
         end = data.find(b"\r\n\r\n") + 4
         head = data[:end]
         known = _heads.get(head)
         if known is not None and len(data) == end + known.length:
-            exchange = _Exchange(self, known.verb, None)
-            self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
-            self._begin(exchange, data[end:])
-            return
+            caller = self.acks.access.consumer(known.digest)
+            if caller is not None:
+                exchange = _Exchange(self, known.verb, caller, None)
+                self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
+                self._begin(exchange, data[end:])
+                return
         super().data_received(data)
         made: Any = self.cycle
         if (
             made is not cycle
+            and end <= _LONGEST_HEAD
             and type(made) is _Exchange
             and made.key is made.request_id is None
             and len(data) == end + made.length
         ):
             if len(_heads) >= _MOST_HEADS:
                 _heads.clear()
-            _heads[head] = _Head(made.verb, made.length)
+            _heads[head] = _Head(made.verb, made.length, made.caller.digest)
 
     def on_message_begin(self) -> None:
-        self._between = False
+        self._between = self._head_ended = False
+        self._received = 0
+        self._began = self.loop.time()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._head_ended = True
         verb = _VERBS.get(self.url)
         if verb is None or not self._short or not self._take(verb):
             super().on_headers_complete()
@@ -176,6 +276,7 @@ class AckProtocol(HttpToolsProtocol):
             (self.cycle is not None and not self.cycle.response_complete)
             or self.expect_100_continue
             or self.limit_concurrency is not None
+            or self.flow.write_paused
             or parser.get_method() != b"POST"
             or parser.get_http_version() != "1.1"
             or not parser.should_keep_alive()
@@ -183,7 +284,7 @@ class AckProtocol(HttpToolsProtocol):
         ):
             return False
         content_type = length = b""
-        key = request_id = None
+        key = request_id = authorization = None
         for name, value in self.headers:
             if name == b"content-type":
                 content_type = value
@@ -193,11 +294,16 @@ class AckProtocol(HttpToolsProtocol):
                 return False
             elif name == b"idempotency-key" and key is None:
                 key = value
+            elif name == b"authorization" and authorization is None:
+                authorization = value
             elif name == WIRE_HEADER and request_id is None:
                 request_id = value
         if not length.isdigit() or not 0 < int(length) <= body.LIMIT or not body.is_json(content_type):
             return False
-        exchange = _Exchange(self, verb, key)
+        caller = self.acks.access.consumer(digest_of(authorization))
+        if caller is None:
+            return False
+        exchange = _Exchange(self, verb, caller, key)
         exchange.length = int(length)
         exchange.request_id = request_id
         self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
@@ -206,6 +312,15 @@ class AckProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         cycle: Any = self.cycle
         if type(cycle) is _Exchange:
+            if cycle.response_complete:
+                return
+            try:
+                self.acks.state.room.take(len(body))
+            except Problem as problem:
+                self._give_room(cycle)
+                cycle.refuse(problem)
+                return
+            cycle.held += len(body)
             cycle.parts.append(body)
         else:
             super().on_body(body)
@@ -216,32 +331,49 @@ class AckProtocol(HttpToolsProtocol):
         if type(exchange) is not _Exchange:
             super().on_message_complete()
             return
+        if exchange.response_complete:
+            return
         parts, exchange.parts = exchange.parts, []
         self._begin(exchange, parts[0] if len(parts) == 1 else b"".join(parts))
 
+    def _give_room(self, exchange: _Exchange) -> None:
+        self.acks.state.room.give(exchange.held)
+        exchange.held = 0
+        exchange.parts = []
+
     def _begin(self, exchange: _Exchange, content: bytes) -> None:
         """The request is here: queue it, or refuse it."""
+        room = self.acks.state.room
+        held, exchange.held = exchange.held, 0
         try:
-            call, unchecked = self.acks.parse(exchange.verb, exchange.key, content)
-            if not unchecked:
+            call, check = self.acks.parse(exchange.verb, exchange.key, content, exchange.caller)
+            if check is None:
                 self.acks.submit(call, exchange)
                 return
+            # It will wait for a thread, with all that it brought.
+            if not held:
+                room.take(len(content))
+                held = len(content)
+            task = self.loop.create_task(self._check_first(exchange, call, check, held))
+            held = 0
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
         except Exception as error:  # noqa: BLE001  # the outermost place there is: all becomes a problem
             exchange.refuse(error)
-            return
-        task = self.loop.create_task(self._check_first(exchange, call, unchecked))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        finally:
+            room.give(held)
 
-    async def _check_first(self, exchange: _Exchange, call: Call, unchecked: MaskPlaces) -> None:
+    async def _check_first(self, exchange: _Exchange, call: Call, check: Check, held: int) -> None:
         try:
-            await self.acks.check(unchecked)
+            await run_in_threadpool(check)
             self.acks.submit(call, exchange)
         except Exception as error:  # noqa: BLE001  # as above
             exchange.refuse(error)
         except asyncio.CancelledError:
             self.transport.close()
             raise
+        finally:
+            self.acks.state.room.give(held)
 
     def answered(self) -> None:
         """After an answer on the short way: as `on_response_complete`, but the timer of an idle connection runs on, and
@@ -251,6 +383,10 @@ class AckProtocol(HttpToolsProtocol):
             self.on_response_complete()
         else:
             self.server_state.total_requests += 1
+
+    def on_response_complete(self) -> None:
+        self._last = self.loop.time()
+        super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
         cycle: Any = self.cycle

@@ -8,14 +8,26 @@ import uuid
 from collections.abc import Iterable
 from typing import Final
 
+import anyio.to_thread
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.metrics import REQUESTS
+from api import problems
+from api.metrics import REFUSED, REQUESTS
+from api.problems import Problem
 
 HEADER: Final = "X-Request-Id"
 WIRE_HEADER: Final = HEADER.lower().encode()
 """As servers hand it on."""
+USUAL: Final = {
+    # What comes from the API is for programs: no browser is to guess what it is, run it, frame it, embed or keep it.
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"referrer-policy": b"no-referrer",
+    b"x-content-type-options": b"nosniff",
+    b"cache-control": b"no-store",
+}
+"""Headers of each answer, where its route says nothing else."""
 _GIVEN: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
@@ -32,11 +44,21 @@ def given_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     return next((value for name, value in headers if name == WIRE_HEADER), None)
 
 
+ALWAYS_ANSWERED: Final = frozenset({"/healthz", "/metrics"})
+"""Paths that need no thread of the pool, and are answered whatever waits for one."""
+
+
+def _waiting() -> int:
+    """Requests that wait for a thread."""
+    return anyio.to_thread.current_default_thread_limiter().statistics().tasks_waiting
+
+
 class Requests:
     """Stands outside of FastAPI's stack, so that the answer to an unexpected error has its id too."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, most_waiting: int) -> None:
         self.app = app
+        self.most_waiting = most_waiting
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,12 +73,22 @@ class Requests:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (WIRE_HEADER, name.encode())]
+                headers = message["headers"]
+                said = {name for name, _ in headers}
+                usual = [header for header in USUAL.items() if header[0] not in said]
+                message["headers"] = [*headers, *usual, (WIRE_HEADER, name.encode())]
             await send(message)
 
+        # A pipelined request begins in the context of the one before it.
+        structlog.contextvars.unbind_contextvars("token")
         with structlog.contextvars.bound_contextvars(request_id=name):
             try:
-                await self.app(scope, receive, send_named)
+                if path not in ALWAYS_ANSWERED and _waiting() >= self.most_waiting:
+                    REFUSED.labels("requests").inc()
+                    busy = Problem("unavailable", "too many requests are waiting", headers={"Retry-After": "1"})
+                    await problems.response(busy)(scope, receive, send_named)
+                else:
+                    await self.app(scope, receive, send_named)
             except Exception:  # FastAPI has answered it
                 log.exception("request_failed", method=method, path=path)
             seconds = time.perf_counter() - begun

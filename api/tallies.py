@@ -10,12 +10,14 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from api import body, cursors, models
+from api.access import GuardedRoute, needs
 from api.problems import Problem, documented
 from core import groups, tallies
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
+from lastbit.tokens import Role
 
-router = APIRouter(prefix="/v1/tallies", tags=["tallies"])
+router = APIRouter(prefix="/v1/tallies", route_class=GuardedRoute, tags=["tallies"])
 
 MAX_ENTRIES: Final = 10_000
 
@@ -115,10 +117,12 @@ _BODY: Final = {
 @router.post(
     "/{tally}/apply", response_model=AppliedEntries, responses=documented(404, 409, 413, 415, 422), openapi_extra=_BODY
 )
+@needs(Role.CONSUME)
 async def apply_entries(tally: TallyName, request: Request) -> Response:
     """Add each entry once, all in one transaction: those that are at or below their guard had been added before. The
     messages of one source must come to a key in their order."""
-    wanted = body.decoded(_DECODER, await body.read(request.scope, request.receive))
+    async with body.reading(request.scope, request.receive, request.app.state.room) as content:
+        wanted = body.decoded(_DECODER, content)
     if len(wanted.entries) > MAX_ENTRIES:
         raise Problem(
             "too_large", f"body.entries: expected at most {MAX_ENTRIES:,} entries, got {len(wanted.entries):,}"
@@ -142,6 +146,7 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
 
 
 @router.get("/{tally}/{key:path}", response_model=TallyValue, responses=documented(422))
+@needs(Role.READ)
 def get_value(tally: TallyName, key: TallyKey, request: Request) -> dict[str, Any]:
     """The total of a key and the sub-counters that it is the sum of; 0 where nothing was ever added."""
     found = _service(request).tally_value(tally, key)
@@ -150,6 +155,7 @@ def get_value(tally: TallyName, key: TallyKey, request: Request) -> dict[str, An
 
 
 @router.get("/{tally}", response_model=TallyPage, responses=documented(422))
+@needs(Role.READ)
 def list_totals(
     tally: TallyName,
     request: Request,
@@ -168,6 +174,7 @@ def list_totals(
 
 
 @router.delete("/{tally}", status_code=204, responses=documented(422))
+@needs(Role.ADMIN)
 def delete_tally(tally: TallyName, request: Request) -> Response:
     """Remove the tally and its guards: what is applied again counts again."""
     _service(request).delete_tally(tally)

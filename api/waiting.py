@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +26,8 @@ READ: Final = 1000
 """Events of one reading."""
 KEPT: Final = 10_000
 """Events that were read and stay at hand: so many followers don't read them again each for himself."""
+KEPT_BYTES: Final = 32 * 2**20
+"""Of their data, at most: one event may bear 64 KiB."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +36,8 @@ class Follower:
 
     types: frozenset[str]
     batch: int | None
+    prefix: str | None = None
+    """With which the keys of the events begin that he may see."""
     beginning: str = ""
     """Of the types that are wanted."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,6 +46,7 @@ class Follower:
         return (
             (not self.types or event.type in self.types)
             and (self.batch is None or event.batch == self.batch)
+            and (self.prefix is None or (event.key is not None and event.key.startswith(self.prefix)))
             and event.type.startswith(self.beginning)
         )
 
@@ -59,7 +64,8 @@ class Waiting:
         self._begun: asyncio.Future[None] | None = None
         """Done once the reader knows where the feed stood: what is appended after that, it will tell."""
         self._position = 0
-        self._kept: deque[feed.Event] = deque(maxlen=KEPT)
+        self._kept: deque[feed.Event] = deque()
+        self._kept_bytes = 0
         self._appended = asyncio.Event()
         self._closed = False
         service.on_append(self._hear)
@@ -81,10 +87,10 @@ class Waiting:
 
     @contextlib.asynccontextmanager
     async def follow(
-        self, types: Collection[str] = (), batch: int | None = None, beginning: str = ""
+        self, types: Collection[str] = (), batch: int | None = None, prefix: str | None = None, *, beginning: str = ""
     ) -> AsyncIterator[Follower]:
         """Begin to follow, then read, then wait. Raises `errors.Unavailable`."""
-        follower = Follower(frozenset(types), batch, beginning)
+        follower = Follower(frozenset(types), batch, prefix, beginning)
         self._followers.add(follower)
         try:
             await self._begin(follower.woken)
@@ -130,7 +136,9 @@ class Waiting:
                         return feed.Page(found, event.position, position)
             return feed.Page(found, position, position)
         return await run_in_threadpool(
-            lambda: self._service.events(after, limit, types=follower.types, batch=follower.batch)
+            lambda: self._service.events(
+                after, limit, types=follower.types, batch=follower.batch, prefix=follower.prefix
+            )
         )
 
     def close(self) -> None:
@@ -165,7 +173,7 @@ class Waiting:
         await asyncio.shield(self._begun)
 
     async def _run(self, begun: asyncio.Future[None]) -> None:
-        self._kept.clear()
+        self._forget()
         try:
             self._position = await run_in_threadpool(self._service.feed_head)
         except Exception as error:  # noqa: BLE001  # it is theirs who asked
@@ -188,15 +196,25 @@ class Waiting:
                 page = await run_in_threadpool(self._service.events, self._position, READ)
             except errors.PositionTrimmed as gone:
                 # We were away for long: everybody looks for himself.
-                self._kept.clear()
+                self._forget()
                 self._position = gone.trimmed
                 self._wake_all()
                 continue
             self._position = page.next
-            self._kept.extend(page.events)
+            self._keep(page.events)
             self._tell(page.events)
             if len(page.events) < READ:
                 return
+
+    def _keep(self, events: Sequence[feed.Event]) -> None:
+        self._kept.extend(events)
+        self._kept_bytes += sum(map(_size, events))
+        while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= _size(self._kept.popleft())
+
+    def _forget(self) -> None:
+        self._kept.clear()
+        self._kept_bytes = 0
 
     def _tell(self, events: Iterable[feed.Event]) -> None:
         for event in events:
@@ -206,6 +224,10 @@ class Waiting:
             for follower in self._followers:
                 if not follower.woken.is_set() and follower.wants(event):
                     follower.woken.set()
+
+
+def _size(event: feed.Event) -> int:
+    return len(event.data or "")
 
 
 def _above(kept: deque[feed.Event], after: int) -> Iterable[feed.Event]:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, Field, model_validator
 
 from api import cursors, models
+from api.access import needs
 from api.body import JsonRoute
 from api.events import Name
 from api.models import BatchId, Body, Key
@@ -17,6 +18,7 @@ from core import targets, webhooks
 from core.service import Service
 from core.webhooks import Progress
 from lastbit.ids import INTEGER_LIMIT
+from lastbit.tokens import Role
 
 router = APIRouter(prefix="/v1/webhooks", route_class=JsonRoute, tags=["webhooks"])
 of_batches = APIRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
@@ -121,6 +123,7 @@ def _webhook(webhook: webhooks.Webhook) -> dict[str, Any]:
 
 
 @router.post("", status_code=201, response_model=CreatedWebhook, responses=documented(413, 415, 422))
+@needs(Role.ADMIN)
 def create_webhook(body: NewWebhook, request: Request, response: Response) -> dict[str, Any]:
     """Subscribe a URL to the events from now on. The answer has the secret, and no later one has it again."""
     created = _service(request).create_webhook(body.url, body.types, body.label)
@@ -130,6 +133,7 @@ def create_webhook(body: NewWebhook, request: Request, response: Response) -> di
 
 
 @router.get("", response_model=WebhookPage, responses=documented(422))
+@needs(Role.ADMIN)
 def list_webhooks(request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
     """The webhooks, newest first."""
     found, before = _service(request).list_webhooks(cursors.decode("webhooks", cursor), limit)
@@ -138,12 +142,14 @@ def list_webhooks(request: Request, limit: Limit = 100, cursor: Cursor = None) -
 
 
 @router.get("/{id}", response_model=Webhook, responses=documented(404, 422))
+@needs(Role.ADMIN)
 def get_webhook(webhook: WebhookId, request: Request) -> dict[str, Any]:
     """One webhook."""
     return _webhook(_service(request).get_webhook(webhook))
 
 
 @router.delete("/{id}", status_code=204, responses=documented(404, 422))
+@needs(Role.ADMIN)
 def delete_webhook(webhook: WebhookId, request: Request) -> Response:
     """Send it nothing more, and remove it with its deliveries."""
     _service(request).delete_webhook(webhook)
@@ -151,6 +157,7 @@ def delete_webhook(webhook: WebhookId, request: Request) -> Response:
 
 
 @router.get("/{id}/deliveries", response_model=DeliveryPage, responses=documented(404, 422))
+@needs(Role.ADMIN)
 def list_deliveries(
     webhook: WebhookId,
     request: Request,
@@ -167,6 +174,7 @@ def list_deliveries(
 
 
 @router.post("/{id}/redeliver", response_model=Redelivered, responses=documented(404, 409, 410, 413, 415, 422))
+@needs(Role.ADMIN)
 def redeliver(webhook: WebhookId, body: Redelivery, request: Request) -> dict[str, Any]:
     """Send an event again, whatever became of it, or all that are dead. Attempts are counted anew."""
     count = _service(request).redeliver(webhook, position=body.position, event=body.event)
@@ -174,6 +182,7 @@ def redeliver(webhook: WebhookId, body: Redelivery, request: Request) -> dict[st
 
 
 @router.post("/{id}/test", response_model=Tested, responses=documented(404, 413, 415, 422))
+@needs(Role.ADMIN)
 def test_webhook(webhook: WebhookId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
     """Send one `webhook.test` event right away, and answer what came back. It is not in the feed."""
     event, answer = _service(request).test_webhook(webhook)
@@ -187,6 +196,7 @@ def test_webhook(webhook: WebhookId, body: models.EmptyBody, request: Request) -
 
 
 @of_batches.get("/{id}/deliveries", response_model=BatchDeliveries, responses=documented(404, 422))
+@needs(Role.READ)
 def deliveries_of_a_batch(batch: BatchId, request: Request) -> dict[str, Any]:
     """Who was told of the batch's events, and what came of it."""
     return {"deliveries": [_delivery(each) for each in _service(request).batch_deliveries(batch)]}

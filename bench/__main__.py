@@ -8,7 +8,19 @@ import importlib
 from bench.measure import Scale
 
 QUESTIONS = (
-    *("acks", "bulk", "extend", "status", "storage", "wait", "scale", "durability", "peers", "celery", "spark"),
+    "acks",
+    "bulk",
+    "extend",
+    "status",
+    "storage",
+    "wait",
+    "tallies",
+    "ordered",
+    "scale",
+    "durability",
+    "peers",
+    "celery",
+    "spark",
     "processes",
 )
 

@@ -27,8 +27,8 @@ from celery.exceptions import TimeoutError as NotFinished
 from bench import measure
 from bench.measure import Scale
 from bench.peer import tasks
-from bench.peer.redis_server import RedisServer, redis_server
 from lastbit import Client
+from tests.brokers import RedisServer, redis_server
 from tests.servers import ROOT, ServiceProcess
 
 PREFORK = "prefork, 2 processes"

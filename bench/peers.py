@@ -24,9 +24,9 @@ from bench.peer.carlyle import Carlyle
 from bench.peer.direct import Lastbit, Peer
 from bench.peer.recipe import Recipe
 from bench.peer.redis_bits import RedisBits
-from bench.peer.redis_server import SYNCED, RedisServer, redis_server
 from bench.peer.rows import Rows
 from lastbit.ids import DEFAULT_GROUP_SIZE, item_id
+from tests.brokers import SYNCED, RedisServer, redis_server
 from tests.servers import MariaDB
 
 IDS = 100

@@ -186,8 +186,8 @@ def _load(tx: Connection, work: _Flush, held: Held, rows: Sequence[Sequence[Any]
 
 
 def _admit(work: _Flush, unit: Unit) -> Outcome:
-    """Reject what was never issued or whose batch is gone; remember which groups are wanted."""
-    row = work.seen.get(unit.batch)
+    """Reject what was never issued or whose batch is gone or withheld; remember which groups are wanted."""
+    row = None if unit.batch in unit.call.withheld else work.seen.get(unit.batch)
     if row is None or row.state not in TAKES_ACKS:
         reason = "unknown_batch" if row is None else str(row.state)
         rejected = [Rejected(reason, item=ItemId(unit.batch, g, i)) for g, i in unit.ids()]

@@ -15,7 +15,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -143,12 +143,20 @@ def get(tx: Connection, batch: int) -> Batch:
     return from_row(row)
 
 
-def group_sizes(tx: Connection, ids: Collection[int]) -> dict[int, int]:
+class Fixed(NamedTuple):
+    """What never changes of a batch."""
+
+    group_size: int
+    key: str | None
+
+
+def fixed(tx: Connection, ids: Collection[int]) -> dict[int, Fixed]:
     """Of those of `ids` that exist."""
-    found: dict[int, int] = {}
+    found: dict[int, Fixed] = {}
     for part in chunks(sorted(ids), LIST):
-        query = sa.select(_table.id, _table.group_size).where(_table.id.in_(part), _table.state != State.DELETING)
-        found |= {row.id: row.group_size for row in tx.execute(query)}
+        query = sa.select(_table.id, _table.group_size, _table.batch_key)
+        rows = tx.execute(query.where(_table.id.in_(part), _table.state != State.DELETING))
+        found |= {row.id: Fixed(row.group_size, row.batch_key) for row in rows}
     return found
 
 
@@ -188,14 +196,18 @@ def update(tx: Connection, batch: int, **values: Any) -> None:
     tx.execute(sa.update(tables.batches).where(_table.id == batch).values(**values))
 
 
-def open_batch(tx: Connection, opening: Opening, idempotency_key: str | None, fingerprint: bytes) -> Opened:
-    """Insert the batch; extended and sealed too, where the opening says so. `fingerprint` names the request.
+def open_batch(
+    tx: Connection, opening: Opening, idempotency_key: str | None, fingerprint: bytes, prefix: str | None = None
+) -> Opened:
+    """Insert the batch; extended and sealed too, where the opening says so. `fingerprint` names the request; with
+    `prefix` its key is one of those that are limited to it.
 
     Raises `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for a parent that can't have this child.
     """
     asked = opening.fingerprint()
+    stored = _open_key(idempotency_key, prefix)
     if idempotency_key is not None:
-        query = sa.select(*_COLUMNS).where(_table.open_key == idempotency_key).with_for_update()
+        query = sa.select(*_COLUMNS).where(_table.open_key == stored).with_for_update()
         row = tx.execute(query).mappings().first()
         if row is not None:
             batch = from_row(row)
@@ -218,7 +230,7 @@ def open_batch(tx: Connection, opening: Opening, idempotency_key: str | None, fi
                 state=State.COMPLETE if newly else state,
                 full_prefix=0,
                 expires_in=opening.expires_in,
-                open_key=idempotency_key,
+                open_key=stored,
                 open_hash=asked if idempotency_key is not None else None,
                 open_count=opening.items,
                 completed_by=fingerprint if newly else None,
@@ -240,6 +252,13 @@ def open_batch(tx: Connection, opening: Opening, idempotency_key: str | None, fi
     happened = ["opened", *(["sealed"] if opening.sealed else []), *(["completed", "succeeded"] if newly else [])]
     feed.append(tx, [event(batch, name) for name in happened])
     return Opened(batch, 0, opening.items, newly, replayed=False)
+
+
+def _open_key(idempotency_key: str | None, prefix: str | None) -> str | None:
+    """Keys of opens are global, but callers that are limited to different prefixes don't meet each other's."""
+    if idempotency_key is None or prefix is None:
+        return idempotency_key
+    return "limited:" + hashlib.sha256(json.dumps([prefix, idempotency_key]).encode()).hexdigest()
 
 
 def extend(tx: Connection, batch_id: int, count: int, idempotency_key: str | None) -> Extended:
@@ -330,14 +349,18 @@ def page(
     state: State | None = None,
     key: str | None = None,
     labels: Mapping[str, str] | None = None,
+    prefix: str | None = None,
     before: int | None = None,
     limit: int = 100,
 ) -> Page:
-    """Batches newest first. A page looks at `SCAN` rows at most, so with labels it may be empty and not the last."""
+    """Batches newest first; with `prefix`, of those whose key begins so. A page looks at `SCAN` rows at most, so with
+    labels it may be empty and not the last."""
     query = sa.select(*_COLUMNS).order_by(_table.id.desc())
     query = query.where(_table.state == state if state else _table.state != State.DELETING)
     if key is not None:
         query = query.where(_table.batch_key == key)
+    if prefix is not None:
+        query = query.where(tables.begins(_table.batch_key, prefix))
     if before is not None:
         query = query.where(_table.id < before)
     wanted = dict(labels or {})

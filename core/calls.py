@@ -27,6 +27,10 @@ REASON_ITEMS: Final = 20_000
 """About how many items with a reason one unit may bear: each is a row to write."""
 
 
+SMALL: Final = 4096
+"""Bytes below which a unit's size is not worth counting."""
+
+
 class Verb(StrEnum):
     ACK = "ack"
     FAIL = "fail"
@@ -100,6 +104,8 @@ class Unit:
     batch: int
     indexes: dict[int, list[int]] = field(default_factory=dict)
     masks: dict[int, bitarray] = field(default_factory=dict)
+    size: int = 0
+    """About how many bytes it takes; 0 of a small one."""
 
     @property
     def verb(self) -> Verb:
@@ -117,6 +123,12 @@ class Unit:
         for group, indexes in self.indexes.items():
             for index in indexes:
                 yield group, index
+
+    def measure(self) -> None:
+        """Set `size`."""
+        ids = sum(map(len, self.indexes.values()))
+        size = 40 * ids + 200 * (len(self.indexes) + len(self.masks)) + sum(m.nbytes for m in self.masks.values())
+        self.size = size if size >= SMALL else 0
 
     def chunks(self) -> Iterator[Unit]:
         """The same in ascending chunks of at most `UNIT_GROUPS` groups, fewer where many reasons are to be written."""
@@ -145,6 +157,8 @@ class Call:
     reason: str | None = None
     idempotency_key: str | None = None
     units: dict[int, Unit] = field(default_factory=dict)
+    withheld: Set[int] = frozenset()
+    """Batches that this caller must not touch: to him they are unknown, whatever they are."""
     _fingerprint: bytes | None = None
 
     @classmethod
@@ -194,7 +208,10 @@ class Call:
             (unit,) = self.units.values()
             if len(unit.indexes) == 1 and not unit.masks and self.reason is None:
                 return [unit]
-        return [chunk for unit in self.units.values() for chunk in unit.chunks()]
+        chunks = [chunk for unit in self.units.values() for chunk in unit.chunks()]
+        for chunk in chunks:
+            chunk.measure()
+        return chunks
 
     def unit(self, batch: int) -> Unit:
         found = self.units.get(batch)

@@ -42,6 +42,8 @@ FLUSH_UNITS: Final = 4096
 """The most units of one flush; single acks of one group would otherwise be taken without end."""
 MAX_WAITING: Final = 50_000
 """Units that may wait before callers are told to come back."""
+MAX_BYTES: Final = 256 * 2**20
+"""Bytes that large units may take while they wait: some 60 calls of 4,096 masks each."""
 
 GATHER: Final = 0.002
 """Seconds to wait, after a flush that several calls shared, for those callers to come back."""
@@ -237,11 +239,14 @@ class _Lane:
 class Combiner:
     """See the module. `commit` is called from the combiner's own threads."""
 
-    def __init__(self, commit: Commit, *, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, commit: Commit, *, max_waiting: int = MAX_WAITING, max_bytes: int = MAX_BYTES) -> None:
         self._commit = commit
         self._max_waiting = max_waiting
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._waiting = 0
+        self._bytes = 0
+        """Of the large units among them."""
         self._stuck: dict[int, int] = {}
         """Batches of the second lane → their units there."""
         self._main = _Lane("combiner", self._lock, self._flush)
@@ -256,16 +261,20 @@ class Combiner:
         if not units:
             deliver([pending])
             return
+        size = sum([unit.size for unit in units])
         with self._lock:
             if self._stopping:
                 raise errors.Unavailable("the service is stopping")
             if self._waiting and self._waiting + len(units) > self._max_waiting:
                 raise errors.Overloaded(f"{self._waiting:,} acks are waiting already")
+            if self._bytes and self._bytes + size > self._max_bytes:
+                raise errors.Overloaded(f"{self._bytes:,} bytes of acks are waiting already")
             if not self._started:
                 self._started = True
                 self._main.thread.start()
                 self._patient.thread.start()
             self._waiting += len(units)
+            self._bytes += size
             for unit in units:
                 if unit.batch in self._stuck:
                     self._stuck[unit.batch] += 1
@@ -284,6 +293,12 @@ class Combiner:
                 lane.wake.notify_all()
             if self._started:
                 lane.thread.join()
+
+    def _leave(self, taken: list[_Waiting]) -> None:
+        """They are answered. Under the lock."""
+        self._waiting -= len(taken)
+        if self._bytes:
+            self._bytes -= sum([unit.size for unit, _ in taken])
 
     def _flush(self, taken: list[_Waiting]) -> None:
         if self._attempt(taken, lock_waits=0):
@@ -328,12 +343,12 @@ class Combiner:
             if not isinstance(error, errors.CoreError):
                 log.exception("flush_failed", units=len(live))
             with self._lock:
-                self._waiting -= len(taken)
+                self._leave(taken)
                 over = [pending for _, pending in taken if pending.fail(error)]
             _deliver(over)
             return True
         with self._lock:
-            self._waiting -= len(taken)
+            self._leave(taken)
             over = [pending for (_, pending), outcome in zip(live, outcomes, strict=True) if pending.settle(outcome)]
         _deliver(over)
         return True

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
@@ -38,6 +38,10 @@ PAGE: Final = 500
 """Positions of the feed that one transaction plans."""
 CANDIDATES: Final = 64
 """Due deliveries among which a claim chooses. By chance, so that dispatchers seldom want the same."""
+PARTITIONS: Final = 64
+"""Into which deliveries are divided by their ids, so that dispatchers can share them (see `replicas`)."""
+OVERDUE: Final = timedelta(seconds=5)
+"""After which a due delivery is anybody's, whose partition it may be in."""
 GONE: Final = 410
 PATIENT: Final = (429, 503)
 """Answers whose Retry-After is heeded."""
@@ -91,26 +95,48 @@ def plan(tx: Connection, webhook: int) -> bool:
     return bool(last < head)
 
 
-def is_due(tx: Connection) -> bool:
-    """Whether anything is."""
-    query = sa.select(_deliveries.id).where(
-        _deliveries.state == Progress.PENDING, _deliveries.due_at <= tables.utc_now()
-    )
+def is_due(tx: Connection, partitions: Collection[int] | None = None) -> bool:
+    """Whether anything is, that `claim` may claim with the same `partitions`."""
+    now = _now(tx)
+    query = sa.select(_deliveries.id).where(*_due(now), *_shared(partitions, now))
     return tx.execute(query.limit(1)).first() is not None
 
 
-def claim(tx: Connection, lease: timedelta, limit: int, room: Mapping[int, int], share: int) -> tuple[list[Claim], int]:
-    """Claim at most `limit` due deliveries: of each webhook at most its `room`, or `share` where that says nothing.
+def _now(tx: Connection) -> datetime:
+    now: datetime = tx.execute(sa.select(tables.utc_now())).scalar_one()
+    return now
+
+
+def _due(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+    return _deliveries.state == Progress.PENDING, _deliveries.due_at <= now
+
+
+def _shared(partitions: Collection[int] | None, now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+    if partitions is None or len(partitions) == PARTITIONS:
+        return ()
+    own = (_deliveries.id % PARTITIONS).in_(sorted(partitions))
+    return (sa.or_(own, _deliveries.due_at <= now - OVERDUE),)
+
+
+def claim(
+    tx: Connection,
+    lease: timedelta,
+    limit: int,
+    room: Mapping[int, int],
+    share: int,
+    partitions: Collection[int] | None = None,
+) -> tuple[list[Claim], int]:
+    """Claim at most `limit` due deliveries: of each webhook at most its `room`, or `share` where that says nothing; of
+    these `partitions`, where they are given, and what is overdue.
 
     Due deliveries of webhooks that are disabled or gone die here; the second value is how many did.
     """
-    now = tx.scalar(sa.select(tables.utc_now()))
-    assert now is not None
-    due = sa.and_(_deliveries.state == Progress.PENDING, _deliveries.due_at <= now)
+    now = _now(tx)
+    due = sa.and_(*_due(now))
     query = (
         sa.select(_deliveries.id, _deliveries.webhook_id, _webhooks.state)
         .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id, isouter=True)
-        .where(due)
+        .where(due, *_shared(partitions, now))
         .order_by(_deliveries.due_at)
         .limit(CANDIDATES)
     )
@@ -182,9 +208,7 @@ def record(tx: Connection, claim: Claim, answer: Answer, backoff: Backoff, chanc
         retry_after = answer.retry_after if answer.status in PATIENT else None
         pause = backoff.pause(attempts, chance, retry_after)
         if pause is not None:
-            now = tx.scalar(sa.select(tables.utc_now()))
-            assert now is not None
-            state, due_at = Progress.PENDING, now + timedelta(seconds=pause)
+            state, due_at = Progress.PENDING, _now(tx) + timedelta(seconds=pause)
     tx.execute(
         sa.update(tables.deliveries)
         .where(_deliveries.id == claim.delivery)

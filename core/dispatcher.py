@@ -4,7 +4,8 @@
 that has recorded its delivery claims the next one itself, so the pace is the receivers', not that of the rounds. No
 webhook has more than its share of the threads: a receiver that hangs delays nobody else.
 
-Any number may run on one database. Killed anywhere, nothing is lost (see `deliveries`).
+Any number may run on one database, and share what is due (see `replicas`). Killed anywhere, nothing is lost (see
+`deliveries`).
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from core import deliveries, errors, metrics, payments, timers, webhooks
 from core.backoff import Backoff
 from core.db import Database
 from core.deliveries import Claim
+from core.replicas import Replica
 from core.webhooks import Answer, Progress, Sender
 
 log = structlog.get_logger(__name__)
 
 
 class Dispatcher:
-    """`lease` must outlast any send."""
+    """`lease` must outlast any send. With a `replica` it claims what is that one's share, without one whatever is
+    due."""
 
     def __init__(
         self,
@@ -39,12 +42,14 @@ class Dispatcher:
         backoff: Backoff,
         lease: timedelta,
         threads: int = 16,
+        replica: Replica | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._database = database
         self._sender = sender
         self._backoff = backoff
         self._lease = lease
+        self._replica = replica
         self._chance = chance
         self._threads = threads
         self._share = max(1, threads // 4)
@@ -57,13 +62,15 @@ class Dispatcher:
 
     def run_once(self) -> int:
         """One round; returns how many sends it has begun. What the database refuses is left to the next round."""
+        self._beat()
         try:
             payments.sweep(self._database)
             metrics.TIMERS_FIRED.inc(timers.fire(self._database))
             for webhook in self._database.read(deliveries.behind):
                 while self._database.write(lambda tx, webhook=webhook: deliveries.plan(tx, webhook), repeatable=True):  # type: ignore[misc]
                     pass
-            claims = self._claim(self._threads) if self._database.read(deliveries.is_due) else []
+            due = self._database.read(lambda tx: deliveries.is_due(tx, self._partitions))
+            claims = self._claim(self._threads) if due else []
         except errors.CoreError as error:
             log.warning("dispatcher_waits", error=str(error))
             return 0
@@ -79,9 +86,25 @@ class Dispatcher:
             wait(sending)
 
     def stop(self) -> None:
-        """Finish what is being sent, begin nothing more."""
+        """Leave the rest to the other replicas, finish what is being sent, begin nothing more."""
         self._stopping = True
+        if self._replica is not None:
+            try:
+                self._replica.leave()
+            except errors.CoreError as error:  # its lease ends, then
+                log.warning("dispatcher_waits", error=str(error))
         self._pool.shutdown()
+
+    def _beat(self) -> None:
+        if self._replica is not None:
+            try:
+                self._replica.beat()
+            except errors.CoreError as error:  # the round may go well all the same
+                log.warning("dispatcher_waits", error=str(error))
+
+    @property
+    def _partitions(self) -> frozenset[int] | None:
+        return None if self._replica is None else self._replica.partitions
 
     def _claim(self, most: int) -> list[Claim]:
         """Under a lock, so that the shares are kept."""
@@ -92,7 +115,7 @@ class Dispatcher:
             room = {webhook: self._share - count for webhook, count in self._busy.items()}
             while True:
                 claims, died = self._database.write(
-                    lambda tx: deliveries.claim(tx, self._lease, free, room, self._share)
+                    lambda tx: deliveries.claim(tx, self._lease, free, room, self._share, self._partitions)
                 )
                 if claims or not died:  # those that died stood in front of the others
                     break

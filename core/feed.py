@@ -155,9 +155,16 @@ def head(tx: Connection) -> int:
 
 
 def read(
-    snapshot: Connection, after: int | None, limit: int, *, types: Collection[str] = (), batch: int | None = None
+    snapshot: Connection,
+    after: int | None,
+    limit: int,
+    *,
+    types: Collection[str] = (),
+    batch: int | None = None,
+    prefix: str | None = None,
 ) -> Page:
-    """Events above `after` (None: all that are kept), at most `limit`. `snapshot` is one, so that what was trimmed
+    """Events above `after` (None: all that are kept), at most `limit`; with `prefix`, of those whose key begins so.
+    `snapshot` is one, so that what was trimmed
     can't look like a gap.
 
     Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was never given.
@@ -174,6 +181,8 @@ def read(
         query = query.where(_feed.type.in_(types))
     if batch is not None:
         query = query.where(_feed.batch_id == batch)
+    if prefix is not None:
+        query = query.where(tables.begins(_feed.event_key, prefix))
     events = [event(row) for row in snapshot.execute(query)]
     return Page(events, events[-1].position if len(events) == limit else position, position)
 

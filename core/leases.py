@@ -19,13 +19,16 @@ What could go wrong, and why it cannot:
 * *The clock jumps.* It is the database's, read after the group's row is locked, as a statement that waits has the time
   of before the wait. Forward, leases end early, and their workers are fenced. Backward, no lease and no deadline is
   left further away than it would be if it were given now.
+* *Everybody was cut off for a while*, or the clock jumped forward. Whoever came first would find all others dead and
+  take what they hold, to give it back at once. So a caller whose own lease has ended spares those that were there when
+  it synced last; at its next sync, a third of a ttl later, it spares nobody.
 * *The zombie of a worker that was started again syncs.* It is told that it was replaced, and can't take the name back
   while its successor's lease lasts; the two would fence each other in turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -39,6 +42,9 @@ from core.db import Database
 from core.statements import LIST, chunks
 
 log = structlog.get_logger(__name__)
+
+REPLACED: Final = 8
+"""How many sessions that went by a name before are known."""
 
 _consumers = tables.consumers.c
 _positions = tables.positions.c
@@ -94,6 +100,8 @@ class _Partitions:
     overdue: list[int] = field(default_factory=list)
     mine: list[int] = field(default_factory=list)
     """Those that the caller is not to give back."""
+    leaving: int = 0
+    """How many the caller is to give back."""
     holding: dict[str, int] = field(default_factory=dict)
     """By live worker, how many it is not to give back."""
 
@@ -115,10 +123,12 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
             raise errors.InvalidRequest(f"body.drained[{place}]", f"expected at most {group.partitions - 1}")
     workers = {row.worker: row for row in tx.execute(sa.select(tables.consumers).where(_consumers.group_name == name))}
     before = workers.get(caller.worker)
-    if before is not None and before.replaced == caller.session and before.lease_until >= now:
-        raise errors.SessionReplaced(name, caller.worker)
-    restarted = before is not None and before.session != caller.session
-    gone = sorted(worker for worker, row in workers.items() if worker != caller.worker and row.lease_until < now)
+    restarted = False
+    if before is not None and before.session != caller.session:
+        if caller.session in before.replaced.split() and before.lease_until >= now:
+            raise errors.SessionReplaced(name, caller.worker)
+        restarted = True
+    gone = _gone(workers.values(), before, now, group)
     capacities = {worker: row.capacity for worker, row in workers.items() if worker not in gone}
     capacities[caller.worker] = caller.capacity
     if any(row.lease_until > now + group.ttl for row in workers.values()):
@@ -128,7 +138,8 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     share = shares.targets(found.holding, capacities, group.partitions)[caller.worker]
     mine, surplus = found.mine[:share], found.mine[share:]
     available = sorted(found.free + found.freed + found.overdue)
-    taken = available[: share - len(mine)]
+    most = group.partitions if caller.capacity is None else max(0, caller.capacity - len(mine) - found.leaving)
+    taken = available[: min(share - len(mine), most)]
     freed = sorted({*found.freed, *found.overdue}.difference(taken))
     if restarted:  # this process works on none of them yet, so there is nothing to drain, and all is news to it
         freed, surplus = freed + surplus, []
@@ -173,6 +184,17 @@ def leave(tx: Connection, name: str, worker: str, session: str | None = None) ->
         )
 
 
+def _gone(workers: Iterable[Any], before: Any, now: datetime, group: groups.Group) -> list[str]:
+    """Whose leases have ended. A caller that is late itself spares, this once, those that were there when it synced
+    last."""
+    late = before is not None and before.lease_until < now
+    return sorted(
+        row.worker
+        for row in workers
+        if row.lease_until < now and row is not before and not (late and row.last_seen + group.ttl >= before.last_seen)
+    )
+
+
 def _look(
     tx: Connection, group: groups.Group, now: datetime, caller: Caller, live: Collection[str], *, restarted: bool
 ) -> _Partitions:
@@ -196,6 +218,7 @@ def _look(
             found.overdue.append(number)
         else:
             latest = max(latest, release_by)
+            found.leaving += owner == caller.worker
     if latest > deadline:
         tx.execute(
             sa.update(tables.positions)
@@ -225,10 +248,15 @@ def _update(tx: Connection, name: str, numbers: Sequence[int], **values: Any) ->
 def _renew(tx: Connection, name: str, caller: Caller, before: Any, now: datetime, until: datetime) -> None:
     values = {"session": caller.session, "capacity": caller.capacity, "last_seen": now, "lease_until": until}
     if before is None:
-        tx.execute(sa.insert(tables.consumers).values(group_name=name, worker=caller.worker, started_at=now, **values))
+        tx.execute(
+            sa.insert(tables.consumers).values(
+                group_name=name, worker=caller.worker, replaced="", started_at=now, **values
+            )
+        )
         return
     if before.session != caller.session:
-        values |= {"replaced": before.session, "started_at": now}
+        earlier = [before.session, *before.replaced.split()][:REPLACED]
+        values |= {"replaced": " ".join(earlier), "started_at": now}
     tx.execute(
         sa.update(tables.consumers)
         .where(_consumers.group_name == name, _consumers.worker == caller.worker)

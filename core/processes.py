@@ -16,7 +16,8 @@ can't:
 The process's workers are a consumer group (`definitions`); its partitions share the instances, by the CRC-32 of their
 names, and each of them reads the whole feed, passing over what belongs to others.
 
-Lock order: consumer_groups → positions → inbox → processes → outbox → timers → … → feed_head.
+Lock order: consumer_groups → positions → inbox → processes → timers → … → feed_head. Rows of the outbox are new ones,
+and nobody else makes them while the instance is locked.
 """
 
 from __future__ import annotations

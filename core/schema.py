@@ -37,13 +37,18 @@ def _known() -> tuple[str, frozenset[str]]:
     return head, frozenset(revision.revision for revision in script.walk_revisions())
 
 
+def current(tx: Connection) -> str | None:
+    """The revision that the database has."""
+    return MigrationContext.configure(tx).get_current_revision()
+
+
 def check(tx: Connection) -> None:
     """Raise `errors.Misconfigured` where the schema is missing or older than this code."""
-    current = MigrationContext.configure(tx).get_current_revision()
+    revision = current(tx)
     newest, all_known = _known()
-    if current == newest or (current is not None and current not in all_known):
+    if revision == newest or (revision is not None and revision not in all_known):
         return
-    was = "no schema" if current is None else f"the schema of revision {current}"
+    was = "no schema" if revision is None else f"the schema of revision {revision}"
     raise errors.Misconfigured(
         f"the database has {was}, this release needs revision {newest}: run `python -m api migrate` (with the same "
         "LASTBIT_DATABASE_URL or --database-url), then start again"
@@ -70,12 +75,12 @@ def migrate(database: Database, revision: str = "head") -> None:
 
 
 def _migrate(connection: Connection, revision: str) -> None:
-    current = MigrationContext.configure(connection).get_current_revision()
-    if current is not None and current not in _known()[1]:
+    was = current(connection)
+    if was is not None and was not in _known()[1]:
         return  # a newer release was here; it serves this one
     config = _config()
     config.attributes["connection"] = connection
-    if revision == "head" or current is None or not _is_behind(revision, current):
+    if revision == "head" or was is None or not _is_behind(revision, was):
         command.upgrade(config, revision)
     else:
         command.downgrade(config, revision)

@@ -5,7 +5,7 @@ Methods block; they are called from threads. `ack` only queues: its future is do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
@@ -58,6 +58,10 @@ def _tell(over: Sequence[Pending]) -> None:
             each.to.set_result(each.answer)
 
 
+def _begins(batch: batches.Fixed | None, prefix: str) -> bool:
+    return batch is not None and batch.key is not None and batch.key.startswith(prefix)
+
+
 class Service:
     """Everything that a client can ask. Close it with `stop`: it answers the acks under way first. `sender` is for
     webhooks: without one they can be neither made nor tested."""
@@ -70,14 +74,20 @@ class Service:
         self._acks = combiner(self._commit)
         self._held = Held()
         database.on_connect(self._held.clear)
-        self._group_sizes: dict[int, int] = {}
-        """Of batches seen in masks. A batch's group_size never changes and ids never come back."""
+        self._fixed: dict[int, batches.Fixed] = {}
+        """Of batches seen in masks, or named by limited callers; ids never come back."""
 
-    def open(self, opening: batches.Opening, idempotency_key: str | None = None) -> batches.Opened:
-        """Raises `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for an impossible parent."""
+    def open(
+        self, opening: batches.Opening, idempotency_key: str | None = None, *, prefix: str | None = None
+    ) -> batches.Opened:
+        """With `prefix`, for a caller that is limited to it: to him, the keys of others' opens and parents are unknown.
+        Raises `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for an impossible parent."""
+        parent = opening.parent
+        if prefix is not None and parent is not None and not self._covered(parent.batch, prefix):
+            raise errors.InvalidRequest("body.parent", f"there is no batch {parent.batch}")
         fingerprint = request_fingerprint("open", idempotency_key, opening.fingerprint())
         opened = self.database.write(
-            lambda tx: batches.open_batch(tx, opening, idempotency_key, fingerprint),
+            lambda tx: batches.open_batch(tx, opening, idempotency_key, fingerprint, prefix),
             repeatable=idempotency_key is not None,
         )
         self._paid(opened.batch)
@@ -143,22 +153,41 @@ class Service:
         if batch.parent_due is not None:
             self._pay([batch.id])
 
-    def widths_known(self, masks: MaskPlaces) -> bool:
-        """Whether `check_widths` would need the database."""
-        return all(batch in self._group_sizes for _, batch, _ in masks)
+    def is_known(self, wanted: Iterable[int]) -> bool:
+        """Whether all that never changes of these batches is at hand: then `check` asks no database."""
+        return all(batch in self._fixed for batch in wanted)
 
-    def check_widths(self, masks: MaskPlaces) -> None:
-        """Raise `errors.InvalidRequest` for the first mask that is longer than its batch's group_size allows. To be
-        done before a call is queued, so that of a malformed one nothing is applied."""
-        unknown = {batch for _, batch, _ in masks} - self._group_sizes.keys()
-        found: Mapping[int, int] = {}
-        if unknown:
-            found = self.database.read(lambda tx: batches.group_sizes(tx, unknown))
-            if len(self._group_sizes) > 100_000:
-                self._group_sizes.clear()
-            self._group_sizes |= found
+    def check(self, call: Call, masks: MaskPlaces, prefix: str | None = None) -> None:
+        """Raise `errors.InvalidRequest` for the first mask that is longer than its batch's group_size allows; with
+        `prefix`, withhold the batches whose key doesn't begin so. To be done before a call is queued, so that of a
+        malformed one nothing is applied."""
+        fixed = self._look_up({batch for _, batch, _ in masks} if prefix is None else call.units)
+        if prefix is not None:
+            call.withheld = {batch for batch in call.units if not _begins(fixed.get(batch), prefix)}
         for place, batch, bits in masks:
-            check_width(place, bits, self._group_sizes.get(batch) or found.get(batch))
+            known = None if batch in call.withheld else fixed.get(batch)
+            check_width(place, bits, None if known is None else known.group_size)
+
+    def check_covered(self, batch: int, prefix: str) -> None:
+        """Raises `errors.BatchNotFound` where the batch's key doesn't begin so. A key never changes, so what was found
+        here stays true."""
+        if not self._covered(batch, prefix):
+            raise errors.BatchNotFound(batch)
+
+    def _covered(self, batch: int, prefix: str) -> bool:
+        return _begins(self._look_up([batch]).get(batch), prefix)
+
+    def _look_up(self, wanted: Iterable[int]) -> Mapping[int, batches.Fixed]:
+        """What never changes of those that exist."""
+        found = {batch: self._fixed[batch] for batch in wanted if batch in self._fixed}
+        unknown = set(wanted) - found.keys()
+        if unknown:
+            read = self.database.read(lambda tx: batches.fixed(tx, unknown))
+            if len(self._fixed) > 50_000:
+                self._fixed.clear()
+            self._fixed |= read
+            found |= read
+        return found
 
     def get(self, batch: int) -> Batch:
         """Raises `errors.BatchNotFound`."""
@@ -170,11 +199,12 @@ class Service:
         state: State | None = None,
         key: str | None = None,
         labels: Mapping[str, str] | None = None,
+        prefix: str | None = None,
         before: int | None = None,
         limit: int = 100,
     ) -> batches.Page:
         return self.database.read(
-            lambda tx: batches.page(tx, state=state, key=key, labels=labels, before=before, limit=limit)
+            lambda tx: batches.page(tx, state=state, key=key, labels=labels, prefix=prefix, before=before, limit=limit)
         )
 
     def ranges(self, batch_id: int, kind: ranges.Kind, start: int, limit: int) -> tuple[Batch, ranges.Page]:
@@ -220,10 +250,16 @@ class Service:
         return self.database.write(work, repeatable=True)
 
     def events(
-        self, after: int | None, limit: int, *, types: Collection[str] = (), batch: int | None = None
+        self,
+        after: int | None,
+        limit: int,
+        *,
+        types: Collection[str] = (),
+        batch: int | None = None,
+        prefix: str | None = None,
     ) -> feed.Page:
         """Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future."""
-        return self.database.snapshot(lambda tx: feed.read(tx, after, limit, types=types, batch=batch))
+        return self.database.snapshot(lambda tx: feed.read(tx, after, limit, types=types, batch=batch, prefix=prefix))
 
     def feed_head(self) -> int:
         """The position of the last event."""

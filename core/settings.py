@@ -18,9 +18,29 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     workers: int = Field(default=1, ge=1, le=256)
+    tokens: str | None = Field(default=None, repr=False)
+    """Lines as `lastbit token new` prints them, with newlines or semicolons between them. With these, or a file of
+    them, callers need a token."""
+    tokens_file: str | None = None
+    """The same in a file, which is read again when it has changed."""
+    insecure: bool = False
+    """Listen where others can reach it though there are no tokens."""
+    session_key: str | None = Field(default=None, min_length=32, repr=False)
+    """With which the page's sessions are signed. By default they end when the service is started anew; processes on
+    several machines need the same one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_waiting_acks: int = Field(default=50_000, ge=1)
     """Acks that may wait for the combiner before callers are told to come back."""
+    max_waiting_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    """Bytes of large requests that may be under way: of bodies that are being read, and of acks that wait."""
+    max_waiting_requests: int = Field(default=2000, ge=1)
+    """Requests other than acks that may wait for a thread."""
+    max_connections: int = Field(default=10_000, ge=1)
+    """Of clients, to a process."""
+    head_timeout: float = Field(default=10, gt=0)
+    """Seconds for a request's head to arrive."""
+    request_timeout: float = Field(default=60, gt=0)
+    """Seconds for a request to arrive, and for a part of an answer to be taken."""
     janitor_every: float = Field(default=60, ge=0, le=86400)
     """On SQLite the service is its own janitor: seconds between two passes; 0 leaves it to cron."""
     dispatcher_every: float = Field(default=0.5, ge=0, le=3600)

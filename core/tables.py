@@ -7,6 +7,7 @@ is the hottest of all. Deletion is made safe by the state `deleting` instead (se
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,6 +40,23 @@ class ByteText(TypeDecorator[str]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
         return value.decode() if isinstance(value, bytes) else value
+
+
+def begins(column: sa.ColumnElement[str | None], prefix: str) -> sa.ColumnElement[bool]:
+    """Whether a `ByteText` begins so. As a range: an index serves it, and no wildcard has to be escaped."""
+    after = _successor(prefix)
+    at_least = column >= prefix
+    return at_least if after is None else sa.and_(at_least, column < after)
+
+
+def _successor(prefix: str) -> str | None:
+    """The least text above all that begin so, by bytes as by code points. None: nothing is above them."""
+    for place in range(len(prefix) - 1, -1, -1):
+        code = ord(prefix[place]) + 1
+        if code <= sys.maxunicode:
+            # Surrogates are no characters.
+            return prefix[:place] + chr(0xE000 if 0xD800 <= code <= 0xDFFF else code)
+    return None
 
 
 class Timestamp(TypeDecorator[datetime]):
@@ -260,14 +278,14 @@ consumers = sa.Table(
     sa.Column("group_name", ByteText(255), primary_key=True),
     sa.Column("worker", ByteText(255), primary_key=True),
     sa.Column("session", ByteText(64, ascii_only=True), nullable=False),
-    sa.Column("replaced", ByteText(64, ascii_only=True)),
+    sa.Column("replaced", ByteText(640, ascii_only=True), nullable=False),
     sa.Column("capacity", sa.Integer),
     sa.Column("started_at", Timestamp, nullable=False),
     sa.Column("last_seen", Timestamp, nullable=False),
     sa.Column("lease_until", Timestamp, nullable=False),
     **MYSQL_OPTIONS,
 )
-"""`replaced` is the session before this one."""
+"""`replaced` are the sessions before this one, the last one first."""
 
 positions = sa.Table(
     "positions",

@@ -13,45 +13,26 @@ Exit status (in client mode, where spark-submit passes it on): 0 all good; 1 fai
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark import SparkContext
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.spark import MalformedRows, ack, item_masks, malformed_rows
+from lastbit.spark.driver_output import keep_standard_output_clean
 
 FORMATS: Final = ("parquet", "csv", "json", "orc", "text")
 GOOD, FAILED, WRONG_USE, NOT_ALL = 0, 1, 2, 3
 
 
-class _DriversStandardError(io.TextIOBase):
-    """spark-submit joins a Python program's standard error to its standard output; its own, the JVM's, is reached
-    through the gateway. So standard output has the report and nothing else."""
-
-    def __init__(self) -> None:
-        SparkContext._ensure_initialized()
-        self._print = SparkContext._jvm.java.lang.System.err.print
-
-    def write(self, text: str) -> int:
-        try:
-            self._print(text)
-        except Exception:  # noqa: BLE001  # the JVM is gone: better there than nowhere
-            os.write(2, text.encode())
-        return len(text)
-
-
 def main(arguments: list[str] | None = None) -> int:
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        sys.stderr = _DriversStandardError()
+    keep_standard_output_clean()
     given = _parser().parse_args(arguments)
     try:
         token = given.token_file.read_text().strip() if given.token_file else None

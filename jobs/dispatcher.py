@@ -1,7 +1,8 @@
 """`python -m jobs.dispatcher`: send webhooks, until it is told to stop. Logs are JSON lines on standard error.
 
-On MariaDB and MySQL at least one must run; any number may. On SQLite the service does this itself. Each round also pays
-what ended child batches owe their parents and a crash left. The rules live in `core.dispatcher`.
+On MariaDB and MySQL at least one must run; any number may, and they share the work (with `--once` it takes whatever is
+due). On SQLite the service does this itself. Each round also pays what ended child batches owe their parents and a
+crash left. The rules live in `core.dispatcher`.
 
 On SIGTERM it finishes what is being sent. Exit status: 0 told to stop, or `--once` and nothing is due any more; 1 the
 database can't be worked with; 2 wrong use.
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 from core import errors, logs, schema
 from core.db import Database
 from core.dispatcher import Dispatcher
+from core.replicas import Replica
 from core.settings import Settings
 from core.ticker import ticking
 from senders.webhooks import WebhookSender
@@ -64,6 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
                 backoff=settings.backoff,
                 lease=settings.lease,
                 threads=settings.dispatcher_threads,
+                replica=None if once else Replica(database),
             )
             if once:
                 while dispatcher.run_once() and not stop.is_set():

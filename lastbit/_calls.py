@@ -295,12 +295,12 @@ def tally_entry(entry: Entry) -> models.Json:
 
 
 def apply_tally(
-    service: Service, tally: str, entries: Iterable[models.Json], fence: Mapping[str, Any] | None = None
+    service: Service, tally: str, entries: Iterable[models.Json], fence: models.Fence | None = None
 ) -> Flow[models.TallyApplied]:
     """`entries` as `tally_entry` makes them."""
     body: dict[str, Any] = {"entries": list(entries)}
     if fence is not None:
-        body["fence"] = dict(fence)
+        body["fence"] = fence.to_json()
     return _ask(service, "POST", _tally(tally, "apply"), models.TallyApplied.from_json, body=body)
 
 

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from lastbit.errors import InvalidArgument
 from lastbit.ids import INTEGER_LIMIT
 
-HEADER: Final = "lastbit-source"
-"""The name under which a message carries its chain."""
 STAGES: Final = 3
 """How many stages of a chain can make several messages of one."""
 BITS: Final = 17
@@ -55,12 +53,15 @@ class SourceChain:
 
     A service that reads a message takes its chain from its header, and adds where it has read it:
 
-        chain = SourceChain.decode(message.headers.get(HEADER))
+        chain = SourceChain.decode(message.headers.get(SourceChain.HEADER))
         read = chain.hop(message.topic, message.partition, message.offset)       # to apply it to a tally
         made = chain.hop(message.topic, message.partition, message.offset, n)    # for the header of its n-th product
     """
 
     hops: tuple[Hop, ...] = ()
+
+    HEADER: ClassVar[str] = "lastbit-source"
+    """The name under which a message carries its chain."""
 
     def hop(
         self, topic: str, partition: int, offset: int, child: int | None = None, *, generation: int = 0

@@ -93,11 +93,11 @@ class TooLarge(InvalidRequest):
 
 
 class Unauthorized(ServiceError):
-    """The token is missing or unknown."""
+    """The token is missing or unknown: give one with LASTBIT_TOKEN, or as the client's `token`."""
 
 
 class Forbidden(ServiceError):
-    """The token does not allow this."""
+    """The token does not allow this: it lacks the role that `detail` names, or is limited to other keys."""
 
 
 class NotFound(ServiceError):

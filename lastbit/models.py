@@ -378,6 +378,20 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """What a write on behalf of a consumer group's partition bears: it is refused unless the `worker` owns it at this
+    `epoch`."""
+
+    group: str
+    partition: int
+    worker: str
+    epoch: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("group", "partition", "worker", "epoch")}
+
+
+@dataclass(frozen=True, slots=True)
 class TallyApplied:
     """Of a call's entries: how many were added, and how many had been added before."""
 
@@ -428,17 +442,3 @@ class TallyValue:
     @classmethod
     def from_json(cls, data: Json) -> Self:
         return cls(data["key"], data["value"], tuple(map(SubCounter.from_json, data["sources"])))
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """What a write on behalf of a consumer group's partition bears: it is refused unless the `worker` owns it at this
-    `epoch`."""
-
-    group: str
-    partition: int
-    worker: str
-    epoch: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("group", "partition", "worker", "epoch")}

@@ -24,6 +24,10 @@ WINDOW = 30.0
 """Seconds over which the rate is taken: long enough to be calm, short enough to notice a change."""
 
 
+EVERY = 5.0
+"""Seconds between two plain lines of progress."""
+
+
 class Pace:
     """How fast a batch goes, from when it was seen and how much was resolved then."""
 
@@ -100,6 +104,31 @@ def bar(console: Console | None = None) -> Iterator[Callable[[Batch], None]]:
             )
 
         yield saw
+
+
+@contextmanager
+def counter(what: str, console: Console | None = None) -> Iterator[Callable[[int], None]]:
+    """How many so far, by default on standard error: a line that moves on a terminal, elsewhere a plain one each few
+    seconds. Call what it gives with the number. Raises `MissingExtra` without rich."""
+    try:
+        from rich.console import Console
+    except ImportError as cause:
+        raise MissingExtra("cli", "a progress line") from cause
+
+    console = console or Console(stderr=True)
+    if console.is_terminal:
+        with console.status("") as status:
+            yield lambda number: status.update(f"{number:,} {what}")
+        return
+    last = time.monotonic()
+
+    def count(number: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            console.print(f"{number:,} {what}", highlight=False)
+
+    yield count
 
 
 def duration(seconds: float) -> str:

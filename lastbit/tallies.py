@@ -5,21 +5,17 @@ The messages of one source must come to a key in their order. What one message b
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from lastbit import _calls
 from lastbit._calls import Entry
 from lastbit._protocol import Flow
-from lastbit.models import TallyApplied, TallyTotal, TallyValue
+from lastbit.models import Fence, TallyApplied, TallyTotal, TallyValue
 from lastbit.tally_buffer import DEFAULT_EVERY, DEFAULT_MOST, AsyncTallyBuffer, TallyBuffer, Window
 
 if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
-
-
-Fence = Mapping[str, Any]
-"""`group`, `partition`, `worker` and `epoch` of a consumer group."""
 
 
 def _apply(
@@ -39,8 +35,8 @@ class Tally:
 
     def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
         """Add each entry, (key, delta, source), once: in one transaction, at most 10,000, in the order in which their
-        messages came. Commit these to the broker when it has returned. With a `fence`, only while that worker owns that
-        partition. Raises `OutOfOrder`; then nothing was added."""
+        messages came. Commit these to the broker when it has returned. With the `fence` of an assignment only while the
+        partition is its worker's. Raises `OutOfOrder`, `StaleEpoch`; then nothing was added."""
         return self._client._run(_apply(self._client, self.name, entries, fence))
 
     def value(self, key: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 
 import hypothesis
@@ -13,6 +14,7 @@ from core import schema
 from core.combiner import Inline
 from core.db import Database
 from core.service import Service
+from tests.brokers import RabbitMQ, RedisServer, redis_server
 from tests.receivers import Receiver, receiving
 from tests.servers import MariaDB, running_service, sqlite_file
 
@@ -26,13 +28,17 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("lastbit")
 
 
+def need(package: str, available: bool) -> None:
+    """What is missing is a failure in CI, a skip at home."""
+    if not available:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{package} is not installed")
+
+
 @contextlib.contextmanager
 def _running_mariadb() -> Iterator[MariaDB]:
-    """Missing: a failure in CI, a skip at home."""
     server = MariaDB()
     try:
-        if not server.available:
-            (pytest.fail if os.environ.get("CI") else pytest.skip)("mariadb-server is not installed")
+        need("mariadb-server", server.available)
         server.install()
         server.start()
         yield server
@@ -51,6 +57,26 @@ def mariadb() -> Iterator[MariaDB]:
 def mortal_mariadb() -> Iterator[MariaDB]:
     """A server that only this test knows, so that it may be killed."""
     with _running_mariadb() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """A RabbitMQ node of our own. It takes ten seconds to start, so its tests say `xdist_group("rabbitmq")`."""
+    server = RabbitMQ()
+    try:
+        need("rabbitmq-server", server.available)
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """A Redis of our own."""
+    need("redis-server", shutil.which("redis-server") is not None)
+    with redis_server() as server:
         yield server
 
 

@@ -42,14 +42,15 @@ def sqlite_file() -> Iterator[str]:
 
 
 def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float = 60) -> str:
-    """Read standard error until a line has `word`; the rest is drained, so that the process never blocks on it."""
-    assert process.stderr is not None
+    """Read standard error, or standard output where that alone is a pipe, until a line has `word`; the rest is drained,
+    so that the process never blocks on it."""
+    stream = process.stderr or process.stdout
+    assert stream is not None
     heard: list[str] = []
     found = threading.Event()
 
     def listen() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
+        for line in stream:
             heard.append(line)
             if word in line:
                 found.set()
@@ -65,10 +66,10 @@ def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float
 class MariaDB:
     """A server at its defaults, but for where it lives, and `options` as on its command line."""
 
-    def __init__(self, *, in_memory: bool = True, options: Sequence[str] = ()) -> None:
+    def __init__(self, *, in_memory: bool = True, folder: Path | None = None, options: Sequence[str] = ()) -> None:
         self.options = tuple(options)
-        prefix = "lastbit-mariadb-"
-        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=memory() if in_memory else None))
+        parent = folder or (memory() if in_memory else None)
+        self.folder = Path(tempfile.mkdtemp(prefix="lastbit-mariadb-", dir=parent))
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
         path = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"

@@ -119,7 +119,7 @@ def test_every_command_is_documented() -> None:
         for each in within:
             assert f"`lastbit {name} {each}" in section[1], each
         for option in [option for each in (command, *within.values()) for option in each.params]:
-            if isinstance(option, click.Option) and option.name not in ("url", "token", "as_json"):
+            if isinstance(option, click.Option) and option.name not in ("url", "token", "token_file", "as_json"):
                 assert f"`{option.opts[0]}" in section[1], f"{name} {option.opts[0]}"
 
 
@@ -332,6 +332,28 @@ assert [position.floor for position in found.positions] == [len(topic[number]) -
 assert (len(begun), found.workers) == (16, ())
 """
 
+TALLIED = """
+from types import SimpleNamespace
+def message(offset, **fields):
+    return SimpleNamespace(offset=offset, headers={}, **fields)
+reports = [message(offset, parts=["left", "right"]) for offset in range(3)]
+made = []
+for _ in range(2):  # it publishes all of it twice
+    for each in reports:
+        republish(each, 0, lambda part, headers: made.append(headers))
+screws = [SimpleNamespace(offset=n, headers=h, robot="robot-8", screws=1) for n, h in enumerate(made)]
+floors, lanes = [], []
+with Client() as client:
+    count(client, 0, screws, floors.append)
+    assert client.tally("screws").value("robot-8") == 6
+    fastened = [(n, message(n, robot="robot-9", screws=n)) for n in range(50)]
+    for _ in range(2):
+        count_in_lanes(client, fastened, lanes.append)
+    assert client.tally("screws").value("robot-9") == sum(range(50))
+    assert client.tally("screws").value("robot-7") == 3
+assert floors[-1] == len(made) - 1
+assert lanes[-1] == 49
+"""
 
 WORKED = """
 import threading
@@ -359,7 +381,7 @@ for thread in threads:
 
 @pytest.mark.parametrize(
     ("name", "after"),
-    [("concepts", ""), ("events", CONSUMED), ("consumer-groups", SHARED), ("processes", WORKED)],
+    [("concepts", ""), ("events", CONSUMED), ("consumer-groups", SHARED), ("tallies", TALLIED), ("processes", WORKED)],
 )
 def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_path: Path) -> None:
     """As one script, and what they define does what the page says."""

@@ -15,6 +15,8 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
+from api.access import GuardedRoute, open_to_all
+
 FOLDER: Final = Path(__file__).resolve().parent
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -26,6 +28,11 @@ POLICY: Final = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
+DOCS_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The same without trusted types: the package that draws the API's pages knows none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +55,36 @@ def read_files() -> dict[str, File]:
 def routes() -> APIRouter:
     """The page's routes, with its files in memory."""
     files = read_files()
-    router = APIRouter(include_in_schema=False)
+    router = APIRouter(route_class=GuardedRoute, include_in_schema=False)
 
     @router.get("/")
+    @open_to_all
     async def page(request: Request) -> Response:
         return _answer(request, files["index.html"])
 
+    @router.get("/docs")
+    @open_to_all
+    async def docs(request: Request) -> Response:
+        """The API's pages. What they show is no secret, and what they call asks for a token itself."""
+        return _answer(request, files["docs.html"], DOCS_POLICY)
+
     @router.get("/page/{name}")
+    @open_to_all
     async def part(name: str, request: Request) -> Response:
-        if name not in files or name == "index.html":
+        if name not in files or name.endswith(".html"):
             raise HTTPException(404)
         return _answer(request, files[name])
 
     return router
 
 
-def _answer(request: Request, file: File) -> Response:
+def _answer(request: Request, file: File, policy: str = POLICY) -> Response:
     headers = {
         # Looked at again each time, so that a new release is never half an old one; the answer is mostly a 304.
         "Cache-Control": "no-cache",
         "ETag": file.etag,
-        "Content-Security-Policy": POLICY,
+        "Content-Security-Policy": policy,
         "Cross-Origin-Opener-Policy": "same-origin",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
     }
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     if file.etag in known:

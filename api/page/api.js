@@ -19,6 +19,8 @@ async function call(path, options) {
   }
   const isJson = /[/+]json/.test(answer.headers.get("content-type") ?? "");
   const body = isJson ? await answer.json() : null;
+  // A session that has ended; at the sign-in itself it is a wrong token.
+  if (answer.status === 401 && path !== "/session") dispatchEvent(new Event("signedout"));
   if (!answer.ok) throw new CallFailed(answer.status, body?.code ?? "", body?.detail ?? answer.statusText, body ?? {});
   return body;
 }
@@ -36,6 +38,9 @@ const get = (path, parameters = {}, signal) => call(path + query(parameters), { 
 const post = (path, body) =>
   call(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 
+export const session = () => get("/session");
+export const signIn = (token) => post("/session", { token });
+export const signOut = () => call("/session", { method: "DELETE" });
 export const batches = (filter, signal) => get("/v1/batches", filter, signal);
 export const batch = (id, signal) => get(`/v1/batches/${id}`, {}, signal);
 export const pending = (id, limit, signal) => get(`/v1/batches/${id}/pending`, { limit }, signal);

@@ -9,6 +9,7 @@ import { follow, Pace, repeat } from "./live.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
 import { pictureSection } from "./picture.js";
 import { labelLinks, progressBar, stateMark, stateName, trouble } from "./pieces.js";
+import { isLimited, may } from "./session.js";
 
 const STEP = 12;
 const MOST = 1000;
@@ -117,9 +118,13 @@ export function batchView(main, id) {
   }
 
   async function lookAside(signal) {
-    const [happened, planned] = await Promise.all([api.events(id, signal), api.planned(signal)]);
+    // Webhooks are the operators'; whoever may not see them sees no deliveries planned, or none at all.
+    const [happened, planned] = await Promise.all([
+      api.events(id, signal),
+      may("admin") && !isLimited() ? api.planned(signal) : Infinity,
+    ]);
     // After what is planned: what is planned in between is seen in either.
-    const sent = await api.deliveries(id, signal);
+    const sent = isLimited() ? { deliveries: [] } : await api.deliveries(id, signal);
     events.show(happened);
     deliveries.show(sent);
     const last = happened.events.at(-1)?.position ?? 0;
@@ -152,7 +157,7 @@ export function batchView(main, id) {
     document.title = `${title(batch)} · Lastbit`;
     setText(name, title(batch));
     state.update(batch);
-    cancel.hidden = !isLive(batch);
+    cancel.hidden = !isLive(batch) || !may("produce");
     const facts = [`batch ${id}`, ...times(), parent()].filter(Boolean);
     const key = [batch.state, batch.sealed_at, batch.ended_at].join();
     if (about.dataset.version !== key) {

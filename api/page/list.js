@@ -5,6 +5,7 @@ import { fill, make, say, setText } from "./dom.js";
 import { isLive, number, percent, since, title } from "./format.js";
 import { follow, repeat } from "./live.js";
 import { amounts, labelLinks, progressBar, STATES, stateMark, trouble } from "./pieces.js";
+import { needsToken } from "./session.js";
 
 const STEP = 50;
 const MOST = 1000;
@@ -196,7 +197,8 @@ function emptiness(filter, isMore) {
       make("p", {}, "Keys and labels are compared as they are, to the letter. ", make("a", { href: "#/" }, "All batches")),
     ];
   }
-  const call = `curl ${location.origin}/v1/batches -H 'Content-Type: application/json' \\
+  const token = needsToken() ? ' -H "Authorization: Bearer $LASTBIT_TOKEN"' : "";
+  const call = `curl ${location.origin}/v1/batches${token} -H 'Content-Type: application/json' \\
   -d '{"key": "catalog-42", "labels": {"team": "search"}, "items": 20000, "sealed": true}'`;
   return [
     make("h2", {}, "No batches yet"),

@@ -38,6 +38,8 @@ export function follow(batch, changed) {
       show("lost");
       // The browser tries again by itself, unless the service refused.
       if (source.readyState !== EventSource.CLOSED) return;
+      // It doesn't say why; a look will.
+      changed();
       clearTimeout(timer);
       timer = setTimeout(open, BACKOFF[Math.min(failures++, BACKOFF.length - 1)]);
     };

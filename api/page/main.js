@@ -6,11 +6,14 @@ import { fill, make } from "./dom.js";
 import { keepAges } from "./format.js";
 import { listView } from "./list.js";
 import { instancesView, instanceView, processesView } from "./processes.js";
+import { look, signInView, signOut } from "./session.js";
 
 const main = document.getElementById("main");
 let view = null;
+let signedIn = false;
 
 function route() {
+  if (!signedIn) return;
   const hash = location.hash || "#/";
   if (!hash.startsWith("#/")) return;
   const [path, search = ""] = hash.slice(1).split("?", 2);
@@ -44,10 +47,35 @@ function open(name, batch, process) {
   return { show() {}, stop() {} };
 }
 
+async function start() {
+  signedIn = await look();
+  if (signedIn) route();
+  else askForToken();
+}
+
+function askForToken() {
+  signedIn = false;
+  if (view?.name === "sign in") return;
+  view?.stop();
+  main.replaceChildren();
+  view = {
+    name: "sign in",
+    ...signInView(main, () => {
+      signedIn = true;
+      route();
+    }),
+  };
+}
+
+document.getElementById("sign-out").addEventListener("click", async () => {
+  await signOut().catch(() => {});
+  askForToken();
+});
+addEventListener("signedout", askForToken);
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
 addEventListener("hashchange", route);
 keepAges();
-route();
+start();

@@ -4,6 +4,7 @@ import { ask } from "./dialogs.js";
 import * as api from "./api.js";
 import { dotted, fill, make, say } from "./dom.js";
 import { count, itemId, number, since, until } from "./format.js";
+import { may } from "./session.js";
 
 export function panel(name, heading) {
   const note = make("span.facts");
@@ -243,7 +244,7 @@ export function deliveriesPanel(changed) {
               make("span.delivery-state", {}, delivery.state),
               make("span.event", {}, HAPPENED[delivery.type] ?? delivery.type),
               make("span.tried", {}, dotted(facts(delivery))),
-              delivery.state === "dead"
+              delivery.state === "dead" && may("admin")
                 ? make(
                     "button",
                     {

@@ -7,6 +7,7 @@ import { count, number, since, until } from "./format.js";
 import { follow, repeat } from "./live.js";
 import { panel } from "./panels.js";
 import { trouble } from "./pieces.js";
+import { may } from "./session.js";
 
 const STEP = 50;
 const MOST = 1000;
@@ -242,7 +243,7 @@ export function instanceView(main, process, instance) {
       make("span.event", {}, each.event),
       make("span.delivery-state", {}, each.status),
       since(each.at),
-      each.status === "parked"
+      each.status === "parked" && may("consume")
         ? make("button", { type: "button", "data-key": `retry ${each.event}`, onclick: () => retry(each.event) }, "Retry")
         : null,
       each.error === null

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import redis
 
 from bench.load import Load
-from bench.peer.redis_server import RedisServer
+from tests.brokers import RedisServer
 
 ANSWERED = 6
 """Lines that answer a MULTI with two commands: +OK, +QUEUED twice, *2, the bit that was there, the count."""

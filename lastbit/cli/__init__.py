@@ -12,12 +12,13 @@ from lastbit.cli.groups import groups
 from lastbit.cli.items import ack, fail, pending
 from lastbit.cli.processes import commands, processes
 from lastbit.cli.tally import tally
+from lastbit.cli.tokens import token
 from lastbit.cli.watch import watch
 from lastbit.cli.webhooks import webhooks
 
 for _command in (
     *(open_batch, extend, seal, ack, fail, status, watch, explain, pending, list_batches, cancel, verify),
-    *(events, append, webhooks, groups, tally, processes, commands),
+    *(events, append, webhooks, groups, tally, processes, commands, token),
 ):
     cli.add_command(_command)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -42,6 +43,7 @@ class Settings:
 
     url: str | None = None
     token: str | None = None
+    token_file: Path | None = None
     json: bool = False
 
 
@@ -92,7 +94,7 @@ def explained(error: errors.LastbitError) -> str:
             "--url or LASTBIT_URL."
         )
     if isinstance(error, errors.Unauthorized):
-        return f"{error}\nGive a token with --token or LASTBIT_TOKEN."
+        return f"{error}\nGive a token with LASTBIT_TOKEN or --token-file; `lastbit token new` makes one."
     lines = [str(error)]
     if isinstance(error, errors.ServiceError):
         lines += [f"  {place}" for place in map(_place, error.errors) if place and place not in error.detail]
@@ -112,21 +114,37 @@ def _place(found: Any) -> str:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--url", help="Address of the service.  [LASTBIT_URL; default: http://127.0.0.1:8000]")
-@click.option("--token", help="Sent as a bearer token.  [LASTBIT_TOKEN]")
+@click.option("--token", help="Sent as a bearer token; others on this machine can see it.  [LASTBIT_TOKEN]")
+@click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
 @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
 @click.version_option(__version__, prog_name="lastbit")
 @click.pass_context
-def cli(ctx: click.Context, url: str | None, token: str | None, as_json: bool) -> None:
+def cli(ctx: click.Context, url: str | None, token: str | None, token_file: Path | None, as_json: bool) -> None:
     """Know exactly when a fanned-out batch of work is finished.
 
     Open a batch, extend it with items, seal it; ack each item when it is done. An item's id is batch:group:index, like
-    7:0:42. --url, --token and --json can also stand after the command.
+    7:0:42. --url, --token, --token-file and --json can also stand after the command.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character gets a question mark, not a traceback.
             stream.reconfigure(errors="replace")
-    ctx.obj = Settings(url, token, as_json)
+    ctx.obj = Settings(url, token, token_file, as_json)
+
+
+def _secret(token: str | None, file: Path | None) -> str | None:
+    """The token that was given, if one was. Raises `click.UsageError`."""
+    if file is None:
+        return token
+    if token:
+        raise click.UsageError("--token and --token-file are two ways to give one token: use one of them")
+    try:
+        found = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"the token can't be read: {error}") from None
+    if not found:
+        raise click.UsageError(f"the token can't be read: {file} is empty")
+    return found
 
 
 def session(command: F) -> F:
@@ -134,14 +152,24 @@ def session(command: F) -> F:
 
     @click.option("--url", help="Address of the service.  [LASTBIT_URL]")
     @click.option("--token", help="Sent as a bearer token.  [LASTBIT_TOKEN]")
+    @click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
     @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
     @click.pass_context
     @wraps(command)
     def with_session(
-        ctx: click.Context, /, *arguments: Any, url: str | None, token: str | None, as_json: bool, **options: Any
+        ctx: click.Context,
+        /,
+        *arguments: Any,
+        url: str | None,
+        token: str | None,
+        token_file: Path | None,
+        as_json: bool,
+        **options: Any,
     ) -> Any:
         given: Settings = ctx.obj
-        with Client(url or given.url, token=token or given.token, retry=PATIENCE) as client:
+        # What stands after the command comes first, whichever of the two it is.
+        secret = _secret(token, token_file) or _secret(given.token, given.token_file)
+        with Client(url or given.url, token=secret, retry=PATIENCE) as client:
             output = Output(as_json or given.json)
             return command(Session(client, output), *arguments, **options)
 

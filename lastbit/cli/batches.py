@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import click
 
+from lastbit import progress
 from lastbit.cli import rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, end, session
 from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, labels
-from lastbit.cli.output import plain, safe
+from lastbit.cli.output import plain
+from lastbit.errors import BatchNotFound
 from lastbit.models import Batch
 
 Labels = tuple[tuple[str, str], ...]
@@ -167,10 +170,18 @@ def list_batches(s: Session, state: str | None, key: str | None, label_pairs: La
 
 
 @click.command()
-@click.argument("batch", type=BATCH)
+@click.argument("batch", type=BATCH, required=False)
+@click.option("--all", "every", is_flag=True, help="Each batch that the service has, one after the other.")
 @session
-def verify(s: Session, batch: int) -> None:
+def verify(s: Session, batch: int | None, every: bool) -> None:
     """Recount the bits of BATCH, compare them with its counts."""
+    if every:
+        if batch is not None:
+            raise click.UsageError("expected either BATCH or --all")
+        _verify_all(s)
+        return
+    if batch is None:
+        raise click.UsageError("expected BATCH, or --all")
     found = s.client.batch(batch).verify()
     if s.output.as_json:
         s.output.document(found)
@@ -181,12 +192,36 @@ def verify(s: Session, batch: int) -> None:
             f"{found.pending:,} pending"
         )
     else:
-        s.output.say(
-            f"[bold]batch {batch}[/]  [red]inconsistent[/]: "
-            f"acked {found.acked:,}, counted {found.counted.acked:,}; "
-            f"failed {found.failed:,}, counted {found.counted.failed:,}"
-        )
-        for fault in found.faults:
-            s.output.say(f"  {safe(fault)}")
+        for line in rendering.inconsistency(batch, found):
+            s.output.say(line)
     if not found.ok:
+        end(NOT_SUCCEEDED)
+
+
+def _verify_all(s: Session) -> None:
+    batches = items = gone = 0
+    inconsistent: list[dict[str, Any]] = []
+    with progress.counter("batches recounted") as count:
+        for batch in s.client.batches(page_size=1000):
+            try:
+                found = s.client.batch(batch.id).verify()
+            except BatchNotFound:  # it was deleted since it was listed
+                gone += 1
+                continue
+            batches += 1
+            items += found.items
+            count(batches)
+            if not found.ok:
+                inconsistent.append({"batch": batch.id, **plain(found)})
+                if not s.output.as_json:
+                    for line in rendering.inconsistency(batch.id, found):
+                        s.output.say(line)
+    if s.output.as_json:
+        head = {"ok": not inconsistent, "batches": batches, "items": items, "gone": gone}
+        s.output.document({**head, "inconsistent": inconsistent})
+    else:
+        told = f"[red]{len(inconsistent):,} inconsistent[/]" if inconsistent else "[green]ok[/]"
+        counted = f"{batches:,} batch{'' if batches == 1 else 'es'}, {rendering.number(items, 'item')}"
+        s.output.say(f"{counted}: {told}" + (f"; {gone:,} were deleted meanwhile" if gone else ""))
+    if inconsistent:
         end(NOT_SUCCEEDED)

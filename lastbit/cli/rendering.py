@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lastbit.cli.output import safe
 from lastbit.ids import ItemIds
-from lastbit.models import AckResult, Batch, Completed, Event, Explanation
+from lastbit.models import AckResult, Batch, Completed, Event, Explanation, Verification
 from lastbit.progress import STATE_STYLES, duration
 
 BAR_WIDTH = 40
@@ -145,6 +145,15 @@ def explanation(found: Explanation) -> list[str]:
     done = "[green]done[/]" if found.done else "[yellow]not done[/]"
     lines = [f"[bold]batch {found.batch}[/]  {safe(found.state)}, {done}"]
     return lines + [f"  {safe(reason.text)}" for reason in found.reasons]
+
+
+def inconsistency(batch: int, found: Verification) -> list[str]:
+    """What disagrees, a line each."""
+    head = (
+        f"[bold]batch {batch}[/]  [red]inconsistent[/]: acked {found.acked:,}, counted {found.counted.acked:,}; "
+        f"failed {found.failed:,}, counted {found.counted.failed:,}"
+    )
+    return [head, *(f"  {safe(fault)}" for fault in found.faults)]
 
 
 def event(one: Event) -> str:

@@ -1,4 +1,4 @@
-"""Spark: a pipeline's output acks its batch, and a batch feeds a pipeline.
+"""Spark: a pipeline's output acks its batch, a batch feeds a pipeline, and a stream is counted into a tally.
 
 PySpark (4.0 or later) is brought by the cluster. Executors need this package alone, as a zip in --py-files, and the
 standard library; only what runs through Arrow, the data source and `ack_udf`, needs pyarrow and pandas as well.
@@ -11,14 +11,17 @@ from lastbit.spark.columns import is_item_id, item_batch, item_group, item_id, i
 from lastbit.spark.masks import item_masks
 from lastbit.spark.numbering import with_item_ids
 from lastbit.spark.source import register
+from lastbit.spark.tallies import TallyReport, apply_tally, tally_stream
 from lastbit.spark.udf import ack_udf
 
 __all__ = [
     "AckReport",
     "MalformedRows",
+    "TallyReport",
     "ack",
     "ack_stream",
     "ack_udf",
+    "apply_tally",
     "is_item_id",
     "item_batch",
     "item_group",
@@ -28,5 +31,6 @@ __all__ = [
     "item_number",
     "malformed_rows",
     "register",
+    "tally_stream",
     "with_item_ids",
 ]

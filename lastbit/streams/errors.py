@@ -8,7 +8,8 @@
         ├── WindowFull           too many positions above the floor
         ├── WindowClosed         the stream was taken away: no more acks
         ├── RecordFailed         a handler failed, and the stream stopped
-        └── CommitFailed         the floor could not be committed
+        ├── CommitFailed         the floor could not be committed
+        └── SessionEnded         a broker's session is over, and what it handed out can't be committed any more
 
 Each can be pickled.
 """
@@ -88,3 +89,16 @@ class CommitFailed(StreamError):
 
     def __str__(self) -> str:
         return f"offset {self.floor!r} could not be committed"
+
+
+class SessionEnded(StreamError):
+    """The session with the broker is over. What it handed out and was not committed comes again in another session, and
+    can't be committed any more. `__cause__` is the client's own error, if there was one."""
+
+    def __init__(self, session: str, reason: str) -> None:
+        super().__init__(session, reason)
+        self.session = session
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the session with {self.session} is over: {self.reason}"

@@ -39,7 +39,7 @@ def upgrade() -> None:
         sa.Column("group_name", NAME, primary_key=True),
         sa.Column("worker", NAME, primary_key=True),
         sa.Column("session", SESSION, nullable=False),
-        sa.Column("replaced", SESSION),
+        sa.Column("replaced", sa.String(640).with_variant(mysql.VARBINARY(640), "mysql", "mariadb"), nullable=False),
         sa.Column("capacity", sa.Integer),
         sa.Column("started_at", TIME, nullable=False),
         sa.Column("last_seen", TIME, nullable=False),

@@ -71,6 +71,7 @@ _CRASH = "test_crashes.py::test_a_retry_after_a_crash_at_any_point_brings_what_t
 _HALF_DONE = "test_crashes.py::test_the_janitor_ends_what_a_crash_left_half_done"
 _MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_does_what_the_model_does"
 _COMBINER = "test_combiner.py::"
+_FAILURES = "test_failures.py::"
 _ANCESTOR = "test_ancestor.py::"
 _GROUPS = "test_groups.py::test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest"
 
@@ -81,6 +82,13 @@ _WORLDS = "test_tallies.py::test_every_total_is_the_models_whatever_goes_wrong_o
 _WRITERS = "test_tallies.py::test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock"
 _COUNTER = "counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)"
 _BUFFER = "test_tallies.py::test_a_buffer_acks_a_message_when_it_was_answered_and_not_before"
+_STREAMS = "../streams/"
+_WINDOW = _STREAMS + "test_window_machine.py::test_a_window_does_what_a_set_of_outstanding_offsets_does"
+_SNAPSHOT = _STREAMS + "test_snapshot.py::"
+_ORDERED = _STREAMS + "test_ordered.py::"
+_DIES = _STREAMS + (
+    "test_killed.py::test_a_stream_whose_process_dies_at_any_point_is_handled_at_least_once_and_in_order"
+)
 
 _PROCESSES = "test_processes.py::"
 _ANY_ORDER = "test_in_any_order_with_any_repeats_one_command_when_all_has_come"
@@ -353,6 +361,20 @@ MUTANTS = [
         _COMBINER + "test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered",
     ),
     Mutant(
+        "large-calls-have-no-bound",
+        "core.combiner:Combiner.submit",
+        "self._bytes + size > self._max_bytes",
+        "False",
+        _COMBINER + "test_large_calls_are_sent_away_before_they_fill_the_memory",
+    ),
+    Mutant(
+        "a-commit-that-broke-is-taken-for-done",
+        "core.db:Database._once",
+        "tx.invalidate()",
+        "tx.invalidate()\n                return result",
+        _FAILURES + "test_connections_that_are_cut_at_the_commit",
+    ),
+    Mutant(
         "counts-are-clamped",
         "core.completion:_judge",
         "_check(row, state, acked, failed, touched)",
@@ -392,14 +414,15 @@ MUTANTS = [
     Mutant(
         "positions-as-auto-increment-gives-them",
         "core.feed:append",
-        "_insert(tx, events, lock(tx))",
+        "position = lock(tx)\n    _insert(tx, events, position)",
         "rows = [dict(event_id=e.id, type=e.type, batch_id=e.batch, event_key=e.key, data=e.data) for e in events]\n"
-        "        with tx.engine.begin() as other:\n"
-        "            other.exec_driver_sql(f'UPDATE feed_head SET position = position + {len(rows)}')\n"
-        "            last = other.exec_driver_sql('SELECT position FROM feed_head').scalar()\n"
-        "        for place, row in enumerate(reversed(rows)):\n"
-        "            row['position'] = last - place\n"
-        "        tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)",
+        "    with tx.engine.begin() as other:\n"
+        "        other.exec_driver_sql(f'UPDATE feed_head SET position = position + {len(rows)}')\n"
+        "        last = other.exec_driver_sql('SELECT position FROM feed_head').scalar()\n"
+        "    position = last - len(rows)\n"
+        "    for place, row in enumerate(reversed(rows)):\n"
+        "        row['position'] = last - place\n"
+        "    tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)",
         _FOLLOW,
     ),
     Mutant("the-head-is-not-locked", "core.feed:lock", ".with_for_update()", "", _FOLLOW),
@@ -626,9 +649,30 @@ MUTANTS = [
     Mutant(
         "a-zombie-takes-its-name-back",
         "core.leases:sync",
-        "if before is not None and before.replaced == caller.session and before.lease_until >= now:",
-        "if False:",
+        "caller.session in before.replaced.split()",
+        "False",
         "test_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+    ),
+    Mutant(
+        "a-zombies-zombie-takes-the-name",
+        "core.leases:_renew",
+        "[before.session, *before.replaced.split()]",
+        "[before.session]",
+        "test_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+    ),
+    Mutant(
+        "after-an-outage-the-first-takes-it-all",
+        "core.leases:_gone",
+        "before is not None and before.lease_until < now",
+        "False",
+        "test_groups.py::test_nothing_moves_where_all_were_cut_off_and_come_back",
+    ),
+    Mutant(
+        "who-is-always-late-spares-the-dead",
+        "core.leases:_gone",
+        " and row.last_seen + group.ttl >= before.last_seen",
+        "",
+        "test_groups.py::test_a_worker_that_is_always_late_spares_a_dead_one_once",
     ),
     Mutant(
         "a-group-that-is-made-again-begins-anew",
@@ -643,6 +687,27 @@ MUTANTS = [
         "snapshot if stored is None else stored.merge(snapshot)",
         "snapshot",
         "test_groups.py::test_commits_may_be_repeated_and_overtaken",
+    ),
+    Mutant(
+        "a-replica-claims-what-is-anothers",
+        "core.deliveries:_shared",
+        "partitions is None or",
+        "True or",
+        "test_webhooks.py::test_replicas_share_what_is_due",
+    ),
+    Mutant(
+        "what-a-dead-replica-held-waits-for-its-lease",
+        "core.deliveries:_shared",
+        "sa.or_(own, _deliveries.due_at <= now - OVERDUE)",
+        "own",
+        "test_webhooks.py::test_no_delivery_waits_for_a_replica_that_is_dead",
+    ),
+    Mutant(
+        "events-are-appended-whatever-the-fence",
+        "core.service:Service.append",
+        "if fence is not None:",
+        "if False:",
+        "test_groups.py::test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing",
     ),
     # Process managers.
     Mutant("no-inbox", "core.inbox:known", "if status is not None:", "if False:", _PROCESSES + _ANY_ORDER),
@@ -754,6 +819,154 @@ MUTANTS = [
         "if before is not None:",
         "if False:",
         _ANCESTOR + "test_a_retried_add_issues_the_same_items_and_the_batch_ends",
+    ),
+    # Windows and their snapshots.
+    Mutant(
+        "the-floor-counts-what-was-tracked-and-not-acked",
+        "lastbit.streams.window:AckWindow._floor",
+        "self._offsets[self._first] - 1 if self._first < len(self._offsets) else self._high",
+        "self._high",
+        _WINDOW,
+    ),
+    Mutant(
+        "what-no-piece-covers-is-resolved",
+        "lastbit.watermark:first_unresolved",
+        "position < start or ",
+        "",
+        _STREAMS + "test_watermark.py::test_it_is_the_first_that_is_pending_and_never_goes_back",
+    ),
+    Mutant(
+        "the-first-record-after-a-restore-is-skipped",
+        "lastbit.streams.window:AckWindow.track",
+        "if offset <= self._restored:",
+        "if offset <= self._restored + 1:",
+        _STREAMS + "test_window.py::test_parallel_consumer_62_the_first_record_after_a_restore_is_not_skipped",
+    ),
+    Mutant(
+        "what-was-outstanding-is-not-handed-out-again",
+        "lastbit.streams.window:AckWindow._track_again",
+        "return True",
+        "return False",
+        _WINDOW,
+    ),
+    Mutant(
+        "a-full-window-takes-more",
+        "lastbit.streams.window:AckWindow.track",
+        "if len(self._offsets) - self._first < self._capacity:",
+        "if True:",
+        _WINDOW,
+    ),
+    Mutant(
+        "a-closed-window-takes-acks",
+        "lastbit.streams.window:AckWindow.ack",
+        "if self._closed:",
+        "if False:",
+        _STREAMS
+        + "test_window.py::test_redpanda_connect_4477_a_late_ack_after_the_partition_was_taken_away_is_refused",
+    ),
+    Mutant(
+        "a-damaged-snapshot-skips-a-record",
+        "lastbit.streams.snapshot:Snapshot.decode",
+        "except _Damaged:\n        return cls(floor, floor)",
+        "except _Damaged:\n        return cls(floor, floor + 1)",
+        _SNAPSHOT + "test_a_damaged_snapshot_replays_and_never_skips",
+    ),
+    Mutant(
+        "a-damaged-snapshot-is-believed",
+        "lastbit.streams.snapshot:_decode_rest",
+        " or _SUM.unpack_from(data, end)[0] != zlib.crc32(data[:end])",
+        "",
+        _SNAPSHOT + "test_a_damaged_snapshot_replays_and_never_skips",
+    ),
+    Mutant(
+        "a-hostile-snapshot-is-not-bounded",
+        "lastbit.streams.snapshot:_decode_rest",
+        "offset > high or len(outstanding) == MAX_OUTSTANDING",
+        "offset > high or len(outstanding) == 100 * MAX_OUTSTANDING",
+        _SNAPSHOT + "test_a_hostile_snapshot_costs_no_memory_and_falls_back_to_its_floor",
+    ),
+    Mutant(
+        "what-a-limit-leaves-out-counts-as-done",
+        "lastbit.streams.snapshot:Snapshot.within",
+        "self.outstanding[count] - 1, ",
+        "self.high, ",
+        _STREAMS + "test_window.py::test_pulsar_25540_a_truncated_hole_set_is_told_and_replays",
+    ),
+    Mutant(
+        "an-offset-is-narrowed-to-32-bits",
+        "lastbit.streams.snapshot:_read_varint",
+        "value |= (byte & 127) << shift",
+        "value |= (byte & 127) << shift & 0xFFFFFFFF",
+        _SNAPSHOT + "test_rocketmq_11180_no_offset_is_narrowed",
+    ),
+    Mutant(
+        "a-merge-takes-the-bits-of-the-lower-one",
+        "lastbit.streams.snapshot:Snapshot.merge",
+        "for offset in top.outstanding if offset > low.high or offset in still",
+        "for offset in low.outstanding",
+        _SNAPSHOT + "test_merging_is_a_join",
+    ),
+    # Ordered streams.
+    Mutant(
+        "a-record-is-acked-before-it-is-handled",
+        "lastbit.streams.ordered:_Run._work",
+        "self._handle(entry.record)",
+        "self._window.ack(entry.position)\n                self._handle(entry.record)",
+        _DIES,
+    ),
+    Mutant(
+        "a-record-that-failed-is-acked",
+        "lastbit.streams.ordered:_Run._give_up",
+        "raise failed(entry.offset, error) from error",
+        "self._window.ack(entry.position)\n        raise failed(entry.offset, error) from error",
+        _ORDERED
+        + "test_after_any_failures_each_event_was_handled_in_order_and_only_what_was_outstanding_again[in_threads]",
+    ),
+    Mutant(
+        "records-of-a-key-go-to-any-lane",
+        "lastbit.streams._progress:Progress.lane_of",
+        "hash(self._options.key(record))",
+        "(self._options.key(record), self.window.high)[1]",
+        _DIES,
+    ),
+    Mutant(
+        "a-lane-goes-on-behind-the-record-that-failed",
+        "lastbit.streams.ordered:_Run._work",
+        "raise failed(entry.offset, error) from error",
+        "self._fail(error)",
+        _ORDERED + "test_a_handler_that_fails_stops_the_stream_after_what_was_safe_is_committed[in_threads]",
+        also=(
+            ("self._give_up(entry, error)", "self._fail(failed(entry.offset, error))"),
+            (" and self._failure is None", ""),
+        ),
+    ),
+    Mutant(
+        "what-is-filtered-out-holds-the-floor",
+        "lastbit.streams.ordered:_Run._route",
+        "self._window.ack(entry.position)",
+        "pass",
+        _ORDERED + "test_eventuous_142_ignored_events_do_not_block_the_floor[in_threads]",
+    ),
+    Mutant(
+        "what-is-gone-from-the-log-holds-the-floor",
+        "lastbit.streams._progress:Progress.track",
+        "gone < position and self.window.ack(gone)",
+        "False",
+        _ORDERED + "test_restored_offsets_that_are_gone_from_the_log_do_not_hold_the_floor[in_threads]",
+    ),
+    Mutant(
+        "the-end-is-not-committed",
+        "lastbit.streams.ordered:_Run._commit_at_the_end",
+        "due is None",
+        "True",
+        _ORDERED + "test_the_end_is_committed_and_no_commit_goes_back[in_threads]",
+    ),
+    Mutant(
+        "a-cancelled-stream-commits-nothing",
+        "lastbit.streams.ordered_async:_Run._commit_at_the_end",
+        "due is None",
+        "True",
+        _ORDERED + "test_a_cancelled_stream_commits_what_is_safe",
     ),
 ]
 

@@ -209,6 +209,22 @@ def test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered
         assert ack(gate.service, (batch, 0, 9)).applied == 1
 
 
+def test_large_calls_are_sent_away_before_they_fill_the_memory(database: Database) -> None:
+    """The bound is on bytes too; small calls go on meanwhile, and when the large ones are through there is room."""
+    with gated(database, max_bytes=150_000) as gate:
+        batch = new(gate.service, 1000 * GROUP)
+        large = [(batch, group, b"\xff" * (GROUP // 8)) for group in range(400)]
+        gate.occupy()
+        first = gate.service.ack(Call.of(Verb.ACK, masks=large))
+        with pytest.raises(errors.Overloaded, match="bytes"):
+            gate.service.ack(Call.of(Verb.ACK, masks=large))
+        small = gate.service.ack(Call.of(Verb.ACK, [(batch, 999, 0)]))
+        gate.gate.opened.set()
+        assert (first.result(30).applied, small.result(30).applied) == (400 * GROUP, 1)
+        for _ in range(3):  # all of its room is free again, each time
+            assert gate.service.ack(Call.of(Verb.ACK, masks=large)).result(30).repeated == 400 * GROUP
+
+
 def test_one_broken_batch_in_a_merged_flush_fails_alone(database: Database) -> None:
     """The flush is repeated batch by batch, so the neighbours of a broken batch are applied, once."""
     with gated(database) as gate:

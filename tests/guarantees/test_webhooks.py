@@ -10,21 +10,27 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from core import payments, tables
+from core import errors, payments, tables
+from core.backoff import Backoff
 from core.batches import Opening
 from core.calls import Call, Verb
 from core.combiner import Inline
 from core.db import Database
+from core.dispatcher import Dispatcher
 from core.feed import New
+from core.leases import Caller
+from core.replicas import GROUP, Replica
 from core.service import Service
-from core.webhooks import Delivery, Progress
+from core.webhooks import Answer, Delivery, Progress
 from lastbit.ids import ItemId
 from senders.webhooks import WebhookSender
+from tests.clocks import Clock
 from tests.guarantees.dying import Written, dispatch, mortals
 from tests.receivers import Got, Handler, Receiver, receiving, status
 from tests.servers import ROOT, free_port, wait_until_it_says
@@ -218,6 +224,151 @@ def wait_until_redelivered(service: Service, webhook: int) -> None:
             service.redeliver(webhook)
         poll.wait(0.1)
     raise AssertionError("not all was delivered")
+
+
+class Heard:
+    """A sender whose receiver always says yes, and that remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def check(self, url: str) -> None:
+        pass
+
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+        self.events.append(headers["webhook-id"])
+        return Answer(200, None, 0)
+
+
+class Shared:
+    """A dispatcher that shares with others, in this process, by the database's clock."""
+
+    def __init__(self, database: Database, name: str, clock: Clock) -> None:
+        self.sender = Heard()
+        self.replica = Replica(database, clock=lambda: clock.now.timestamp())
+        self.replica.worker = name
+        self.dispatcher = Dispatcher(
+            database, self.sender, backoff=Backoff(), lease=timedelta(minutes=1), threads=4, replica=self.replica
+        )
+
+    def round(self) -> None:
+        self.dispatcher.run_once()
+        self.dispatcher.settle()
+
+
+def test_replicas_share_what_is_due(database: Database) -> None:
+    """Each sends what is in its own partitions, all is sent once; when one leaves, the other has it all at once."""
+    clock = Clock(database)
+    service = Service(database, combiner=Inline, sender=Heard())
+    hook = service.create_webhook("https://receiver.example", None, None).webhook.id
+    one, other = Shared(database, "one", clock), Shared(database, "other", clock)
+    for _ in range(3):  # join, hand over, take
+        one.round()
+        other.round()
+        clock.go(4)
+    assert (len(one.replica.partitions), len(other.replica.partitions)) == (32, 32)
+    service.append([New(str(number), "x") for number in range(100)])
+    for _ in range(2):
+        other.round()
+        one.round()
+    assert sorted(one.sender.events + other.sender.events) == sorted(str(number) for number in range(100))
+    mine = {each.event for each in log(service, hook) if each.id % 64 in one.replica.partitions}
+    assert set(one.sender.events) == mine
+    assert 20 < len(mine) < 80
+    one.dispatcher.stop()
+    clock.go(4)
+    other.round()
+    assert len(other.replica.partitions) == 64
+    service.append([New("later", "x")])
+    other.round()
+    assert other.sender.events[-1] == "later"
+    other.dispatcher.stop()
+    assert service.get_group("lastbit.dispatcher").workers == []
+
+
+def test_no_delivery_waits_for_a_replica_that_is_dead(database: Database) -> None:
+    """What it held is anybody's a few seconds after it was due, before its lease has ended; nothing rests on groups."""
+    clock = Clock(database)
+    service = Service(database, combiner=Inline, sender=Heard())
+    service.create_webhook("https://receiver.example", None, None)
+    dead, other = Shared(database, "dead", clock), Shared(database, "other", clock)
+    dead.round()
+    service.append([New("one", "x")])
+    other.round()
+    clock.go(4.9)
+    other.round()
+    assert (len(dead.replica.partitions), other.replica.partitions, other.sender.events) == (64, frozenset(), [])
+    clock.go(0.1)
+    other.round()
+    assert other.sender.events == ["one"]
+    for _ in range(2):
+        clock.go(4)
+        other.round()
+    assert len(other.replica.partitions) == 64
+
+
+def test_a_replica_whose_name_is_taken_joins_under_another(database: Database) -> None:
+    """Two containers may call their host and their process the same: both work, and neither throws the other out."""
+    clock = Clock(database)
+    one, other = Shared(database, "same", clock), Shared(database, "same", clock)
+    for _ in range(4):
+        one.round()
+        other.round()
+        clock.go(4)
+    assert one.replica.worker != other.replica.worker
+    assert (len(one.replica.partitions), len(other.replica.partitions)) == (32, 32)
+    assert not one.replica.partitions & other.replica.partitions
+
+
+def replicas(service: Service) -> dict[str, int]:
+    """By worker, how many partitions it has."""
+    try:
+        return {each.worker: each.partitions for each in service.get_group(GROUP).workers}
+    except errors.ConsumerGroupNotFound:
+        return {}
+
+
+def wait_until_shared(service: Service, *counts: int) -> None:
+    poll = threading.Event()
+    for _ in range(600):
+        if sorted(replicas(service).values()) == sorted(counts):
+            return
+        poll.wait(0.05)
+    raise AssertionError(replicas(service))
+
+
+def test_the_others_take_over_from_a_replica_that_is_killed(mariadb_service: Service, receiver: Receiver) -> None:
+    """Two processes share; one is killed, and all that comes arrives, once each; in the end the other leaves."""
+    service = mariadb_service
+    webhook = subscribe(service, receiver)
+    service.put_group(GROUP, 64, timedelta(seconds=1))
+    with running(service) as survivor:
+        with running(service) as victim:
+            wait_until_shared(service, 32, 32)
+            service.append([New(f"before-{number}", "x") for number in range(50)])
+            receiver.wait_for(50)
+            wait_until_delivered(service, webhook)
+            victim.send_signal(signal.SIGKILL)
+            victim.wait(60)
+        service.append([New(f"after-{number}", "x") for number in range(50)])
+        receiver.wait_for(100)
+        wait_until_shared(service, 64)
+        wait_until_delivered(service, webhook)
+        assert Counter(got.id for got in receiver.got).most_common(1)[0][1] == 1
+        survivor.send_signal(signal.SIGTERM)
+        assert survivor.wait(60) == 0
+    assert replicas(service) == {}
+
+
+def test_once_takes_whatever_is_due(service: Service, receiver: Receiver) -> None:
+    """It does not join, and asks nobody: though another holds everything, it ends when nothing is due any more."""
+    subscribe(service, receiver)
+    service.put_group(GROUP, 64, timedelta(minutes=5))
+    service.sync(GROUP, Caller("frozen", "1"))
+    service.append([New(str(number), "x") for number in range(10)])
+    once(service)
+    assert {got.id for got in receiver.got} == {str(number) for number in range(10)}
+    assert replicas(service) == {"frozen": 64}
 
 
 def test_a_dispatcher_that_dies_at_any_point_leaves_each_event_to_be_sent(database: Database, tmp_path: Path) -> None:

@@ -167,12 +167,14 @@ def test_another_content_type_is_refused(http: httpx.Client, route: str, content
 
 
 def test_another_sites_page_can_end_no_batch(http: httpx.Client) -> None:
-    """A browser sends a POST without a body for anybody; with an Origin it has to be declared as JSON, which another
-    site's page may not do."""
+    """A browser says where a request comes from. Where it says our own, a POST without a body has to be declared as
+    JSON all the same, which no page may do for another site."""
     batch = opened(http, items=1)["id"]
     foreign = {"Origin": "https://elsewhere.example"}
     for path in (f"/v1/batches/{batch}/cancel", f"/v1/batches/{batch}/seal", "/v1/batches"):
-        assert code(http.post(path, headers=foreign)) == (415, "unsupported_media_type")
+        assert code(http.post(path, headers=foreign)) == (403, "forbidden")
+        assert code(http.post(path, headers={**foreign, **JSON})) == (403, "forbidden")
+        assert code(http.post(path, headers={"Origin": str(http.base_url)})) == (415, "unsupported_media_type")
         asked = http.options(path, headers={**foreign, "Access-Control-Request-Method": "POST"})
         assert "access-control-allow-origin" not in asked.headers
     assert http.get(f"/v1/batches/{batch}").json()["state"] == "open"

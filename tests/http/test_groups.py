@@ -5,15 +5,20 @@ from __future__ import annotations
 import base64
 import json
 import time
+from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
 
+from core import groups, schema
+from core.db import Database
+from core.replicas import GROUP
 from lastbit.streams.snapshot import Snapshot
 from tests.exposition import eventually, value
 from tests.http.test_bad_input import JSON
 from tests.http.test_batches import code
+from tests.servers import running_service
 
 
 def path(group: str, *rest: object) -> str:
@@ -224,6 +229,19 @@ def test_the_services_own_groups_are_to_be_looked_at_alone(sqlite_http: httpx.Cl
         assert code(answer) == (422, "invalid_request")
         assert answer.json()["errors"][0]["place"] == "path.group"
     assert http.get(path(own)).status_code in (200, 404)
+
+
+def test_the_workers_of_a_service_on_sqlite_share_its_deliveries(sqlite_url: str) -> None:
+    """Each runs a dispatcher; a service of one process has nobody to share with, and doesn't join."""
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        database.write(lambda tx: groups.put(tx, GROUP, 64, timedelta(seconds=0.6), None))
+        with running_service(sqlite_url, workers=2, LASTBIT_DISPATCHER_EVERY="0.05"):
+
+            def held() -> list[int]:
+                return [each.partitions for each in database.snapshot(lambda tx: groups.get(tx, GROUP)).workers]
+
+            eventually(held, [32, 32])
 
 
 BODIES = [

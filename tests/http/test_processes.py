@@ -95,7 +95,11 @@ def test_a_command_is_an_event_of_the_feed(process: Process) -> None:
     [event] = page["events"]
     assert (event["id"], event["type"], event["key"]) == (f"command:{command['id']}", "command.ship", "o1")
     assert event["data"] == {
-        "command": command["id"], "process": process.name, "instance": "o1", "step": "first", "data": 1
+        "command": command["id"],
+        "process": process.name,
+        "instance": "o1",
+        "step": "first",
+        "data": 1,
     }
 
 
@@ -136,8 +140,13 @@ def test_a_parked_event_is_shown_and_retried(process: Process) -> None:
     page = process.http.get("/v1/events", params={"type": f"retry.{process.name}"}).json()
     [brought] = page["events"]
     assert brought["data"]["event"] == {
-        "position": event["position"], "id": event["id"], "type": "card.charged", "batch": None, "key": "o1",
-        "data": None, "at": brought["data"]["event"]["at"],
+        "position": event["position"],
+        "id": event["id"],
+        "type": "card.charged",
+        "batch": None,
+        "key": "o1",
+        "data": None,
+        "at": brought["data"]["event"]["at"],
     }
     assert process.get()["history"][0]["status"] == "retrying"
     assert process.handle(event, state=1).json()["status"] == "handled"
@@ -203,7 +212,11 @@ def test_instances_are_listed_by_name_in_pages(process: Process) -> None:
     assert [each["state"] for each in finished] == [0, 2, 4, 6]
     [summary] = [each for each in process.http.get("/v1/processes").json()["processes"] if each["name"] == process.name]
     assert {name: summary[name] for name in ("running", "finished", "parked", "timers", "partitions")} == {
-        "running": 3, "finished": 4, "parked": 0, "timers": 0, "partitions": PARTITIONS
+        "running": 3,
+        "finished": 4,
+        "parked": 0,
+        "timers": 0,
+        "partitions": PARTITIONS,
     }
 
 

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import uuid
@@ -18,10 +19,12 @@ from typing import Any
 import pytest
 
 from lastbit import Client, ItemIds
+from tests.sdk.test_protocol import BATCH
+from tests.servers import running_service
 
 COMMANDS = [
     *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "verify"),
-    *("events", "append", "webhooks", "groups", "tally", "processes", "commands"),
+    *("events", "append", "webhooks", "groups", "tally", "processes", "commands", "token"),
 ]
 
 
@@ -358,6 +361,42 @@ def test_counts_that_disagree_with_the_bits_are_exit_code_3(scripted: Any) -> No
     assert "inconsistent" in done.stdout
     assert "group 0: resolved_count is 5" in done.stdout
     assert "acked 4, counted 3" in done.stdout
+
+
+def test_all_batches_are_verified(sqlite_url: str) -> None:
+    """What disagrees is named, and the exit code is 3."""
+    with running_service(sqlite_url) as running:
+        lastbit = Lastbit(running.url)
+        with Client(running.url) as client:
+            for _ in range(3):
+                client.ack(client.open(items=2).ids)
+        assert "3 batches, 6 items: ok" in lastbit.good("verify", "--all")
+        nothing = {"gone": 0, "inconsistent": []}
+        assert lastbit.json("verify", "--all") == {"ok": True, "batches": 3, "items": 6, **nothing}
+        with contextlib.closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as database, database:
+            database.execute("UPDATE batches SET acked = 1 WHERE id = 2")
+        found = lastbit.json("verify", "--all", code=3)
+        assert (found["ok"], found["batches"]) == (False, 3)
+        assert [(each["batch"], each["counted"]["acked"]) for each in found["inconsistent"]] == [(2, 2)]
+        done = lastbit("verify", "--all")
+        assert done.returncode == 3
+        assert "batch 2  inconsistent" in done.stdout
+        assert "3 batches, 6 items: 1 inconsistent" in done.stdout
+
+
+def test_a_batch_that_is_deleted_while_all_are_verified_is_no_fault(scripted: Any) -> None:
+    """It was listed, and is gone when its turn comes."""
+    seen = {**BATCH, "id": 7}
+    gone = {"code": "batch_not_found", "detail": "there is no batch 7", "status": 404}
+    scripted.replies((200, {}, {"batches": [seen], "next": None}), (404, {}, gone))
+    found = Lastbit(scripted.url).json("verify", "--all")
+    assert (found["ok"], found["batches"], found["gone"]) == (True, 0, 1)
+
+
+@pytest.mark.parametrize("arguments", [(), ("7", "--all")])
+def test_verify_wants_a_batch_or_all(lastbit: Lastbit, arguments: tuple[str, ...]) -> None:
+    """Not both, not neither."""
+    assert lastbit("verify", *arguments).returncode == 2
 
 
 def test_the_token_goes_out_and_a_missing_one_is_explained(scripted: Any) -> None:

@@ -13,6 +13,7 @@ from lastbit import (
     AsyncClient,
     BufferClosed,
     Client,
+    Fence,
     InvalidArgument,
     InvalidRequest,
     NotFound,
@@ -173,7 +174,7 @@ def test_a_buffer_acks_a_real_window_and_a_late_ack_is_no_failure(client: Client
 
 def test_a_fence_travels_with_the_entries(client: Client) -> None:
     """Of a group that does not exist, nothing is applied."""
-    fence = {"group": "nowhere", "partition": 0, "worker": "one", "epoch": 1}
+    fence = Fence("nowhere", 0, "one", 1)
     with pytest.raises(NotFound):
         client.tally("fenced").apply([("k", 1, read(0))], fence=fence)
     assert client.tally("fenced").value("k") == 0

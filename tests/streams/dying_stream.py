@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def main() -> None:
 
     def handle(offset: int) -> None:
         points.passed("before the handler")
+        time.sleep(0.0003)  # its work, in the middle of which a commit may come
         os.write(handled, f"{offset}\n".encode())
         points.passed("before the ack")
 

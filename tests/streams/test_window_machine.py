@@ -24,7 +24,7 @@ from lastbit.streams import AckWindow, OffsetOutOfOrder, Snapshot, UnknownOffset
 from lastbit.streams.snapshot import MAX_OFFSET, MIN_BYTES
 from tests.guarantees import mutants
 
-CAPACITY = 40
+CAPACITY = 6
 SETTINGS = hypothesis.settings(
     hypothesis.settings.get_profile("lastbit"),
     max_examples=150 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1),

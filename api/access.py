@@ -1,0 +1,219 @@
+"""Who may do what. Each route declares, beside its path, which roles may call it; one that declares none is refused to
+everybody.
+
+    @router.get("/{id}")
+    @needs(Role.READ, limited=True)
+    def get_batch(...)
+
+A caller is a token, sent as `Authorization: Bearer`, or as the page's session (see `session`). A service without tokens
+takes everybody for an operator. What a caller may do is judged before anything of a body is read.
+
+A token that is limited to a prefix is refused wherever a route does not say `limited=True`: a route that says so sees
+to the limit. For those of a batch `models.BatchId` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import structlog
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.types import Receive, Scope, Send
+
+from api import session
+from api.problems import Problem
+from api.tokens import Tokens
+from lastbit.tokens import LONGEST, Role, Token
+
+CALLER: Final = "lastbit.caller"
+"""Where a request's scope has its caller."""
+ANY: Final = (Role.READ, Role.PRODUCE, Role.CONSUME)
+CONSUMERS: Final = frozenset({Role.CONSUME, Role.ADMIN})
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_SCHEME: Final = b"bearer "
+
+E = TypeVar("E", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may call a route: everybody, or those who have one of the roles, or admin."""
+
+    roles: tuple[Role, ...] = ()
+    limited: bool = False
+    everybody: bool = False
+
+
+REFUSED: Final = Rule()
+"""Of a route that declares nothing."""
+NOBODY: Final = Token("", frozenset(), b"")
+"""Who calls a route that is open to everybody: it was not asked."""
+
+
+def needs(*roles: Role, limited: bool = False) -> Callable[[E], E]:
+    """Declares who may call a route: whoever has one of these roles, or admin. `limited`: tokens with a prefix too."""
+    return lambda endpoint: _declare(endpoint, Rule(roles, limited))
+
+
+def open_to_all(endpoint: E) -> E:
+    """Declares that a route asks for no token."""
+    return _declare(endpoint, Rule(everybody=True))
+
+
+def _declare(endpoint: E, rule: Rule) -> E:
+    endpoint.lastbit_rule = rule  # type: ignore[attr-defined]
+    return endpoint
+
+
+def rule_of(endpoint: object) -> Rule:
+    rule: Rule = getattr(endpoint, "lastbit_rule", REFUSED)
+    return rule
+
+
+class GuardedRoute(APIRoute):
+    """A route that is handled once its caller may call it."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] in (self.methods or ()):  # else it's a 405, whoever asks
+            access: Access = scope["app"].state.access
+            caller = scope[CALLER] = access.enter(scope, rule_of(self.endpoint))
+            if caller.name:
+                structlog.contextvars.bind_contextvars(token=caller.name)
+        await super().handle(scope, receive, send)
+
+
+async def guarded(request: Request) -> None:
+    """A dependency of the whole application, for a route that is no `GuardedRoute`: nobody has judged its caller."""
+    if CALLER not in request.scope:
+        raise Problem("forbidden", "this route doesn't say who may call it")
+
+
+def caller_of(request: Request) -> Token:
+    caller: Token = request.scope[CALLER]
+    return caller
+
+
+class Access:
+    """Judges callers."""
+
+    def __init__(self, tokens: Tokens, sessions: session.Sessions) -> None:
+        self.tokens = tokens
+        self.sessions = sessions
+
+    def enter(self, scope: Scope, rule: Rule) -> Token:
+        """Who calls. Raises `Problem`: `unauthorized`, `forbidden`."""
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name, value)
+        given = digest_of(headers.get(b"authorization"))
+        if given is None and scope["method"] not in _SAFE:
+            _refuse_other_sites(headers)
+        if rule.everybody:
+            return NOBODY
+        if given is not None or not self.tokens.required:
+            caller = self.tokens.find(given or b"")
+        else:
+            caller = self.tokens.find(self.sessions.read(headers.get(b"cookie", b"")))
+            if caller is not None and scope["method"] not in _SAFE:
+                _demand_own_site(headers)
+        if caller is None:
+            raise unauthorized(b"authorization" in headers)
+        _judge(caller, rule)
+        return caller
+
+    def consumer(self, digest: bytes | None) -> Token | None:
+        """Of an ack route: who calls, if he may. It's called once an item, so it says nothing of the reason."""
+        caller = self.tokens.find(digest or b"")
+        return caller if caller is not None and not CONSUMERS.isdisjoint(caller.roles) else None
+
+    def enter_consumer(self, digest: bytes | None, *, sent: bool) -> Token:
+        """The same with the reason. `sent`: there was something where the token stands. Raises `Problem`."""
+        caller = self.tokens.find(digest or b"")
+        if caller is None:
+            raise unauthorized(sent)
+        _judge(caller, CONSUMES)
+        return caller
+
+    def still(self, caller: Token) -> bool:
+        """Whether a caller whose request goes on and on would be let in now."""
+        return self.tokens.find(caller.digest) == caller
+
+
+CONSUMES: Final = Rule((Role.CONSUME,), limited=True)
+"""The rule of the ack routes."""
+
+
+def digest_of(authorization: bytes | None) -> bytes | None:
+    """Of the token that a header bears, if it does."""
+    if authorization is None or authorization[:7].lower() != _SCHEME or len(authorization) > LONGEST + 7:
+        return None
+    return hashlib.sha256(authorization[7:].strip()).digest()
+
+
+def unauthorized(sent: bool) -> Problem:
+    """401. `sent`: there was a token, or what should be one."""
+    if sent:
+        detail = "the token is not known here: it was mistyped, or removed, or it belongs to another service"
+        challenge = 'Bearer realm="lastbit", error="invalid_token"'
+    else:
+        detail = "this service wants a token: send one as `Authorization: Bearer …` (LASTBIT_TOKEN does)"
+        challenge = 'Bearer realm="lastbit"'
+    return Problem("unauthorized", detail, headers={"WWW-Authenticate": challenge})
+
+
+def forbidden(detail: str) -> Problem:
+    return Problem("forbidden", detail)
+
+
+def outside(caller: Token, place: str, what: str) -> Problem:
+    """403 for a thing that a limited token may not make."""
+    return forbidden(f"{place}: the token {caller.name} is limited to {what} with the prefix {caller.prefix!r}")
+
+
+def _judge(caller: Token, rule: Rule) -> None:
+    if not rule.roles:
+        raise forbidden("this route doesn't say who may call it")
+    if not caller.has(rule.roles):
+        wanted, has = _named(rule.roles, "or"), _named((role for role in Role if role in caller.roles), "and")
+        challenge = f'Bearer realm="lastbit", error="insufficient_scope", scope="{" ".join(rule.roles)}"'
+        raise Problem(
+            "forbidden",
+            f"this needs the role {wanted}; the token {caller.name} has {has}",
+            headers={"WWW-Authenticate": challenge},
+        )
+    if caller.prefix is not None and not rule.limited:
+        raise forbidden(f"this is not for limited tokens: {caller.name} is limited to the prefix {caller.prefix!r}")
+
+
+def _named(roles: Iterable[Role], word: str) -> str:
+    *first, last = roles
+    return f"{', '.join(first)} {word} {last}" if first else str(last)
+
+
+def _refuse_other_sites(headers: Mapping[bytes, bytes]) -> None:
+    """Another site's page can have a browser send a request, with our cookie or from within our network, and the
+    browser says that it did. A request with a token needs none of this: no other site's page has one, or may send it.
+    """
+    site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+    if site is not None:
+        fine = site in (b"same-origin", b"none")
+    else:
+        # On plain HTTP browsers send Origin alone.
+        fine = origin is None or _is_ours(origin, headers)
+    if not fine:
+        raise forbidden("this request comes from the page of another site")
+
+
+def _is_ours(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
+    return urlsplit(origin.decode("latin-1")).netloc.lower() == headers.get(b"host", b"").decode("latin-1").lower()
+
+
+def _demand_own_site(headers: Mapping[bytes, bytes]) -> None:
+    """Every browser of today says one of the two with what can change something; a cookie alone is no intention."""
+    if b"sec-fetch-site" not in headers and b"origin" not in headers:
+        raise forbidden("a session is for browsers, and this request doesn't say that it comes from our own page")

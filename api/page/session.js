@@ -1,0 +1,74 @@
+// Who looks: whether the service wants a token, and what the one that signed in may do. The token itself is sent once;
+// from then on there is a cookie that no script sees.
+
+import * as api from "./api.js";
+import { make, setText } from "./dom.js";
+
+let who = { needed: false, name: null, roles: ["admin"], prefix: null };
+
+// Ask the service. Where it doesn't answer, the views will say so.
+export async function look() {
+  who = await api.session().catch(() => who);
+  show();
+  return !who.needed || who.name !== null;
+}
+
+export const may = (role) => !who.needed || who.roles.includes(role) || who.roles.includes("admin");
+export const needsToken = () => who.needed;
+export const isLimited = () => who.prefix !== null;
+
+function show() {
+  const out = document.getElementById("sign-out");
+  out.hidden = who.name === null;
+  setText(out, `Sign out ${who.name ?? ""}`);
+}
+
+export async function signOut() {
+  await api.signOut();
+  who = { needed: true, name: null, roles: [], prefix: null };
+  show();
+}
+
+// The form. `done` is called once somebody is signed in who may read.
+export function signInView(main, done) {
+  document.title = "Sign in · Lastbit";
+  const token = make("input", { id: "token", type: "password", name: "token", autocomplete: "current-password", required: true });
+  const wrong = make("p.note.trouble", { role: "alert", hidden: true });
+  const enter = make("button", { type: "submit" }, "Sign in");
+  main.append(
+    make("h1", {}, "Sign in"),
+    make(
+      "form.sign-in",
+      { onsubmit: submitted },
+      make("p.quiet", {}, "This service wants a token that may read. Whoever runs it makes one:"),
+      make("pre", {}, make("code", {}, "lastbit token new --role read")),
+      make("label", { for: "token" }, make("span", {}, "Token"), token),
+      wrong,
+      enter,
+    ),
+  );
+  token.focus();
+
+  async function submitted(event) {
+    event.preventDefault();
+    enter.disabled = true;
+    wrong.hidden = true;
+    try {
+      who = await api.signIn(token.value);
+      token.value = "";
+      if (!may("read")) {
+        const refused = `The token ${who.name} may ${who.roles.join(" and ")}, and not read.`;
+        await signOut();
+        throw new Error(refused);
+      }
+      show();
+      done();
+    } catch (error) {
+      wrong.hidden = false;
+      wrong.textContent = error.message;
+      enter.disabled = false;
+      token.focus();
+    }
+  }
+  return { show() {}, stop() {} };
+}

@@ -1,0 +1,90 @@
+"""The tokens that the service knows: read at the start, and again when their file has changed."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from core import errors
+from core.settings import Settings
+from lastbit import tokens
+from lastbit.tokens import Role, Token
+
+LOOK_EVERY: Final = 1.0
+"""Seconds between two looks at the file."""
+EVERYBODY: Final = Token("", frozenset({Role.ADMIN}), b"")
+"""Who calls a service that has no tokens."""
+
+log = structlog.get_logger(__name__)
+
+
+class Tokens:
+    """By their digests. Who finds one by the digest of what a caller sent learns nothing from how long it takes: the
+    caller can't choose a digest, only what it is made of. A new set takes the place of the old one at once, so calls
+    need no lock."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises `errors.Misconfigured`."""
+        self._text = settings.tokens
+        self._file = None if settings.tokens_file is None else Path(settings.tokens_file)
+        self.required = self._text is not None or self._file is not None
+        """Whether callers need one. Once they do they always do."""
+        self._stamp = self._look()
+        self._known = self._read()
+
+    def find(self, digest: bytes) -> Token | None:
+        if not self.required:
+            return EVERYBODY
+        token = self._known.get(digest)
+        return token if token is not None and hmac.compare_digest(token.digest, digest) else None
+
+    def reload_if_changed(self) -> None:
+        """Where the file can't be read, what it said before stays good: half a file must lock nobody out."""
+        stamp = self._look()
+        if stamp != self._stamp:
+            self.reload()
+
+    def reload(self) -> None:
+        # First, so that what is written while we read is read too.
+        self._stamp = self._look()
+        try:
+            self._known = self._read()
+        except errors.Misconfigured as error:
+            log.error("tokens_not_reloaded", error=str(error))
+        else:
+            log.info("tokens_reloaded", tokens=len(self._known))
+
+    def _look(self) -> tuple[int, int, int] | None:
+        if self._file is None:
+            return None
+        try:
+            found = self._file.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _read(self) -> dict[bytes, Token]:
+        known: list[Token] = []
+        for text, said in self._texts():
+            try:
+                known += tokens.parse(text())
+            except (OSError, ValueError) as error:
+                # Of a file that is no text the error would say a part.
+                what = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+                raise errors.Misconfigured(f"the tokens of {said} can't be read: {what}") from None
+        if self.required and not known:
+            said = " and ".join(said for _, said in self._texts())
+            raise errors.Misconfigured(f"there is no token in {said}; `lastbit token new` makes one")
+        return {token.digest: token for token in known}
+
+    def _texts(self) -> Iterator[tuple[Callable[[], str], str]]:
+        """Where tokens stand: how to read it, and what it is called."""
+        text = self._text
+        if text is not None:
+            yield lambda: text, "LASTBIT_TOKENS"
+        if self._file is not None:
+            yield self._file.read_text, str(self._file)

@@ -1,0 +1,141 @@
+"""What does a stream gain by lanes, and what does an event cost? No service is needed: this is `lastbit.streams` alone.
+
+Handlers that wait for 5 ms, as one does that makes a call, in eight lanes and in one, for threads and for tasks; each
+event has a key of its own. And handlers that do nothing, beside a plain loop over the same records, which neither
+tracks nor commits: the difference is what the window, the lane and the commits cost an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+
+from bench import measure
+from bench.measure import Scale
+from lastbit.streams import AckWindow, run_ordered, run_ordered_async
+
+LANES = 8
+WAIT = 0.005
+"""Seconds that a handler takes."""
+EVERY = 0.1
+"""Seconds between two commits, which store nothing."""
+
+
+class Stream:
+    """Records 0 .. count-1, whose number is their offset and their key; counts what was handled, checks the end."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._handled = 0
+        self._committed = -1
+
+    def handle(self, record: int) -> None:
+        self._handled += 1
+
+    def commit(self, floor: int) -> None:
+        self._committed = floor
+
+    def timed(self, run: Callable[[Stream], None], *, commits: bool = True) -> float:
+        """Seconds for each event."""
+        begun = time.perf_counter()
+        run(self)
+        took = time.perf_counter() - begun
+        if self._handled != self._count or (commits and self._committed != self._count - 1):
+            raise RuntimeError(f"of {self._count} {self._handled} were handled, {self._committed} was committed")
+        return took / self._count
+
+    def records(self) -> list[tuple[int, int]]:
+        return [(number, number) for number in range(self._count)]
+
+
+def same(record: int) -> int:
+    return record
+
+
+def loop(stream: Stream) -> None:
+    for _, record in stream.records():
+        stream.handle(record)
+
+
+def window_alone(stream: Stream) -> None:
+    """The loop, tracking and acking each record."""
+    window = AckWindow()
+    for offset, record in stream.records():
+        window.track(offset)
+        stream.handle(record)
+        window.ack(offset)
+    stream.commit(window.floor)
+
+
+def threads(lanes: int, wait: float) -> Callable[[Stream], None]:
+    def run(stream: Stream) -> None:
+        def handle(record: int) -> None:
+            if wait:
+                time.sleep(wait)
+            stream.handle(record)
+
+        run_ordered(stream.records(), handle, key=same, lanes=lanes, commit=stream.commit, every=EVERY)
+
+    return run
+
+
+def tasks(lanes: int, wait: float) -> Callable[[Stream], None]:
+    def run(stream: Stream) -> None:
+        async def handle(record: int) -> None:
+            if wait:
+                await asyncio.sleep(wait)
+            stream.handle(record)
+
+        asyncio.run(
+            run_ordered_async(stream.records(), handle, key=same, lanes=lanes, commit=stream.commit, every=EVERY)
+        )
+
+    return run
+
+
+def run(scale: Scale) -> None:
+    waiting = (scale.requests // 320 + 10) * LANES
+    cheap = scale.requests * 5
+    of_lanes: dict[str, list[tuple[float, float]]] = {"threads": [], "tasks": []}
+    ways = {
+        "a plain loop": loop,
+        "the same with a window": window_alone,
+        "run_ordered, 1 lane": threads(1, 0),
+        f"run_ordered, {LANES} lanes": threads(LANES, 0),
+        "run_ordered_async, 1 lane": tasks(1, 0),
+        f"run_ordered_async, {LANES} lanes": tasks(LANES, 0),
+    }
+    costs: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(scale.rounds):
+        for name, way in (("threads", threads), ("tasks", tasks)):
+            one, many = (Stream(waiting).timed(way(lanes, WAIT)) for lanes in (1, LANES))
+            of_lanes[name].append((1 / one, 1 / many))
+        for name, each in ways.items():
+            costs[name].append(Stream(cheap).timed(each, commits=each is not loop))
+    measure.show(
+        f"ordered: handlers of {WAIT * 1e3:.0f} ms, {waiting:,} events (medians of {scale.rounds} rounds)",
+        ["lanes are", "1 lane, events/s", f"{LANES} lanes, events/s", "ratio"],
+        [
+            [
+                name,
+                *(f"{statistics.median(each[place] for each in rounds):,.0f}" for place in (0, 1)),
+                f"{statistics.median(many / one for one, many in rounds):.2f}",
+            ]
+            for name, rounds in of_lanes.items()
+        ],
+    )
+    measure.show(
+        f"ordered: handlers that do nothing, {cheap:,} events (medians of {scale.rounds} rounds)",
+        ["", "µs an event", "more than the loop"],
+        [
+            [name, f"{statistics.median(took) * 1e6:.2f}", f"{statistics.median(over) * 1e6:.2f}"]
+            for name, took in costs.items()
+            for over in [[mine - bare for mine, bare in zip(took, costs["a plain loop"], strict=True)]]
+        ],
+    )
+
+
+if __name__ == "__main__":
+    measure.alone(run)

@@ -1,0 +1,90 @@
+"""`python -m examples.screws [--reports N]`. Exit status: 0 the totals are the truth, 1 they are not."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from examples.demo.processes import Failed, Process, Processes, start_service
+from examples.screws.logs import Topic
+from lastbit import Client
+
+ROBOTS = 12
+KINDS = ("M4", "M5", "M6", "M8")
+REPORTS, SCREWS = 2, 3
+"""Partitions."""
+
+
+def fasten(topic: Topic, reports: int, dice: random.Random) -> Counter[str]:
+    """Reports of robots: none to five screws each. How many of each kind there are in truth."""
+    truth: Counter[str] = Counter()
+    for _ in range(reports):
+        number = dice.randrange(ROBOTS)
+        fastened = [dice.choice(KINDS) for _ in range(dice.randrange(6))]
+        topic.publish(number % REPORTS, {"robot": f"robot-{number:02}", "screws": fastened})
+        truth.update(f"robot-{number:02}/{kind}" for kind in fastened)
+    return truth
+
+
+def live_and_die(processes: Processes, folder: Path, url: str, total: int, dice: random.Random) -> tuple[int, int]:
+    """Both run beside each other and die, until the republisher has published all and the counter has read it; how
+    often each has died."""
+    deaths = {"republisher": 0, "counter": 0}
+    places = ["--screws", str(SCREWS)]
+    for life in range(100):
+        dying = ["--die-after", str(dice.randrange(total // 8, total // 3))] if life < 4 else []
+        republisher = processes.start(
+            "republisher", "examples.screws.republisher", str(folder), *places, "--reports", str(REPORTS), *dying
+        )
+        counters = ["examples.screws.counter", str(folder), *places, "--url", url]
+        beside = processes.start("counter", *counters, *dying)
+        published = _ended(republisher, deaths)
+        _ended(beside, deaths)
+        # Now all that there is; it may die of it.
+        if _ended(processes.start("counter", *counters, *dying), deaths) and published:
+            return deaths["republisher"], deaths["counter"]
+    raise Failed("there is no end to it")
+
+
+def _ended(process: Process, deaths: dict[str, int]) -> bool:
+    """Whether it came to its end."""
+    status = process.wait()
+    if status not in (0, 9):
+        raise Failed(f"{process.name} ended with exit status {status}:\n{process.last_words()}")
+    deaths[process.name] += status == 9
+    return status == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.screws", description="Count through crashes and replays.")
+    parser.add_argument("--reports", type=int, default=1500, help="of robots (1500)")
+    parser.add_argument("--seed", type=int, help="of the chance; without it, another one each time")
+    given = parser.parse_args()
+    dice = random.Random(given.seed)  # noqa: S311  # screws are no secrets
+    with tempfile.TemporaryDirectory(prefix="lastbit-screws-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        truth = fasten(Topic(folder, "reports", REPORTS), given.reports, dice)
+        print(f"{given.reports:,} reports of {ROBOTS} robots, {truth.total():,} screws of {len(truth)} kinds")
+        with Processes(folder) as processes:
+            _, url = start_service(processes, folder / "lastbit.db", seconds=60)
+            died = live_and_die(processes, folder, url, truth.total(), dice)
+            with Client(url) as client:
+                found = {each.key: each.value for each in client.tally("screws").totals()}
+        screws = Topic(folder, "screws", SCREWS)
+        published = sum(1 for partition in range(SCREWS) for _ in screws.read(partition, 0))
+        read = len((folder / "seen").read_text().splitlines())
+    print(f"the republisher died {died[0]} times and published {published:,} screws; the counter died {died[1]} times")
+    print(f"counting what was read:  {read:>7,}")
+    print(f"the tally:               {sum(found.values()):>7,}")
+    print(f"the truth:               {truth.total():>7,}")
+    wrong = {key for key in {*found, *truth} if found.get(key, 0) != truth[key]}
+    print("each total is the truth" if not wrong else f"wrong: {sorted(wrong)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

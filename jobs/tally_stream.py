@@ -1,0 +1,165 @@
+"""`spark-submit jobs/tally_stream.py`: count a stream into a tally, each message once.
+
+    make zip
+    spark-submit --py-files dist/lastbit.zip jobs/tally_stream.py --tally screws --url http://lastbit:8000 \\
+      --format kafka --option kafka.bootstrap.servers=kafka:9092 --option subscribe=fastened \\
+      --option startingOffsets=earliest --key "get_json_object(cast(value AS string), '$.robot')" \\
+      --checkpoint s3a://bucket/checkpoints/screws
+
+Rows need a topic, a partition and an offset: Kafka's columns are taken as they are. Files have them in columns, and are
+read in the order of their times: what is earlier in a partition must not be in a file that comes later.
+
+It counts what is there and ends, or with --every goes on. Stopped at any place, started again, with another checkpoint
+on the same tally, twice at once: each message counts once. It needs `lastbit`, PySpark and the standard library, so the
+zip in --py-files is all that a bare cluster is missing. The report is one line of JSON on standard output.
+
+Exit status (in client mode, where spark-submit passes it on): 0 all counted; 1 failed, and some of it may be counted; 2
+wrong use: no such input, column or SQL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import AnalysisException, ParseException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from lastbit.errors import InvalidArgument, LastbitError
+from lastbit.spark import TallyReport, tally_stream
+from lastbit.spark.driver_output import keep_standard_output_clean
+
+GOOD, FAILED, WRONG_USE = 0, 1, 2
+
+
+class _Counted:
+    """What all micro-batches came to, and why the last one failed."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.total = TallyReport()
+        self.failure: LastbitError | None = None
+
+    def add(self, report: TallyReport, epoch: int) -> None:
+        self.batches += 1
+        self.total = TallyReport(
+            self.total.entries + report.entries,
+            self.total.applied + report.applied,
+            self.total.repeated + report.repeated,
+        )
+        _say(f"micro-batch {epoch}: {report.applied:,} applied, {report.repeated:,} repeated")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    keep_standard_output_clean()
+    given = _parser().parse_args(arguments)
+    try:
+        token = given.token_file.read_text().strip() if given.token_file else None
+    except OSError as error:
+        _say(f"the token can't be read: {error}")
+        return WRONG_USE
+    begun = time.monotonic()
+    counted = _Counted()
+    spark = SparkSession.builder.appName(f"lastbit tally_stream {given.tally}").getOrCreate()
+    try:
+        sink = _sink(given, token, counted)
+        writer = _read(spark, given).writeStream.foreachBatch(sink).option("checkpointLocation", given.checkpoint)
+        trigger: dict[str, Any] = (
+            {"processingTime": f"{given.every} seconds"} if given.every else {"availableNow": True}
+        )
+        writer.trigger(**trigger).start().awaitTermination()
+    except (AnalysisException, ParseException, InvalidArgument) as error:
+        _say(str(error))
+        return WRONG_USE
+    except StreamingQueryException as error:
+        # What our own sink raised has come through the JVM and lost its type.
+        _say(str(counted.failure or error))
+        return WRONG_USE if isinstance(counted.failure, InvalidArgument) else FAILED
+    print(json.dumps({"batches": counted.batches, **counted.total.to_dict()}), flush=True)  # noqa: T201  # the report
+    _say(f"done in {time.monotonic() - begun:.1f} s")
+    return GOOD
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tally_stream.py", description="Count a stream into a tally.")
+    parser.add_argument("--tally", required=True, metavar="NAME")
+    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where Spark keeps how far it has read")
+    parser.add_argument("--format", default="parquet", help="kafka, parquet, json, csv, orc, … (parquet)")
+    parser.add_argument("--input", metavar="PATH", help="a folder, of the formats that are files")
+    parser.add_argument("--schema", metavar="DDL", help="of files: 'topic string, partition int, offset bigint, …'")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_option,
+        metavar="NAME=VALUE",
+        help="of Spark's reader; repeatable",
+    )
+    parser.add_argument("--where", metavar="SQL", help="take only these rows")
+    parser.add_argument("--explode", metavar="SQL", help="an array: each of its elements is a row, as the column item")
+    parser.add_argument("--key", required=True, metavar="SQL", help="which key of the tally a row counts for")
+    parser.add_argument("--delta", default="1", metavar="SQL", help="how much it counts (1)")
+    parser.add_argument("--topic", default="topic", metavar="SQL", help="where its message comes from (topic)")
+    parser.add_argument("--partition", default="partition", metavar="SQL", help="(partition)")
+    parser.add_argument("--offset", default="offset", metavar="SQL", help="(offset)")
+    parser.add_argument("--generation", default="0", metavar="SQL", help="of a topic that was made anew (0)")
+    parser.add_argument("--header", metavar="SQL", help="the source chain of messages that were republished")
+    parser.add_argument("--url", help="of the service; LASTBIT_URL of the driver, else http://127.0.0.1:8000")
+    parser.add_argument("--token-file", type=Path, metavar="PATH", help="on the driver; LASTBIT_TOKEN without")
+    parser.add_argument("--every", type=float, metavar="SECONDS", help="go on, with a micro-batch so often")
+    parser.add_argument("--parallel", type=int, default=8, metavar="N", help="tasks that send at a time (8)")
+    return parser
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no option of a reader; expected NAME=VALUE")
+    return name, value
+
+
+def _read(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
+    reader = spark.readStream.format(given.format).options(**dict(given.option))
+    if given.schema:
+        reader = reader.schema(given.schema)
+    frame = reader.load(given.input) if given.input else reader.load()
+    return frame.where(given.where) if given.where else frame
+
+
+def _sink(given: argparse.Namespace, token: str | None, counted: _Counted) -> Any:
+    apply = tally_stream(
+        given.tally,
+        given.url,
+        token,
+        on_report=counted.add,
+        key=given.key,
+        delta=given.delta,
+        topic=given.topic,
+        partition=given.partition,
+        offset=given.offset,
+        generation=given.generation,
+        header=given.header,
+        explode=given.explode,
+        parallel=given.parallel,
+    )
+
+    def sink(frame: DataFrame, epoch: int) -> None:
+        try:
+            apply(frame, epoch)
+        except LastbitError as error:
+            counted.failure = error
+            raise
+
+    return sink
+
+
+def _say(text: str) -> None:
+    print(f"tally_stream: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Tokens: making one, and the line by which a service knows it. Standard library alone: the service reads by this too.
+
+A token is 256 random bits, so what is stored is its plain SHA-256: nobody guesses such a token, with or without its
+digest, and the slow hashes that protect passwords, which people choose, would only make each call slow. A line is
+
+    NAME ROLE[,ROLE…] sha256:HEX [prefix=PREFIX]
+
+where the prefix is percent-encoded. Blank lines and those that begin with `#` say nothing; where there are no lines, as
+in a variable, `;` stands between two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+from urllib.parse import quote, unquote
+
+LONGEST: Final = 8192
+"""Characters of a token."""
+_BEGINS: Final = "lastbit_"
+"""So that whoever looks for secrets where they don't belong finds ours."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+class Role(StrEnum):
+    READ = "read"
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    ADMIN = "admin"
+    """All of the others, and what only operators do."""
+
+
+class InvalidTokens(ValueError):
+    """Lines that can't be read. What they say is not in the message: it might be a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is known of a token, which is not the token itself. With a `prefix` it is limited to batches whose key
+    begins so."""
+
+    name: str
+    roles: frozenset[Role]
+    digest: bytes = field(repr=False)
+    prefix: str | None = None
+
+    def has(self, roles: Iterable[Role]) -> bool:
+        """Whether it has one of them."""
+        return not self.roles.isdisjoint({Role.ADMIN, *roles})
+
+    def covers(self, key: str | None) -> bool:
+        """Whether a batch, or an event, with this key is within its limit."""
+        return self.prefix is None or (key is not None and key.startswith(self.prefix))
+
+    def line(self) -> str:
+        """As it stands in the service's file."""
+        roles = ",".join(role for role in Role if role in self.roles)
+        limit = "" if self.prefix is None else f" prefix={quote(self.prefix, safe='')}"
+        return f"{self.name} {roles} sha256:{self.digest.hex()}{limit}"
+
+
+def new() -> str:
+    """A token that nobody has yet."""
+    return _BEGINS + secrets.token_urlsafe(32)
+
+
+def digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+def known(token: str, name: str, roles: Iterable[Role], prefix: str | None = None) -> Token:
+    """What a service is told of a token. Raises `ValueError` for a name or prefix that can't be one."""
+    if not _NAME.fullmatch(name):
+        raise ValueError("a token's name is 1 to 64 letters, digits, dots, underscores and hyphens")
+    if prefix is not None and not 1 <= len(prefix) <= 255:
+        raise ValueError("a prefix is 1 to 255 characters")
+    return Token(name, frozenset(roles), digest(token.encode()), prefix)
+
+
+def parse(text: str) -> list[Token]:
+    """The tokens of some lines. Raises `InvalidTokens`."""
+    found: dict[bytes, Token] = {}
+    names: set[str] = set()
+    for number, line in enumerate(re.split("[\n;]", text), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        token = _token(number, words)
+        if token.digest in found or token.name in names:
+            raise InvalidTokens(f"line {number}: this token, or its name, stands on a line before")
+        found[token.digest] = token
+        names.add(token.name)
+    return list(found.values())
+
+
+def _token(number: int, words: list[str]) -> Token:
+    def refused(what: str) -> InvalidTokens:
+        return InvalidTokens(f"line {number}: {what}; `lastbit token new` makes such lines")
+
+    if not 3 <= len(words) <= 4:
+        raise refused("expected a name, roles, sha256:… and perhaps prefix=…")
+    if not _NAME.fullmatch(words[0]):
+        raise refused("expected a name of letters, digits, dots, underscores and hyphens")
+    try:
+        roles = frozenset(map(Role, words[1].split(",")))
+    except ValueError:
+        raise refused(f"expected roles, of {', '.join(Role)}, with commas between them") from None
+    digest = _DIGEST.fullmatch(words[2])
+    if digest is None:
+        raise refused("expected sha256: and 64 hexadecimal digits")
+    prefix = None
+    if len(words) == 4:
+        name, _, value = words[3].partition("=")
+        prefix = unquote(value)
+        if name != "prefix" or not 1 <= len(prefix) <= 255:
+            raise refused("expected prefix= and 1 to 255 characters, percent-encoded")
+    return Token(words[0], roles, bytes.fromhex(digest[1]), prefix)

@@ -1,0 +1,163 @@
+"""Load over HTTP that remembers what was answered, so that it can be held against the database afterwards.
+
+Each thread opens batches of its own, acks their items one by one, and between them items of a batch that all share. A
+request that is not answered, or answered 503, is sent again under its Idempotency-Key until it is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+
+from core.batches import Opening
+from core.combiner import Inline
+from core.db import Database
+from core.ranges import Range
+from core.service import Service
+
+OWN = 6
+"""Items of a thread's own batches."""
+SHARED = 10**7
+GROUP = 64
+
+
+class _Stopped(Exception):  # it is an order, not an error
+    pass
+
+
+class Load:
+    """`with load:` runs it. What was answered is in the public attributes."""
+
+    def __init__(self, url: str, shared: int, *, threads: int = 4, timeout: float = 20) -> None:
+        self.url = url
+        self.shared = shared
+        self.opened: set[int] = set()
+        self.acked: dict[int, set[int]] = {}
+        """Batch → numbers whose acks were answered 200."""
+        self.answered = 0
+        """Such acks."""
+        self.finished: list[int] = []
+        """Batches whose every ack was answered."""
+        self.newly: Counter[int] = Counter()
+        self.statuses: Counter[int] = Counter()
+        self.lost = 0
+        """Requests that were sent, and not answered."""
+        self._timeout = timeout
+        self._numbers = itertools.count()
+        self._stop = threading.Event()
+        self._pause = threading.Event()
+        self._changed = threading.Condition()
+        self._trouble: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._pause.set()
+        for thread in self._threads:
+            thread.join()
+        assert not self._trouble, self._trouble
+
+    def reaches(self, more: int, seconds: float = 60) -> None:
+        """Wait until so many more acks are answered 200."""
+        with self._changed:
+            wanted = self.answered + more
+            arrived = self._changed.wait_for(lambda: self.answered >= wanted or bool(self._trouble), seconds)
+        assert not self._trouble, self._trouble
+        assert arrived, f"{wanted - self.answered} acks of {more} are missing after {seconds} s: {self.statuses}"
+
+    def hears(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+        """Wait until the condition holds, looking at it after each answer and each lost one."""
+        with self._changed:
+            assert self._changed.wait_for(condition, seconds), (self.statuses, self.lost)
+
+    def _run(self) -> None:
+        try:
+            with httpx.Client(base_url=self.url, timeout=self._timeout) as client:
+                while not self._stop.is_set():
+                    self._batch(client)
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001  # it is raised in the test's own thread
+            with self._changed:
+                self._trouble.append(error)
+                self._changed.notify_all()
+
+    def _batch(self, client: httpx.Client) -> None:
+        batch: int = self._ask(client, "/v1/batches", {"items": OWN, "sealed": True, "group_size": GROUP})["id"]
+        self.opened.add(batch)
+        for number in range(OWN):
+            self._ack(client, batch, number)
+            self._ack(client, self.shared, next(self._numbers))
+        self.finished.append(batch)
+
+    def _ack(self, client: httpx.Client, batch: int, number: int) -> None:
+        answer = self._ask(client, "/v1/acks", {"items": [f"{batch}:{number // GROUP}:{number % GROUP}"]})
+        assert answer["applied"] + answer["repeated"] == 1, answer
+        with self._changed:
+            self.acked.setdefault(batch, set()).add(number)
+            self.answered += 1
+            self.newly.update(told["batch"] for told in answer["completed"] if told["newly"])
+            self._changed.notify_all()
+
+    def _ask(self, client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        while not self._stop.is_set():
+            response = None
+            lost = 0
+            try:
+                response = client.post(path, json=body, headers=headers)
+            except httpx.ConnectError:
+                pass  # nobody has heard it
+            except httpx.TransportError:
+                lost = 1
+            with self._changed:
+                self.lost += lost
+                if response is not None:
+                    self.statuses[response.status_code] += 1
+                self._changed.notify_all()
+            if response is not None and response.status_code in (200, 201):
+                answer: dict[str, Any] = response.json()
+                return answer
+            assert response is None or response.status_code == 503, response.text
+            self._pause.wait(0.02)  # what is away is asked again soon, but not in a spin
+        raise _Stopped
+
+
+def open_shared(database: Database) -> int:
+    """The batch that all share."""
+    return Service(database, combiner=Inline).open(Opening(items=SHARED, group_size=GROUP)).batch.id
+
+
+def _pending(service: Service, batch: int) -> Iterator[Range]:
+    start: int | None = 0
+    while start is not None:
+        _, page = service.ranges(batch, "pending", start, 1000)
+        yield from page.ranges
+        start = page.next
+
+
+def check(load: Load, database: Database) -> None:
+    """No answer contradicts what is stored: whatever was answered 200 is there, once, and all of it adds up."""
+    assert load.finished
+    service = Service(database, combiner=Inline)
+    for batch in (*load.opened, load.shared):
+        acked = sorted(load.acked.get(batch, ()))
+        for pending in _pending(service, batch):
+            first = bisect.bisect_left(acked, pending.start)
+            assert first == len(acked) or acked[first] >= pending.end, f"{batch}: {acked[first]} is acked, and pending"
+        assert service.verify(batch).ok
+    for batch in load.finished:
+        assert service.get(batch).succeeded
+        assert load.newly[batch] == 1, f"batch {batch} was completed by {load.newly[batch]} calls"

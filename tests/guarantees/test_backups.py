@@ -1,0 +1,175 @@
+"""A backup that was taken under load, by the commands of docs/operations.md, restores to a service that adds up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core import checks, schema
+from core.checks import Verdict
+from core.combiner import Inline
+from core.db import Database
+from core.service import Service
+from tests.guarantees.load import Load, check, open_shared
+from tests.servers import ROOT, MariaDB, running_service
+
+NEXT_ID = 1_000_000
+"""From which ids begin in the restored database, as the page has it."""
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    """Missing: a failure in CI, a skip at home."""
+    missing = shutil.which(program) is None and "CI" not in os.environ
+    return pytest.mark.skipif(missing, reason=f"{program} is not installed")
+
+
+def documented(heading: str) -> list[str]:
+    """The commands below a heading of the page, a block each: the backup, and the restoring."""
+    page = (ROOT / "docs/operations.md").read_text()
+    section = re.search(rf"^### {heading}\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL)
+    assert section, heading
+    return re.findall(r"^```sh\n(.*?)^```", section[1], re.MULTILINE | re.DOTALL)
+
+
+def run(commands: str, folder: Path, places: dict[str, str]) -> None:
+    """As a person would, in the folder; `places` are this machine's for those of the page."""
+    for theirs, ours in places.items():
+        commands = commands.replace(theirs, ours)
+    environment = {**os.environ, "HOME": str(folder)}
+    done = subprocess.run(["sh", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{commands}\n{done.stderr}"
+
+
+@dataclass
+class Before:
+    """What had been answered before the backup began."""
+
+    shared: int
+    acked: int
+    """Of the shared batch."""
+    finished: list[int]
+
+
+def back_up_under_load(url: str, back_up: Callable[[], None]) -> Before:
+    with Database(url) as database:
+        schema.migrate(database)
+        shared = open_shared(database)
+    with running_service(url) as running:
+        with Load(running.url, shared) as load:
+            load.reaches(100)
+            before = Before(shared, len(load.acked[shared]), list(load.finished))
+            back_up()
+            load.reaches(50)  # it stood in nobody's way
+        with Database(url) as database:
+            check(load, database)
+    assert before.finished
+    return before
+
+
+def assert_restored(url: str, before: Before) -> None:
+    """All that had been answered before the backup is there, all batches add up, and ids don't come back."""
+    with Database(url) as database:
+        found = {each.about: each for each in checks.check(database) if each.verdict is Verdict.BROKEN}
+        assert found == {}
+        service = Service(database, combiner=Inline)
+        for batch in before.finished:
+            assert service.get(batch).succeeded
+        assert service.get(before.shared).acked >= before.acked
+        events = service.events(None, 1000).events
+        assert [event.position for event in events] == list(range(1, len(events) + 1))
+    with running_service(url) as running:
+        environment = {**os.environ, "LASTBIT_URL": running.url}
+        command = [sys.executable, "-m", "lastbit", "verify", "--all", "--json"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stdout + done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        assert told["ok"]
+        assert told["batches"] > len(before.finished)
+        opened = subprocess.run(
+            [sys.executable, "-m", "lastbit", "open", "--json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        assert json.loads(opened.stdout)["id"] >= NEXT_ID
+
+
+@needs("sqlite3")
+def test_a_backup_of_sqlite_restores(tmp_path: Path) -> None:
+    """VACUUM INTO reads one snapshot; and the log that a killed service leaves is not played into the restored file."""
+    back_up, restore = documented("SQLite")
+    url = f"sqlite:///{tmp_path}/lastbit.db"
+    before = back_up_under_load(url, lambda: run(back_up, tmp_path, {}))
+    assert (tmp_path / "lastbit.db-wal").exists()
+    run(restore, tmp_path, {})
+    assert_restored(url, before)
+
+
+@contextlib.contextmanager
+def another_server() -> Iterator[MariaDB]:
+    server = MariaDB()
+    try:
+        yield server
+    finally:
+        server.remove()
+
+
+def as_client(folder: Path, server: MariaDB) -> None:
+    """What a person's ~/.my.cnf says of the server."""
+    (folder / ".my.cnf").write_text(
+        f"[client]\nhost=127.0.0.1\nprotocol=tcp\nport={server.port}\nuser=root\n[mariadbd]\ndatadir={server.folder}/data\n"
+    )
+
+
+@pytest.mark.mariadb
+def test_a_dump_of_mariadb_restores(mariadb: MariaDB, mariadb_url: str, tmp_path: Path) -> None:
+    """One transaction reads it all; another server takes it."""
+    back_up, restore = documented("MariaDB and MySQL: a dump")
+    name = mariadb_url.rpartition("/")[2]
+    as_client(tmp_path, mariadb)
+    # The page's database is called lastbit, and so are its files.
+    back_up = back_up.replace(" lastbit ", f" {name} ")
+    before = back_up_under_load(mariadb_url, lambda: run(back_up, tmp_path, {}))
+    with another_server() as server:
+        server.install()
+        server.start()
+        as_client(tmp_path, server)
+        run(restore, tmp_path, {})
+        assert_restored(f"mysql://root@127.0.0.1:{server.port}/lastbit", before)
+
+
+@pytest.mark.mariadb
+@needs("mariadb-backup")
+def test_a_physical_backup_of_mariadb_restores(mariadb: MariaDB, mariadb_url: str, tmp_path: Path) -> None:
+    """The files themselves, made consistent, in another server's place."""
+    back_up, restore = documented("MariaDB: its files")
+    name = mariadb_url.rpartition("/")[2]
+    as_client(tmp_path, mariadb)
+    places = {"/backups": str(tmp_path)}
+    before = back_up_under_load(mariadb_url, lambda: run(back_up, tmp_path, places))
+    with another_server() as server:
+        as_client(tmp_path, server)
+        copy_back, _, after = restore.partition("systemctl start mariadb\n")
+        places |= {
+            "/var/lib/mysql": f"{server.folder}/data",
+            "systemctl stop mariadb": "",
+            "mysql:mysql": str(os.getuid()),
+        }
+        run(copy_back, tmp_path, places)
+        server.start()
+        run(after.replace(" lastbit ", f" {name} "), tmp_path, places)
+        assert_restored(f"mysql://root@127.0.0.1:{server.port}/{name}", before)

@@ -1,0 +1,236 @@
+"""The database restarts, goes away, refuses, fills up, slows down; connections are cut; the service is told to stop.
+
+All under load, and each time the same holds: what was answered 200 is there, once; what could not be done is a 503, or
+not answered; and once the trouble is over the work goes on by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from core import schema
+from core.db import Database
+from tests.conftest import _running_mariadb
+from tests.guarantees.forked import Forked, Nursery
+from tests.guarantees.load import Load, check, open_shared
+from tests.proxies import Cut, Proxy, proxied
+from tests.servers import MariaDB
+
+SOAK = "LASTBIT_SOAK" in os.environ
+STOPS = 200 if SOAK else 10
+KILLS = 200 if SOAK else 5
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(3600 if SOAK else 300)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MariaDB]:
+    """A server for the tests of this module, which do it harm."""
+    with _running_mariadb() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    opened = Nursery()
+    yield opened
+    opened.close()
+
+
+UnderLoad = Callable[..., contextlib.AbstractContextManager[tuple[Load, Forked]]]
+
+
+@pytest.fixture
+def under_load(nursery: Nursery) -> UnderLoad:
+    """A service on the database, maybe `through` another URL of it, and clients; held against the database after."""
+
+    @contextlib.contextmanager
+    def run(url: str, through: str | None = None) -> Iterator[tuple[Load, Forked]]:
+        with Database(url) as database:
+            schema.migrate(database)
+            shared = open_shared(database)
+            with Forked(nursery, through or url) as running:
+                with Load(running.url, shared) as load:
+                    load.reaches(40)
+                    yield load, running
+                    load.reaches(40)  # it goes on by itself
+                check(load, database)
+
+    return run
+
+
+@pytest.fixture
+def proxy(server: MariaDB) -> Iterator[Proxy]:
+    with proxied(server.port) as opened:
+        yield opened
+
+
+def through(proxy: Proxy, url: str) -> str:
+    return url.replace(f":{proxy.target}/", f":{proxy.port}/")
+
+
+def unavailable(load: Load, more: int = 5) -> None:
+    """Wait until so many more calls are answered 503."""
+    wanted = load.statuses[503] + more
+    load.hears(lambda: load.statuses[503] >= wanted)
+
+
+def test_a_database_that_restarts_under_load(under_load: UnderLoad, server: MariaDB) -> None:
+    """As for an upgrade of it: callers hear a 503 or wait, and then it goes on."""
+    with under_load(server.new_database()) as (load, _):
+        for _ in range(2):
+            server.stop(signal.SIGTERM)
+            server.start()
+            load.reaches(20)
+
+
+def test_a_database_that_is_gone_for_a_while(under_load: UnderLoad, server: MariaDB, proxy: Proxy) -> None:
+    """Alive, not ready, 503 with Retry-After; reads and metrics answer too."""
+    url = server.new_database()
+    with under_load(url, through(proxy, url)) as (load, running), httpx.Client(base_url=running.url) as client:
+        proxy.leave()
+        unavailable(load)
+        assert client.get("/healthz").status_code == 200
+        for path in ("/readyz", f"/v1/batches/{load.shared}"):
+            refused = client.get(path)
+            assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+            assert int(refused.headers["Retry-After"]) >= 1
+        assert "lastbit_database_up 0.0" in client.get("/metrics").text
+        proxy.come_back()
+        load.reaches(20)
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_database_that_falls_silent(under_load: UnderLoad, server: MariaDB, proxy: Proxy) -> None:
+    """Nothing comes back and nothing breaks, as behind a firewall: alive all the time, and it goes on."""
+    url = server.new_database()
+    with under_load(url, through(proxy, url)) as (load, running), httpx.Client(base_url=running.url) as client:
+        proxy.fall_silent()
+        assert client.get("/healthz").status_code == 200
+        assert "lastbit_database_up 0.0" in client.get("/metrics").text
+        proxy.speak()
+        load.reaches(20)
+
+
+def test_a_database_that_is_slow(under_load: UnderLoad, server: MariaDB, proxy: Proxy) -> None:
+    """Each round trip takes 20 ms more: answers are late, and none is refused."""
+    url = server.new_database()
+    with under_load(url, through(proxy, url)) as (load, _):
+        proxy.delay = 0.02
+        load.reaches(20)
+        proxy.delay = 0
+    assert set(load.statuses) <= {200, 201}
+    assert load.lost == 0
+
+
+def test_a_database_that_is_read_only(under_load: UnderLoad, server: MariaDB) -> None:
+    """What writes is a 503, what reads is answered; then it goes on."""
+    url = server.new_database()
+    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE OR REPLACE USER service@'127.0.0.1'")  # an administrator may write all the same
+        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {url.rpartition('/')[2]}.* TO service@'127.0.0.1'")
+        with under_load(url, url.replace("root@", "service@")) as (load, running):
+            cursor.execute("SET GLOBAL read_only = 1")
+            try:
+                unavailable(load)
+                read = httpx.get(f"{running.url}/v1/batches/{load.shared}")
+                assert (read.status_code, read.json()["state"]) == (200, "open")
+            finally:
+                cursor.execute("SET GLOBAL read_only = 0")
+
+
+@contextlib.contextmanager
+def small_disk(megabytes: int) -> Iterator[Path]:
+    """A file system that can be filled."""
+    with tempfile.TemporaryDirectory(prefix="lastbit-disk-") as folder:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, f"size={megabytes}m".encode()):
+            pytest.skip(f"may not mount: {os.strerror(ctypes.get_errno())}")
+        try:
+            yield Path(folder)
+        finally:
+            libc.umount2(folder.encode(), 2)  # when the last file is closed
+
+
+@contextlib.contextmanager
+def full(disk: Path) -> Iterator[None]:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+def test_a_full_disk_under_mariadb(under_load: UnderLoad) -> None:
+    """503 while it is full, and nothing of what had been answered is lost."""
+    with small_disk(128) as disk:
+        server = MariaDB(
+            folder=disk, options=["--innodb-log-file-size=8M", "--innodb-data-file-path=ibdata1:12M:autoextend:max:16M"]
+        )
+        try:
+            if not server.available:
+                pytest.skip("mariadb-server is not installed")
+            server.install()
+            server.start()
+            with under_load(server.new_database()) as (load, _), full(disk):
+                unavailable(load)
+        finally:
+            server.remove()
+
+
+def test_a_full_disk_under_sqlite(under_load: UnderLoad) -> None:
+    """The same."""
+    with small_disk(8) as disk, under_load(f"sqlite:///{disk}/lastbit.db") as (load, _), full(disk):
+        unavailable(load)
+
+
+def test_connections_that_are_killed(under_load: UnderLoad, server: MariaDB) -> None:
+    """By an administrator or a timeout, all of them at once, again and again: repeated inside, mostly unnoticed."""
+    url = server.new_database()
+    killed = 0
+    with (
+        contextlib.closing(server.connect()) as connection,
+        connection.cursor() as cursor,
+        under_load(url) as (load, _),
+    ):
+        for _ in range(KILLS):
+            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [url.rpartition("/")[2]])
+            for (each,) in cursor.fetchall():
+                with contextlib.suppress(Exception):  # it has ended by itself
+                    cursor.execute(f"KILL CONNECTION {each}")
+                    killed += 1
+            load.reaches(10)
+    assert killed >= KILLS
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_connections_that_are_cut_at_the_commit(under_load: UnderLoad, server: MariaDB, proxy: Proxy, cut: Cut) -> None:
+    """Nobody knows whether it was done. It is done once, and told once, either way."""
+    url = server.new_database()
+    with under_load(url, through(proxy, url)) as (load, _):
+        proxy.cut = cut
+        load.reaches(5000 if SOAK else 60, 600)
+        proxy.cut = None
+    assert proxy.cuts >= 3
+
+
+def test_a_service_that_is_told_to_stop_under_load(under_load: UnderLoad, server: MariaDB) -> None:
+    """SIGTERM: what is under way is answered, or isn't; no answer is a lie, and each process ends by itself."""
+    with under_load(server.new_database()) as (load, running):
+        for _ in range(STOPS):
+            assert running.stop(signal.SIGTERM) == -signal.SIGTERM
+            running.start()
+            load.reaches(10)
+    assert set(load.statuses) <= {200, 201, 503}

@@ -1,0 +1,193 @@
+"""Signing in, what a session may do, and what no other site's page may: in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from lastbit import tokens
+from lastbit.tokens import Role
+from tests.page.test_page import PHONE, live, opened, row
+from tests.servers import running_service, sqlite_file
+
+pytestmark = pytest.mark.xdist_group("page")
+
+SECRETS = {name: tokens.new() for name in ("boss", "looker", "worker", "shop", "long")}
+KNOWN = [
+    tokens.known(SECRETS["boss"], "boss", [Role.ADMIN]),
+    tokens.known(SECRETS["looker"], "looker", [Role.READ]),
+    tokens.known(SECRETS["worker"], "worker", [Role.CONSUME]),
+    tokens.known(SECRETS["shop"], "shop", [Role.READ, Role.PRODUCE], "shop-"),
+    tokens.known(SECRETS["long"], "n" * 64, [Role.READ]),
+]
+
+
+def lines(known: list[tokens.Token] = KNOWN) -> str:
+    return "\n".join(token.line() for token in known)
+
+
+@pytest.fixture(scope="module")
+def tokens_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("tokens") / "tokens"
+    file.write_text(lines())
+    return file
+
+
+@pytest.fixture(scope="module")
+def service_url(tokens_file: Path) -> Iterator[str]:
+    with sqlite_file() as url, running_service(url, LASTBIT_TOKENS_FILE=str(tokens_file)) as running:
+        yield running.url
+
+
+@pytest.fixture
+def api(service_url: str) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {SECRETS['boss']}"}
+    with httpx.Client(base_url=service_url, timeout=30, headers=headers) as client:
+        yield client
+
+
+def sign_in(page: Page, url: str, name: str) -> None:
+    page.goto(url)
+    page.get_by_label("Token").fill(SECRETS[name])
+    page.get_by_role("button", name="Sign in").click()
+
+
+def test_the_page_shows_nothing_before_somebody_signs_in_and_after_he_signs_out(
+    page: Page, api: httpx.Client, service_url: str
+) -> None:
+    """A wrong token is said to be wrong; a session outlasts a reload, and no script can read its cookie."""
+    batch = opened(api, key="secret-plan", items=1)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    expect(page.get_by_text("secret-plan")).to_have_count(0)
+    sign_in(page, service_url, "looker")
+    expect(live(page)).to_be_visible()
+    expect(row(page, batch)).to_contain_text("secret-plan")
+    page.reload()
+    expect(row(page, batch)).to_contain_text("secret-plan")
+    (cookie,) = page.context.cookies()
+    assert (cookie["name"], cookie["httpOnly"], cookie["sameSite"]) == ("lastbit", True, "Strict")
+    assert SECRETS["looker"] not in cookie["value"]
+    assert page.evaluate("document.cookie") == ""
+    page.get_by_role("button", name="Sign out looker").click()
+    expect(page.get_by_label("Token")).to_be_focused()
+    expect(row(page, batch)).to_have_count(0)
+    assert page.context.cookies() == []
+
+
+def test_a_wrong_token_is_told_in_words(page: Page, service_url: str, complaints: list[str]) -> None:
+    """And one that may not read, too; neither leaves a session behind."""
+    page.goto(service_url)
+    page.get_by_label("Token").fill("lastbit_wrong")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("is not known here")
+    assert len(complaints) == 1  # the browser's own, about the 401
+    complaints.clear()
+    page.get_by_label("Token").fill(SECRETS["worker"])
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_have_text("The token worker may consume, and not read.")
+    assert page.context.cookies() == []
+
+
+def test_what_a_session_may_not_do_is_not_offered(page: Page, api: httpx.Client, service_url: str) -> None:
+    """A reader can't cancel; a limited session sees its own batches, and no complaint of the browser's is heard."""
+    mine, other = opened(api, key="shop-1", items=2), opened(api, key="other-1", items=2)
+    sign_in(page, service_url, "looker")
+    row(page, other).get_by_role("link", name="other-1").click()
+    expect(page.locator("[data-panel='events']")).to_contain_text("opened")
+    expect(page.get_by_role("button", name="Cancel…")).to_be_hidden()
+    page.get_by_role("button", name="Sign out looker").click()
+    sign_in(page, service_url, "shop")
+    expect(row(page, mine)).to_be_visible()
+    expect(row(page, other)).to_have_count(0)
+    row(page, mine).get_by_role("link", name="shop-1").click()
+    expect(page.locator("[data-panel='events']")).to_contain_text("opened")
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("textbox").fill(str(mine))
+    page.get_by_role("button", name="Cancel the batch").click()
+    expect(page.locator("main .title .state")).to_have_text("cancelled")
+
+
+def test_a_token_that_is_removed_ends_its_session(
+    page: Page, api: httpx.Client, service_url: str, tokens_file: Path, complaints: list[str]
+) -> None:
+    """While the page is open: at its next look it asks for a token."""
+    batch = opened(api, key="looked-at", items=1)
+    sign_in(page, service_url, "looker")
+    expect(row(page, batch)).to_be_visible()
+    tokens_file.write_text(lines([token for token in KNOWN if token.name != "looker"]))
+    try:
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    finally:
+        tokens_file.write_text(lines())
+    assert all("401" in complaint for complaint in complaints)
+    complaints.clear()
+
+
+def test_another_sites_page_can_use_no_session(page: Page, api: httpx.Client, service_url: str) -> None:
+    """The browser sends no cookie with what another site asks for, and says where it comes from."""
+    batch = opened(api, key="shop-2", items=1)
+    sign_in(page, service_url, "boss")
+    expect(row(page, batch)).to_be_visible()
+    port = service_url.rpartition(":")[2]
+    # Another host than 127.0.0.1, and so another site.
+    foreign = page.context.new_page()
+    foreign.goto(f"http://localhost:{port}/healthz")
+    form = f"""() => {{
+      const form = document.createElement("form");
+      form.method = "POST";
+      form.action = "{service_url}/v1/batches/{batch}/cancel";
+      document.body.append(form);
+      form.submit();
+    }}"""
+    with foreign.expect_navigation() as heard:
+        foreign.evaluate(form)
+    assert heard.value is not None
+    assert heard.value.status == 403
+    assert api.get(f"/v1/batches/{batch}").json()["state"] == "open"
+
+
+def test_the_apis_pages_work_under_their_policy(page: Page, service_url: str) -> None:
+    """They are drawn, a call can be tried with a token, and the browser has nothing to complain of."""
+    page.goto(f"{service_url}/docs")
+    expect(page.get_by_text("Knows, exactly, when")).to_be_visible()
+    page.get_by_role("button", name="Authorize").first.click()
+    page.get_by_label("auth-bearer-value").or_(page.locator(".auth-container input")).first.fill(SECRETS["looker"])
+    page.locator(".auth-btn-wrapper").get_by_role("button", name="Apply credentials").click()
+    page.get_by_role("button", name="Close").first.click()
+    page.locator("#operations-batches-list_batches_v1_batches_get .opblock-summary-control").click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_role("button", name="Execute").click()
+    expect(page.locator(".live-responses-table .response .response-col_status").first).to_contain_text("200")
+
+
+@pytest.mark.parametrize("settings", [PHONE])
+def test_on_a_phone_a_long_name_is_cut_and_nothing_else(page: Page, service_url: str) -> None:
+    """No scrolling sideways, before and after."""
+    overflow = "document.documentElement.scrollWidth - innerWidth"
+    page.goto(service_url)
+    expect(page.get_by_label("Token")).to_be_visible()
+    assert page.evaluate(overflow) <= 0
+    sign_in(page, service_url, "long")
+    expect(live(page)).to_be_visible()
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+    assert page.evaluate(overflow) <= 0
+
+
+@pytest.mark.parametrize("settings", [{"bypass_csp": True}, {"bypass_csp": True, "color_scheme": "dark"}])
+def test_axe_finds_nothing_where_one_signs_in(page: Page, service_url: str, settings: dict[str, Any]) -> None:
+    """axe is put into the page, hence a browser without our policy."""
+    page.goto(service_url)
+    expect(page.get_by_label("Token")).to_be_visible()
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    sign_in(page, service_url, "boss")
+    expect(live(page)).to_be_visible()
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()

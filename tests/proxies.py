@@ -1,0 +1,134 @@
+"""A TCP proxy in front of a database, for trouble that a network makes: slow, cut, silent, away."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Final, Literal
+
+Cut = Literal["before", "after"]
+
+
+COMMIT: Final = b"\x03COMMIT"
+"""The end of the packet that says it."""
+
+
+class Proxy:
+    """Listens on a port of its own and passes on what comes. The modes may be changed at any time."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.delay = 0.0
+        """Seconds that each piece of a client's is late."""
+        self.cut: Cut | None = None
+        """Whether to break a connection at its COMMIT: before the server sees it, or after, before the answer."""
+        self.every = 7
+        """Cut each so-manieth COMMIT."""
+        self.cuts = 0
+        self.away = False
+        """Break each connection as soon as it is made."""
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._commits = 0
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._closed = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def leave(self) -> None:
+        """Break all connections, and those to come, until `come_back`."""
+        self.away = True
+        self._break_all()
+
+    def come_back(self) -> None:
+        self.away = False
+
+    def fall_silent(self) -> None:
+        """Keep connections, and pass nothing on, until `speak`."""
+        self._flowing.clear()
+
+    def speak(self) -> None:
+        self._flowing.set()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._flowing.set()
+        # A thread that waits in accept isn't woken by closing.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._break_all()
+
+    def _break_all(self) -> None:
+        with self._lock:
+            for each in self._open:
+                _break(each)
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.away:
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                client.close()
+                continue
+            for each in (client, server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._open |= {client, server}
+            threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
+            threading.Thread(target=self._pump, args=(server, client, False), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, asks: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self._flowing.wait()
+                if asks and self.delay:
+                    self._closed.wait(self.delay)
+                if asks and data.endswith(COMMIT) and self._is_due():
+                    if self.cut == "before":
+                        break
+                    # The other direction's thread waits for the answer, finds that the client is gone, and tidies up.
+                    sink.sendall(data)
+                    _break(source)
+                    return
+                sink.sendall(data)
+        for each in (source, sink):
+            _break(each)
+        with self._lock:
+            self._open -= {source, sink}
+        for each in (source, sink):
+            each.close()
+
+    def _is_due(self) -> bool:
+        if self.cut is None:
+            return False
+        with self._lock:
+            self._commits += 1
+            due = self._commits % self.every == 0
+            self.cuts += due
+            return due
+
+
+def _break(each: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def proxied(port: int) -> Iterator[Proxy]:
+    proxy = Proxy(port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

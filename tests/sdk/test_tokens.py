@@ -1,0 +1,158 @@
+"""Tokens: what is made can be read again, and what can't be one is refused without being shown."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastbit import Client, Forbidden, Unauthorized, tokens
+from lastbit.tokens import InvalidTokens, Role, Token
+from tests.sdk.test_cli import Lastbit
+from tests.servers import running_service, sqlite_file
+
+SECRET = tokens.new()
+KNOWN = tokens.known(SECRET, "ci", [Role.PRODUCE, Role.CONSUME], "shop-")
+
+
+def test_a_token_is_random_and_its_line_has_its_digest_alone() -> None:
+    """256 bits, in characters that fit a header, a shell and a URL."""
+    made = {tokens.new() for _ in range(100)}
+    assert len(made) == 100
+    for token in made:
+        assert token.startswith("lastbit_")
+        assert len(token.removeprefix("lastbit_")) * 6 >= 256
+        assert token.replace("-", "").replace("_", "").isalnum()
+    assert KNOWN.digest == hashlib.sha256(SECRET.encode()).digest()
+    assert KNOWN.line() == f"ci produce,consume sha256:{KNOWN.digest.hex()} prefix=shop-"
+    assert SECRET not in repr(KNOWN)
+    assert KNOWN.digest.hex() not in repr(KNOWN)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"),
+            st.sets(st.sampled_from(Role), min_size=1),
+            st.none() | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=255),
+        ),
+        unique_by=lambda each: each[0],
+        max_size=5,
+    ),
+    st.sampled_from(["\n", ";", "\n\n  # a comment\n"]),
+)
+def test_lines_are_read_as_they_were_written(made: list[tuple[str, set[Role], str | None]], between: str) -> None:
+    """Whatever the prefix is made of: blanks, semicolons, newlines, any letters."""
+    known = [tokens.known(tokens.new(), name, roles, prefix) for name, roles, prefix in made]
+    assert tokens.parse(between.join(token.line() for token in known)) == known
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        SECRET,
+        f"ci read {SECRET}",
+        f"ci read sha256:{'0' * 63}",
+        f"ci write sha256:{'0' * 64}",
+        f"ci , sha256:{'0' * 64}",
+        f"c/i read sha256:{'0' * 64}",
+        f"ci read sha256:{'0' * 64} prefix=",
+        f"ci read sha256:{'0' * 64} shop-",
+        f"ci read sha256:{'0' * 64} prefix={'x' * 256}",
+        f"ci read sha256:{'0' * 64} prefix=a prefix=b",
+        f"ci read sha256:{'0' * 64}\nci read sha256:{'1' * 64}",
+        f"ci read sha256:{'0' * 64}\nother read sha256:{'0' * 64}",
+    ],
+    ids=range(12),  # SECRET is random, and each process must find the same names
+)
+def test_a_line_that_is_none_is_refused_without_being_shown(line: str) -> None:
+    """It may be a token that was put in the wrong place."""
+    with pytest.raises(InvalidTokens, match=r"line [123]: ") as refused:
+        tokens.parse(f"# first\n{line}")
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("roles", "key", "may", "covers"),
+    [
+        ([Role.READ], "shop-1", False, True),
+        ([Role.CONSUME], "shop-", True, True),
+        ([Role.ADMIN], "shop", True, False),
+        ([Role.ADMIN], None, True, False),
+    ],
+)
+def test_a_token_may_what_it_was_made_for(roles: list[Role], key: str | None, may: bool, covers: bool) -> None:
+    """Admin may all; a limit is a limit for admins too; without one all keys are covered."""
+    limited, whole = (Token("x", frozenset(roles), b"", prefix) for prefix in ("shop-", None))
+    assert limited.has([Role.CONSUME]) is whole.has([Role.CONSUME]) is may
+    assert limited.covers(key) is covers
+    assert whole.covers(key)
+
+
+# The command line and the client
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Lastbit]:
+    """The command line, on a service that has tokens."""
+    with sqlite_file() as url, running_service(url, LASTBIT_TOKENS=KNOWN.line()) as running:
+        yield Lastbit(running.url)
+
+
+def test_the_command_makes_a_token_that_its_line_knows(guarded: Lastbit) -> None:
+    """Both are on standard output, what to do with them beside it; a name is made where none is given."""
+    made = guarded("token", "new", "--role", "read", "--role", "consume", "--prefix", "shop ü", "--name", "me")
+    assert made.returncode == 0
+    token, line = (text.split(maxsplit=1)[1] for text in made.stdout.splitlines())
+    assert tokens.parse(line) == [tokens.known(token, "me", [Role.READ, Role.CONSUME], "shop ü")]
+    assert "LASTBIT_TOKENS_FILE" in made.stderr
+    told = guarded.json("token", "new", "--role", "admin")
+    (known,) = tokens.parse(told["line"])
+    assert (known.name, known.digest) == (told["name"], tokens.digest(told["token"].encode()))
+    for wrong in (["--role", "write"], [], ["--role", "read", "--name", "a b"], ["--role", "read", "--prefix", ""]):
+        assert guarded("token", "new", *wrong).returncode == 2
+
+
+def test_a_token_is_given_by_a_file(guarded: Lastbit, tmp_path: Path) -> None:
+    """Before or after the command; without one, or with one that may not, the command says what to do."""
+    file = tmp_path / "token"
+    file.write_text(f"{SECRET}\n")
+    for arguments in (
+        ["--token-file", str(file), "open", "--key", "shop-1"],
+        ["open", "--key", "shop-1", "--token-file", str(file)],
+        ["--token", "wrong", "open", "--key", "shop-1", "--token-file", str(file)],
+    ):
+        assert guarded(*arguments).returncode == 0
+
+    def refused(*arguments: str, code: int = 1) -> str:
+        done: subprocess.CompletedProcess[str] = guarded(*arguments)
+        assert done.returncode == code, done.stderr
+        assert SECRET not in done.stderr
+        return done.stderr
+
+    assert "LASTBIT_TOKEN" in refused("list")
+    assert "not known here" in refused("list", "--token", "wrong")
+    assert "this needs the role read; the token ci has produce and consume" in refused(
+        "list", "--token-file", str(file)
+    )
+    assert "prefix 'shop-'" in refused("open", "--key", "other", "--token-file", str(file))
+    assert "can't be read" in refused("list", "--token-file", str(tmp_path / "absent"), code=2)
+    assert "use one" in refused("list", "--token", SECRET, "--token-file", str(file), code=2)
+
+
+def test_a_refusal_is_an_error_of_its_own_and_is_not_tried_again(guarded: Lastbit) -> None:
+    """By its class and by its code."""
+    with Client(guarded.url) as client, pytest.raises(Unauthorized) as unauthorized:
+        client.ack("1:0:0")
+    assert unauthorized.value.code == "unauthorized"
+    with Client(guarded.url, token=SECRET) as client:
+        batch = client.open(key="shop-sdk", items=1, sealed=True)
+        assert client.ack(batch.ids).completed[0].succeeded
+        assert batch.refresh().succeeded
+        with pytest.raises(Forbidden, match="the role read"):
+            next(client.batches())

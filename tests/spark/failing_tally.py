@@ -1,0 +1,45 @@
+"""Counts rows into a tally by a task that dies once, after its first call was applied and its answer lost. Run by
+spark-submit with a master that tries tasks again; the report is one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from lastbit.retry import Retry
+from lastbit.spark import apply_tally
+from lastbit.spark.driver_output import keep_standard_output_clean
+
+
+class DiesOnce(Retry):
+    """It is asked what to do when an answer was lost; on the first attempt of a task that is its end."""
+
+    def pause(self, attempt: int, elapsed: float, retry_after: float | None, chance: float) -> float | None:
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            raise RuntimeError("the task dies")
+        return 0.01
+
+
+if __name__ == "__main__":
+    keep_standard_output_clean()
+    url, count = sys.argv[1], int(sys.argv[2])
+    frame = SparkSession.builder.getOrCreate().range(count)
+    report = apply_tally(
+        frame,
+        "retried",
+        url,
+        key="concat('k', id % 7)",
+        delta="id % 5",
+        topic="'t'",
+        partition="id % 2",
+        offset="id",
+        parallel=2,
+        entries=50,
+        retry=DiesOnce(),
+    )
+    print(json.dumps(report.to_dict()))

@@ -1,0 +1,297 @@
+"""Counting streams into a tally: whatever Spark repeats, cuts otherwise or runs twice, each message counts once."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from jobs import tally_stream as job
+from lastbit import Client, InvalidArgument, OutOfOrder, SourceChain
+from lastbit.spark import TallyReport, apply_tally, tally_stream
+from tests.servers import ROOT
+from tests.spark.conftest import submit
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+SCHEMA = "topic string, partition int, offset bigint, robot string, screws array<string>"
+ENTRY = "key string, delta int, topic string, partition int, offset int"
+OPTIONS: dict[str, Any] = {
+    "explode": "screws",
+    "key": "concat(robot, '/', item)",
+    "delta": "length(item)",
+    "parallel": 2,
+}
+"""What a message brings: several screws, some of a kind."""
+
+
+class Screws:
+    """Messages in files, as they come: two partitions, and files that overlap, as a sink that crashes leaves them."""
+
+    def __init__(self, folder: Path, messages: int = 300) -> None:
+        self.folder = folder
+        self.truth: dict[str, int] = {}
+        self.entries = 0
+        folder.mkdir()
+        rows = [self._row(number) for number in range(messages)]
+        for row in rows:
+            self.entries += len(set(row["screws"]))
+            for screw in row["screws"]:
+                key = f"{row['robot']}/{screw}"
+                self.truth[key] = self.truth.get(key, 0) + len(screw)
+        size = messages // 6
+        for file, start in enumerate(range(0, messages, size)):
+            path = folder / f"{file}.json"
+            overlapping = rows[max(0, start - 10) : start + size]
+            path.write_text("\n".join(map(json.dumps, [*overlapping, *overlapping[:5]])))
+            os.utime(path, (1_000_000 + file, 1_000_000 + file))  # files are read in the order of their times
+
+    @staticmethod
+    def _row(number: int) -> dict[str, Any]:
+        screws = [("M4", "M6", "M10")[(number * place) % 3] for place in range(number % 4)]
+        return {
+            "topic": "fastened",
+            "partition": number % 2,
+            "offset": number // 2 * 3,
+            "robot": f"robot-{number % 5}",
+            "screws": screws,
+        }
+
+
+@pytest.fixture(scope="module")
+def screws(tmp_path_factory: pytest.TempPathFactory) -> Screws:
+    return Screws(tmp_path_factory.mktemp("screws") / "in")
+
+
+def totals(client: Client, tally: str) -> dict[str, int]:
+    return {each.key: each.value for each in client.tally(tally).totals()}
+
+
+def start(spark: Any, screws: Screws, tally: str, url: str, checkpoint: Path, files: int, **options: Any) -> Any:
+    sink = tally_stream(tally, url, **OPTIONS, **options)
+    frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files).json(str(screws.folder))
+    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    return query.trigger(availableNow=True).start()
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def test_a_stream_is_counted_once_whatever_is_replayed(
+    spark: Any, client: Client, screws: Screws, tmp_path: Path
+) -> None:
+    """The last commit is gone and its micro-batch replayed; then a new checkpoint on the old tally, with other
+    micro-batch boundaries, whose batch ids begin again."""
+    reports: list[tuple[int, TallyReport]] = []
+
+    def run(checkpoint: str, files: int) -> list[tuple[int, TallyReport]]:
+        reports.clear()
+        query = start(
+            *(spark, screws, "replayed", client.url, tmp_path / checkpoint, files),
+            on_report=lambda report, epoch: reports.append((epoch, report)),
+        )
+        query.awaitTermination()
+        return list(reports)
+
+    first = run("one", 3)
+    assert [epoch for epoch, _ in first] == [0, 1]
+    assert totals(client, "replayed") == screws.truth
+    forget_last_commit(tmp_path / "one")
+    ((epoch, again),) = run("one", 3)
+    assert (epoch, again.applied) == (1, 0)
+    assert again.repeated == first[-1][1].entries > 0
+    assert [(epoch, report.applied) for epoch, report in run("two", 5)] == [(0, 0), (1, 0)]
+    assert totals(client, "replayed") == screws.truth
+
+
+def test_a_driver_that_dies_in_a_micro_batch_goes_on_exactly(
+    spark: Any, client: Client, screws: Screws, tmp_path: Path
+) -> None:
+    """Some of the micro-batch was applied, in the order of its source; the rest comes with its replay."""
+    sink = tally_stream("died", client.url, **OPTIONS)
+
+    def dying(frame: Any, epoch: int) -> None:
+        sink(frame.where(f"offset < {220 if epoch else 10_000}"), epoch)
+        if epoch:
+            raise RuntimeError("the driver dies")
+
+    frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 2).json(str(screws.folder))
+    query = frame.writeStream.foreachBatch(dying).option("checkpointLocation", str(tmp_path / "one"))
+    with pytest.raises(Exception, match="the driver dies"):
+        query.trigger(availableNow=True).start().awaitTermination()
+    assert 0 < sum(totals(client, "died").values()) < sum(screws.truth.values())
+    start(spark, screws, "died", client.url, tmp_path / "one", 4).awaitTermination()
+    assert totals(client, "died") == screws.truth
+
+
+def test_two_drivers_at_once_count_each_message_once(
+    spark: Any, client: Client, screws: Screws, tmp_path: Path
+) -> None:
+    """Each with a checkpoint and boundaries of its own, in each other's midst."""
+    turns = threading.Barrier(2, timeout=120)
+    reports: list[TallyReport] = []
+
+    def meet(report: TallyReport, _: int) -> None:
+        reports.append(report)
+        if len(reports) < 5:
+            turns.wait()
+
+    queries = [
+        start(spark, screws, "both", client.url, tmp_path / name, files, on_report=meet)
+        for name, files in (("one", 2), ("two", 2))
+    ]
+    for query in queries:
+        query.awaitTermination()
+    assert totals(client, "both") == screws.truth
+    assert sum(report.applied for report in reports) == screws.entries
+
+
+def test_a_task_that_dies_and_is_run_again_counts_nothing_twice(
+    client: Client, service_url: str, scripted: Any, sdk_zip: Path
+) -> None:
+    """Its calls were applied and their answers lost: Spark runs it again from its start."""
+    calls = 0
+    with httpx.Client(base_url=service_url, timeout=60) as real:
+
+        def reply(request: Any) -> Any:
+            nonlocal calls
+            answer = real.request(request.method, request.path, json=request.body)
+            calls += bool(request.body["entries"])
+            return None if request.body["entries"] and calls in (3, 8) else (answer.status_code, {}, answer.json())
+
+        scripted.reply = reply
+        script = ROOT / "tests" / "spark" / "failing_tally.py"
+        done = submit(sdk_zip, script, scripted.url, "1000", spark_master="local[2,3]")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["entries"] == report["applied"] + report["repeated"] == 1000
+    assert report["repeated"] >= 50
+    wanted = {f"k{n}": sum(each % 5 for each in range(1000) if each % 7 == n) for n in range(7)}
+    assert totals(client, "retried") == wanted
+
+
+def test_messages_that_were_republished_count_by_their_root(spark: Any, client: Client) -> None:
+    """Also those that were published twice, and stand in one frame; a message without a header is at its root."""
+
+    def chain(offset: int, child: int) -> str:
+        return SourceChain().hop("root", 1, offset, child, generation=3).hop("between", 0, 9).encode()
+
+    # offset, header, key: siblings of one message, published again after a crash, and one that has no header.
+    rows = [(0, chain(5, 0), "k"), (1, chain(5, 1), "k"), (2, chain(5, 0), "k"), (3, chain(5, 1), "k")]
+    rows += [(4, chain(6, 0), "j"), (5, None, "k"), (6, "[]", "j")]
+    frame = spark.createDataFrame(rows, "offset bigint, header string, key string")
+    given: dict[str, Any] = {"delta": "1", "topic": "'by-robot'", "partition": "0", "header": "header", "parallel": 2}
+    assert apply_tally(frame, "root", client.url, **given) == TallyReport(5, 5, 0)
+    assert apply_tally(frame.where("offset > 1"), "root", client.url, **given) == TallyReport(5, 0, 5)
+    assert totals(client, "root") == {"j": 2, "k": 3}
+    sources = {(each.topic, each.partition, each.generation): each for each in client.tally("root").get("k").sources}
+    assert set(sources) == {("root", 1, 3), ("by-robot", 0, 0)}
+    assert sources["root", 1, 3].child == SourceChain().hop("root", 1, 5, 1).source.child
+    # The client that consumes beside Spark sees the same source.
+    again = SourceChain.decode(chain(5, 1)).hop("by-robot", 0, 1)
+    assert client.tally("root").apply([("k", 1, again)]).repeated == 1
+
+
+def test_what_cannot_be_counted_is_refused(spark: Any, client: Client) -> None:
+    """Before anything is sent where it can be seen, and by the task or the service where not."""
+    frame = spark.createDataFrame(
+        [("k", 1, "t", 0, 5)], "key string, delta int, topic string, partition int, offset int"
+    )
+    for wrong, said in (
+        ({"key": "nowhere"}, "no such column"),
+        ({"delta": "1.5"}, "delta is of type"),
+        ({"offset": "'5'"}, "offset is of type"),
+        ({"topic": "7"}, "topic is of type"),
+        ({"parallel": 0}, "at least one task"),
+        ({"entries": 0}, "1 to 10,000"),
+        ({"topic": "cast(null AS string)"}, "does not say where it comes from"),
+        ({"header": "'no chain'"}, "does not say where it comes from"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            apply_tally(frame, "refused", client.url, **wrong)
+    with pytest.raises(InvalidArgument, match="is there twice"):
+        apply_tally(frame.unionAll(frame.selectExpr("key", "2", "topic", "partition", "offset")), "refused", client.url)
+    assert totals(client, "refused") == {}
+    nothing = frame.selectExpr("nullif(key, 'k') AS key", "delta", "topic", "partition", "offset")
+    assert apply_tally(nothing, "refused", client.url) == TallyReport(0, 0, 0)
+    assert apply_tally(frame, "refused", client.url) == TallyReport(1, 1, 0)
+
+
+def test_an_order_that_a_service_refuses_reaches_the_driver(spark: Any, scripted: Any) -> None:
+    """As its own error, not as one of Spark's."""
+    problem = {"code": "out_of_order", "detail": "offset 5 comes after 6"}
+    scripted.reply = lambda seen: (
+        (409, {}, problem) if seen.body["entries"] else (200, {}, {"applied": 0, "repeated": 0})
+    )
+    frame = spark.createDataFrame(
+        [("k", 1, "t", 0, 5)], "key string, delta int, topic string, partition int, offset int"
+    )
+    with pytest.raises(OutOfOrder, match="offset 5 comes after 6"):
+        apply_tally(frame, "t", scripted.url, parallel=1)
+
+
+@pytest.fixture
+def arguments(client: Client, screws: Screws, tmp_path: Path) -> list[str]:
+    return [
+        *("--input", str(screws.folder), "--format", "json", "--schema", SCHEMA, "--option", "maxFilesPerTrigger=2"),
+        *("--explode", "screws", "--key", "concat(robot, '/', item)", "--delta", "length(item)", "--parallel", "2"),
+        *("--url", client.url, "--checkpoint", str(tmp_path / "checkpoint")),
+    ]
+
+
+def test_the_job_counts_what_is_there(
+    spark: Any, client: Client, screws: Screws, arguments: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Again, with its checkpoint and with another one, it adds nothing."""
+    assert job.main([*arguments, "--tally", "job"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["batches"] == 3
+    assert report["entries"] == report["applied"] + report["repeated"]
+    assert totals(client, "job") == screws.truth
+    assert job.main([*arguments, "--tally", "job"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"batches": 0, "entries": 0, "applied": 0, "repeated": 0}
+    assert job.main([*arguments, "--tally", "job", "--checkpoint", str(tmp_path / "other")]) == 0
+    assert json.loads(capsys.readouterr().out)["applied"] == 0
+    assert totals(client, "job") == screws.truth
+
+
+def test_the_job_tells_wrong_use_from_failure(
+    spark: Any, arguments: list[str], unused_port: int, tmp_path: Path, capsys: Any
+) -> None:
+    """2: no such input, column or SQL, bad names; 1: a service that is not there. Nothing on standard output."""
+    for wrong in (
+        ["--input", str(tmp_path / "nowhere")],
+        ["--key", "no such column"],
+        ["--key", "nowhere"],
+        ["--where", "nowhere = 1"],
+        ["--url", "nowhere"],
+        ["--token-file", str(tmp_path / "none")],
+    ):
+        checkpoint = ["--checkpoint", str(tmp_path / f"wrong-{hash(tuple(wrong))}")]
+        assert job.main([*arguments, "--tally", "wrong", *checkpoint, *wrong]) == 2, wrong
+    with pytest.raises(SystemExit) as caught:
+        job.main(arguments)
+    assert caught.value.code == 2
+    gone = ["--url", f"http://127.0.0.1:{unused_port}", "--checkpoint", str(tmp_path / "gone")]
+    assert _impatient([*arguments, "--tally", "wrong", *gone]) == 1
+    assert capsys.readouterr().out == ""
+
+
+def _impatient(arguments: list[str]) -> int:
+    """The job, with a library that gives up soon."""
+    from lastbit import retry
+
+    patched = pytest.MonkeyPatch()
+    patched.setattr(retry.Retry.__init__, "__defaults__", (2, 1.0, 0.01, 0.01))
+    try:
+        return job.main(arguments)
+    finally:
+        patched.undo()

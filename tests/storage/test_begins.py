@@ -1,0 +1,39 @@
+"""Keys that begin so, as a range."""
+
+from __future__ import annotations
+
+import sys
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from core import batches, tables
+from core.batches import Opening
+from core.db import Database
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4)
+LAST = chr(sys.maxunicode)
+
+
+@given(TEXT, TEXT)
+@example("\ud7ff", "\ud7ff\ue000")
+@example("\ud7ff", "\ue000")
+@example(f"a{LAST}", f"a{LAST}x")
+@example(f"a{LAST}", "b")
+@example(LAST, LAST)
+def test_the_range_of_a_prefix_has_those_that_begin_so_and_no_others(prefix: str, text: str) -> None:
+    """By bytes, as databases compare them; at the ends of what characters there are."""
+    after = tables._successor(prefix)
+    for key in (text, prefix + text, prefix):
+        within = prefix.encode() <= key.encode() and (after is None or key.encode() < after.encode())
+        assert within is key.startswith(prefix)
+
+
+def test_a_page_of_a_prefix_has_its_keys_alone(database: Database) -> None:
+    """No wildcard is one, letters keep their case, and nothing is folded."""
+    keys = ["a%", "a_", "ab", "A%", "a%b", "ä", "a", "a% ", f"a%{LAST}", "a&"]
+    for key in [*keys, None]:
+        database.write(lambda tx, key=key: batches.open_batch(tx, Opening(key), None, b""))  # type: ignore[misc]
+    for prefix in ("a%", "a_", "a", "A", "ä", LAST):
+        found = database.read(lambda tx, prefix=prefix: batches.page(tx, prefix=prefix))  # type: ignore[misc]
+        assert {each.key for each in found.batches} == {key for key in keys if key.startswith(prefix)}

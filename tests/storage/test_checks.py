@@ -1,0 +1,229 @@
+"""`python -m api check` names what is unsafe, and says what to do; a database as it should be passes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core import checks, schema
+from core.checks import Finding, Verdict, file_system
+from core.db import Database
+from tests.servers import ROOT, MariaDB
+
+FLUSH = "SET GLOBAL innodb_flush_log_at_trx_commit"
+PACKET = "SET GLOBAL max_allowed_packet"
+
+
+def troubles(database: Database, *, workers: int = 1) -> dict[str, Finding]:
+    """What isn't fine, by what it is about. Each says what to do."""
+    found = {each.about: each for each in checks.check(database, workers=workers) if each.verdict is not Verdict.FINE}
+    assert all(each.do for each in found.values())
+    return found
+
+
+@contextlib.contextmanager
+def executed(mariadb: MariaDB, statement: str, undo: str) -> Iterator[None]:
+    with contextlib.closing(mariadb.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        try:
+            yield
+        finally:
+            cursor.execute(undo)
+
+
+def test_a_server_at_its_defaults_is_fine(mariadb_database: Database) -> None:
+    """Each rule has looked, and nothing is to be done."""
+    found = checks.check(mariadb_database, workers=2)
+    assert {each.about for each in found if each.verdict is not Verdict.FINE} == set()
+    assert {"version", "schema", "writes", "replica", "durability", "isolation", "packet", "clock"} <= {
+        each.about for each in found
+    }
+
+
+@pytest.mark.parametrize(
+    ("statement", "undo", "about", "verdict"),
+    [
+        (f"{FLUSH} = 2", f"{FLUSH} = 1", "durability", Verdict.UNSAFE),
+        ("SET GLOBAL read_only = 1", "SET GLOBAL read_only = 0", "read_only", Verdict.BROKEN),
+        (f"{PACKET} = 1048576", f"{PACKET} = 16777216", "packet", Verdict.UNSAFE),
+        ("SET GLOBAL max_connections = 99", "SET GLOBAL max_connections = 400", "connections", Verdict.UNSAFE),
+        ("CHANGE MASTER TO MASTER_HOST = '127.0.0.1'", "RESET SLAVE ALL", "replica", Verdict.UNSAFE),
+    ],
+)
+def test_an_unsafe_server_is_named(
+    mariadb: MariaDB, mariadb_database: Database, statement: str, undo: str, about: str, verdict: Verdict
+) -> None:
+    """It, and nothing else; and once it is mended, nothing."""
+    with executed(mariadb, statement, undo):
+        assert {name: each.verdict for name, each in troubles(mariadb_database, workers=2).items()} == {about: verdict}
+    assert troubles(mariadb_database, workers=2) == {}
+
+
+def test_what_a_server_is_started_with_is_named() -> None:
+    """A binary log that isn't flushed, and can't be written; pages that can't be mended; nothing flushed at all."""
+    options = ["--log-bin", "--binlog-format=STATEMENT", "--skip-innodb-doublewrite", "--innodb-flush-method=nosync"]
+    server = MariaDB(options=options)
+    if not server.available:
+        server.remove()
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("mariadb-server is not installed")
+    try:
+        server.install()
+        server.start()
+        with Database(server.new_database()) as database:
+            found = troubles(database)
+    finally:
+        server.remove()
+    assert found.keys() == {"schema", "binary_log", "binlog_format", "doublewrite", "flush_method"}
+    assert "python -m api migrate" in str(found["schema"].do)
+
+
+@pytest.fixture
+def account(mariadb: MariaDB, mariadb_database: Database) -> Iterator[Database]:
+    """The same database, as an account that may only read."""
+    name = str(mariadb_database.url.database)
+    create = f"CREATE USER reader@'127.0.0.1'; GRANT SELECT ON {name}.* TO reader@'127.0.0.1'"
+    with contextlib.closing(mariadb.connect()) as connection, connection.cursor() as cursor:
+        for statement in create.split("; "):
+            cursor.execute(statement)
+        try:
+            with Database(str(mariadb_database.url.set(username="reader"))) as opened:
+                yield opened
+        finally:
+            cursor.execute("DROP USER reader@'127.0.0.1'")
+
+
+def test_an_account_that_may_not_write_is_named(account: Database) -> None:
+    """With the statement and the table that it was refused."""
+    found = troubles(account)
+    assert found.keys() == {"writes"}
+    assert found["writes"].verdict is Verdict.BROKEN
+    assert "INSERT" in found["writes"].says
+
+
+def test_a_clock_that_is_off_is_named(mariadb: MariaDB, account: Database) -> None:
+    """With how far, and in which direction."""
+    now = int(time.time())
+    for ahead, words in ((3600, "s ahead of"), (-3600, "s behind")):
+        with executed(
+            mariadb, f"SET GLOBAL init_connect = 'SET timestamp = {now + ahead}'", "SET GLOBAL init_connect = ''"
+        ):
+            account.dispose()
+            clock = troubles(account)["clock"]
+        assert clock.verdict is Verdict.UNSAFE
+        assert words in clock.says
+
+
+def test_a_table_without_transactions_is_named(mariadb: MariaDB, mariadb_database: Database) -> None:
+    """MyISAM would keep what was rolled back."""
+    with (
+        contextlib.closing(mariadb.connect(mariadb_database.url.database)) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("ALTER TABLE extends ENGINE = MyISAM")
+    found = troubles(mariadb_database)
+    assert found.keys() == {"engine"}
+    assert "extends is MyISAM's" in found["engine"].says
+
+
+def test_a_file_on_a_disk_is_fine_and_one_in_memory_is_not(tmp_path: Path) -> None:
+    """SQLite: by the file system that it is on. Memory forgets."""
+    for folder, memory in ((tmp_path, False), (Path("/dev/shm"), True)):
+        kind = file_system(folder.resolve(), Path("/proc/self/mountinfo").read_text())
+        if (kind in checks.MEMORY) is not memory:
+            continue  # this machine has it otherwise
+        file = folder / f"lastbit-check-{os.getpid()}.db"
+        try:
+            with Database(f"sqlite:///{file}") as database:
+                schema.migrate(database)
+                assert troubles(database).keys() == ({"file_system"} if memory else set())
+        finally:
+            for left in folder.glob(f"{file.name}*"):
+                left.unlink()
+
+
+MOUNTS = r"""
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 27 0:27 / /srv rw - xfs /dev/vdb rw
+31 30 0:28 / /srv/share\040one rw shared:1 master:2 - nfs4 server:/x rw
+32 30 0:29 / /srv/cover rw - ext4 /dev/vdc rw
+33 32 0:30 / /srv/cover rw - cifs //server/x rw
+34 30 0:31 / /srv/shell rw - fuse.sshfs server: rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/lastbit.db", "ext4"),
+        ("/srv/lastbit.db", "xfs"),
+        ("/srv/share one/a/lastbit.db", "nfs4"),
+        ("/srv/share", "xfs"),
+        ("/srv/cover/lastbit.db", "cifs"),
+        ("/srv/shell/lastbit.db", "fuse.sshfs"),
+    ],
+)
+def test_the_file_system_of_a_path_is_the_innermost_mount(path: str, kind: str) -> None:
+    """By whole names, with blanks; of two at one place the later."""
+    assert file_system(Path(path), MOUNTS) == kind
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])
+def test_a_file_on_a_network_is_unsafe(kind: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's locks and flushes may not hold there."""
+    monkeypatch.setattr(checks, "file_system", lambda *_: kind)
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        found = troubles(database)
+    assert found.keys() == {"file_system"}
+    assert kind in found["file_system"].says
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "api", "check", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_says_it_to_people_and_to_scripts(mariadb_url: str) -> None:
+    """Exit status 1 until all is fine; nothing is made or changed by looking."""
+    refused = run("--database-url", mariadb_url)
+    assert refused.returncode == 1
+    assert "broken  schema" in refused.stdout
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+    fine = run("--database-url", mariadb_url, "--json")
+    assert fine.returncode == 0
+    said: dict[str, Any] = json.loads(fine.stdout)
+    assert said["ok"] is True
+    assert {"about": "durability", "verdict": "fine", "says": "the log is flushed at each commit", "do": None} in said[
+        "findings"
+    ]
+
+
+def test_a_database_that_is_away_is_broken(tmp_path: Path) -> None:
+    """A server that doesn't answer, a file that isn't there (and is not made), a file that is no database."""
+    away = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
+    assert (away.returncode, away.stderr) == (1, "")
+    assert "broken  database" in away.stdout
+    assert "secret" not in away.stdout
+    assert run("--database-url", f"sqlite:///{tmp_path}/none.db").returncode == 1
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_file_that_somebody_keeps_locked_is_broken(sqlite_url: str) -> None:
+    """As a writer would find it."""
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        path = str(database.url.database)
+        with contextlib.closing(sqlite3.connect(path)) as other, other:
+            other.execute("BEGIN IMMEDIATE")
+            assert troubles(database)["writes"].verdict is Verdict.BROKEN

@@ -1,0 +1,18 @@
+"""docs/streams.md is true: its snippets run, in their order, and what they assert holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.servers import ROOT
+from tests.test_docs import blocks
+
+
+def test_the_snippets_of_the_page_run(tmp_path: Path) -> None:
+    """As one script, with nothing but the library."""
+    script = tmp_path / "streams.py"
+    script.write_text("\n".join(blocks(ROOT / "docs/streams.md", "python")))
+    ran = subprocess.run([sys.executable, str(script)], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

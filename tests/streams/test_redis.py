@@ -1,0 +1,203 @@
+"""Redis Streams itself, over a wire that is cut, also between an answer and its reader."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as client
+
+from lastbit import MissingExtra
+from lastbit.streams.sources.redis_streams import PAGE, Entry, RedisStream
+from tests.brokers import RedisServer, Wire
+from tests.streams import crash
+
+STREAM = "orders"
+GROUP = "billing"
+
+
+@pytest.fixture
+def commands(redis: RedisServer) -> Iterator[Any]:
+    """To add and look; what was there before is gone."""
+    with client.Redis.from_url(redis.url(), decode_responses=True) as opened:
+        opened.flushall()
+        yield opened
+
+
+@pytest.fixture
+def wire(redis: RedisServer) -> Iterator[Wire]:
+    opened = Wire(redis.port)
+    yield opened
+    opened.close()
+
+
+def add(commands: Any, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        commands.xadd(STREAM, {"number": number})
+
+
+def take(source: RedisStream, count: int) -> dict[int, Entry]:
+    """The next entries by their numbers; they are outstanding then."""
+    found = dict(itertools.islice(filter(None, source), count))
+    for number in found:
+        source.window.track(number)
+    return found
+
+
+def numbers(found: dict[int, Entry]) -> list[int]:
+    return [int(entry.fields["number"]) for entry in found.values()]
+
+
+def over(wire: Wire) -> str:
+    return f"redis://127.0.0.1:{wire.port}/0"
+
+
+def test_what_is_done_does_not_come_again(redis: RedisServer, commands: Any) -> None:
+    """Whoever reads next gets what is outstanding, in its order, and then what is new."""
+    add(commands, 10)
+    with RedisStream(redis.url(), STREAM, GROUP) as orders:
+        assert numbers(take(orders, 10)) == list(range(10))
+        for done in ((5, 2, 7), (0, 1)):
+            for number in done:
+                orders.window.ack(number)
+            orders.commit(orders.window.floor)
+        assert orders.window.floor == 2
+        assert commands.xpending(STREAM, GROUP)["pending"] == 5
+    add(commands, 2, first=10)
+    with RedisStream(redis.url(), STREAM, GROUP) as orders:
+        again = take(orders, 7)
+        assert numbers(again) == [3, 4, 6, 8, 9, 10, 11]
+        for number in again:
+            orders.window.ack(number)
+        orders.commit(6)
+    assert commands.xpending(STREAM, GROUP)["pending"] == 0
+
+
+def test_the_floor_alone_can_be_committed(redis: RedisServer, commands: Any) -> None:
+    """Where the reader keeps a window of its own; a commit that is repeated changes nothing."""
+    add(commands, 5)
+    with RedisStream(redis.url(), STREAM, GROUP) as orders:
+        assert [number for number, _ in itertools.islice(filter(None, orders), 5)] == [0, 1, 2, 3, 4]
+        orders.commit(-1)
+        orders.commit(2)
+        orders.commit(2)
+    with RedisStream(redis.url(), STREAM, GROUP) as orders:
+        assert numbers(take(orders, 2)) == [3, 4]
+
+
+def test_more_than_a_page_is_outstanding(redis: RedisServer, commands: Any) -> None:
+    """Pending entries are read, and done ones acked, page by page."""
+    count = 2 * PAGE + 3
+    with commands.pipeline() as pipeline:
+        add(pipeline, count)
+        pipeline.execute()
+    for _ in range(2):
+        with RedisStream(redis.url(), STREAM, GROUP) as orders:
+            found = take(orders, count)
+            assert numbers(found) == list(range(count))
+    with RedisStream(redis.url(), STREAM, GROUP) as orders:
+        for number in take(orders, count):
+            orders.window.ack(number)
+        orders.commit(count - 1)
+    assert commands.xpending(STREAM, GROUP)["pending"] == 0
+
+
+def test_an_answer_that_was_lost_is_read_in_its_order(redis: RedisServer, commands: Any, wire: Wire) -> None:
+    """Redis has handed the entries out, nobody has seen them. They come before all that is new: were the command just
+    sent again, they would come after it, at the next restart."""
+    add(commands, 2)
+    with RedisStream(over(wire), STREAM, GROUP) as orders:
+        reading = filter(None, orders)
+        assert [next(reading)[0], next(reading)[0]] == [0, 1]
+        orders.commit(1)
+        add(commands, 2, first=2)
+        wire.cut_at_the_next_answer()
+        with pytest.raises(client.ConnectionError):
+            next(reading)
+        assert commands.xpending(STREAM, GROUP)["pending"] == 2
+    wire.cut()
+    add(commands, 2, first=4)
+    with RedisStream(over(wire), STREAM, GROUP) as orders:
+        assert numbers(take(orders, 4)) == [2, 3, 4, 5]
+
+
+def test_a_commit_whose_answer_was_lost_can_be_repeated(redis: RedisServer, commands: Any, wire: Wire) -> None:
+    """Ids outlive the connection: nothing is refused, nothing forgotten, nothing acked that was not done."""
+    add(commands, 3)
+    with RedisStream(over(wire), STREAM, GROUP) as orders:
+        for number in take(orders, 3):
+            orders.window.ack(number)
+        wire.cut_at_the_next_answer()
+        with pytest.raises(client.ConnectionError):
+            orders.commit(1)
+        wire.cut()
+        orders.commit(2)
+    assert commands.xpending(STREAM, GROUP)["pending"] == 0
+
+
+def test_entries_that_were_trimmed_do_not_block(
+    redis: RedisServer, commands: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are pending and can't be read any more: they are counted, logged by their id, and acked."""
+    add(commands, 4)
+    with RedisStream(redis.url(), STREAM, GROUP) as orders:
+        ids = [entry.id for entry in take(orders, 4).values()]
+    commands.xtrim(STREAM, maxlen=2, approximate=False)
+    with caplog.at_level(logging.WARNING), RedisStream(redis.url(), STREAM, GROUP) as orders:
+        assert numbers(take(orders, 2)) == [2, 3]
+        assert orders.trimmed == 2
+    assert all(f"{each} was trimmed" in caplog.text for each in ids[:2])
+    assert commands.xpending(STREAM, GROUP)["pending"] == 2
+
+
+def test_a_group_begins_where_it_is_told(redis: RedisServer, commands: Any) -> None:
+    """With the first entry, or with those to come; a group that is there goes on where it is."""
+    add(commands, 2)
+    with RedisStream(redis.url(), STREAM, "later", start="$") as orders:
+        add(commands, 1, first=2)
+        assert numbers(take(orders, 1)) == [2]
+    add(commands, 1, first=3)
+    with RedisStream(redis.url(), STREAM, "later", start="0") as orders:
+        assert numbers(take(orders, 2)) == [2, 3]
+
+
+def test_bytes_stay_bytes(redis: RedisServer, commands: Any) -> None:
+    """For payloads that are no text."""
+    commands.xadd(STREAM, {"body": b"\xff\x00"})
+    with RedisStream(redis.url(), STREAM, GROUP, decode_responses=False) as orders:
+        ((number, entry),) = take(orders, 1).items()
+        assert entry.fields == {b"body": b"\xff\x00"}
+        orders.window.ack(number)
+        orders.commit(number)
+    assert commands.xpending(STREAM, GROUP)["pending"] == 0
+
+
+def test_it_stops_when_it_is_told(redis: RedisServer, commands: Any) -> None:
+    """In the middle of a page."""
+    add(commands, 3)
+    with RedisStream(redis.url(), STREAM, GROUP) as orders:
+        found = []
+        for number, _ in filter(None, orders):
+            found.append(number)
+            orders.stop()
+    assert found == [0]
+
+
+def test_a_consumer_that_is_killed_is_resumed(redis: RedisServer, commands: Any, tmp_path: Path) -> None:
+    """SIGKILL, in the middle of handling."""
+    published = crash.records()
+    for key, number in published:
+        commands.xadd(STREAM, {"key": key, "number": number})
+    crash.killed_and_resumed("redis", redis.url(), STREAM, tmp_path, published)
+
+
+def test_without_redis_py_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other extras do."""
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(MissingExtra, match=r"lastbit\[redis\]"):
+        RedisStream("redis://127.0.0.1:9", STREAM, GROUP)
