@@ -60,6 +60,8 @@ def working(url: str, made: Process, *names: str, **options: Any) -> Iterator[li
             except BaseException as error:  # noqa: BLE001  # it is the test's
                 raised.append(error)
 
+    with Client(url) as client:
+        client.processes.define(made.name, partitions=4)  # so that it can be asked for at once
     threads = []
     for name in names:
         ready = threading.Event()
