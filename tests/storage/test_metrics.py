@@ -212,7 +212,7 @@ def test_several_scrapes_at_once_read_the_database_once(database: Database, monk
     for thread in threads:
         thread.join()
     scrape()
-    assert found == [[1, *[0] * 7]] * 4
+    assert found == [[1, *[0] * 8]] * 4
     assert len(readings) == 1
 
 
