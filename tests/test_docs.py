@@ -355,10 +355,39 @@ assert floors[-1] == len(made) - 1
 assert lanes[-1] == 49
 """
 
+WORKED = """
+import threading
+from lastbit.processes import ProcessWorker
+client = Client()
+reserve.name = "reserve-docs"
+workers = [ProcessWorker(each, client, "w1", partitions=2) for each in (ship_order, reserve)]
+threads = [threading.Thread(target=worker.run) for worker in workers]
+for thread in threads:
+    thread.start()
+client.open(key="o1", sealed=True)
+client.append([
+    {"id": "c1", "type": "card.charged", "data": {"order": "o1"}},
+    {"id": "r1", "type": "item.reserved", "data": {"order": "o1"}},
+])
+follow = client.processes.follow()
+found = {(each.process, each.type, each.instance) for each in (next(follow), next(follow))}
+assert found == {("ship-order", "ship", "o1"), ("reserve-docs", "ship", "o1")}, found
+for worker in workers:
+    worker.stop()
+for thread in threads:
+    thread.join()
+"""
+
 
 @pytest.mark.parametrize(
     ("name", "after"),
-    [("concepts", ""), ("events", CONSUMED), ("consumer-groups", SHARED), ("tallies", TALLIED)],
+    [
+        ("concepts", ""),
+        ("events", CONSUMED),
+        ("consumer-groups", SHARED),
+        ("tallies", TALLIED),
+        ("processes", WORKED),
+    ],
 )
 def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_path: Path) -> None:
     """As one script, and what they define does what the page says."""

@@ -1,4 +1,4 @@
-"""The page at `/`: the batches, and one batch, to look at. HTML, styles and modules as they lie here; no build, nothing
+"""The page at `/`: batches and processes, to look at. HTML, styles and modules as they lie here; no build, nothing
 from outside.
 
 Keys, labels and reasons are anybody's text. The page renders them as text alone, and the policy that it is served

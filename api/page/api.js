@@ -51,6 +51,11 @@ export const group = (id, number, signal) => get(`/v1/batches/${id}/groups/${num
 export const explain = (id, signal) => get(`/v1/batches/${id}/explain`, {}, signal);
 export const deliveries = (id, signal) => get(`/v1/batches/${id}/deliveries`, {}, signal);
 export const cancel = (id) => post(`/v1/batches/${id}/cancel`, {});
+export const processes = (signal) => get("/v1/processes", {}, signal);
+export const instances = (process, filter, signal) => get(`/v1/processes/${encodeURIComponent(process)}`, filter, signal);
+const instancePath = (process, name) => `/v1/processes/${encodeURIComponent(process)}/${encodeURIComponent(name)}`;
+export const instance = (process, name, signal) => get(instancePath(process, name), {}, signal);
+export const retryParked = (process, name, event) => post(`${instancePath(process, name)}/retry`, { event });
 export const redeliver = (webhook, position) => post(`/v1/webhooks/${webhook}/redeliver`, { position });
 
 // All events of a batch that are still in the feed, and whether earlier ones may be gone.

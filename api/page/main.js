@@ -1,9 +1,11 @@
-// Which view is shown, by the address: #/ the list, #/batches/7 one batch; what narrows a view stands behind a "?".
+// Which view is shown, by the address: #/ the list, #/batches/7 one batch, #/processes the processes and below it their
+// instances; what narrows a view stands behind a "?".
 
 import { batchView } from "./batch.js";
 import { fill, make } from "./dom.js";
 import { keepAges } from "./format.js";
 import { listView } from "./list.js";
+import { instancesView, instanceView, processesView } from "./processes.js";
 import { look, signInView, signOut } from "./session.js";
 
 const main = document.getElementById("main");
@@ -17,21 +19,25 @@ function route() {
   const [path, search = ""] = hash.slice(1).split("?", 2);
   const parameters = new URLSearchParams(search);
   const batch = /^\/batches\/(0|[1-9][0-9]{0,15})$/.exec(path);
-  const name = path === "/" ? "list" : batch ? `batch ${batch[1]}` : "nowhere";
+  const process = /^\/processes(?:\/([^/]+)(?:\/([^/]+))?)?$/.exec(path);
+  const name = path === "/" ? "list" : batch ? `batch ${batch[1]}` : process ? process[0] : "nowhere";
   if (view?.name !== name) {
     const first = view === null;
     view?.stop();
     main.replaceChildren();
-    view = { name, ...open(name, batch) };
+    view = { name, ...open(name, batch, process) };
     scrollTo(0, 0);
     if (!first) main.focus({ preventScroll: true });
   }
   view.show(parameters);
 }
 
-function open(name, batch) {
+function open(name, batch, process) {
   if (name === "list") return listView(main);
   if (batch) return batchView(main, Number(batch[1]));
+  if (process?.[2]) return instanceView(main, decodeURIComponent(process[1]), decodeURIComponent(process[2]));
+  if (process?.[1]) return instancesView(main, decodeURIComponent(process[1]));
+  if (process) return processesView(main);
   document.title = "Lastbit";
   fill(
     main,

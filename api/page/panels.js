@@ -6,7 +6,7 @@ import { dotted, fill, make, say } from "./dom.js";
 import { count, itemId, number, since, until } from "./format.js";
 import { may } from "./session.js";
 
-function panel(name, heading) {
+export function panel(name, heading) {
   const note = make("span.facts");
   const body = make("div.panel-body");
   const node = make(

@@ -746,3 +746,86 @@ def test_axe_finds_nothing(
     check("a dialog")
     page.get_by_label("Type").fill(str(batch))
     check("a dialog that is ready")
+
+
+# Processes
+
+
+def process(api: httpx.Client, name: str) -> None:
+    """One with an instance of which an event is parked, one that runs, one that is finished."""
+    api.put(f"/v1/processes/{name}", json={"partitions": 1}).raise_for_status()
+    synced = api.post(f"/v1/consumer-groups/process.{name}/sync", json={"worker": "w1", "session": "s1"}).json()
+    fence = {"worker": "w1", "epoch": synced["assigned"][0]["epoch"]}
+    outcomes: list[tuple[str, dict[str, Any]]] = [
+        ("order/1", {"state": {"seen": [HOSTILE]}, "timers": [{"timer": "payment", "after": 3600}]}),
+        ("order/1", {"version": 1, "error": f"ValueError: {HOSTILE}"}),
+        ("order-2", {"commands": [{"type": "ship"}], "finish": True}),
+        ("order-3", {"state": "begun"}),
+    ]
+    for instance, outcome in outcomes:
+        id = uuid.uuid4().hex
+        appended = api.post("/v1/events", json={"events": [{"id": id, "type": "card.charged"}]}).json()
+        event = {"id": id, "position": appended["events"][0]["position"]}
+        body = {"version": 0, **outcome, "event": event, "fence": fence}
+        path = f"/v1/processes/{name}/{instance.replace('/', '%2F')}/handle"
+        api.post(path, json=body).raise_for_status()
+
+
+def test_a_parked_event_is_found_and_retried(page: Page, api: httpx.Client, service_url: str) -> None:
+    """From the processes to the instances to the event, and it is handled again after asking."""
+    process(api, "found")
+    page.goto(f"{service_url}/#/")
+    page.get_by_role("link", name="Processes").click()
+    line = page.locator("[data-process='found']")
+    expect(line).to_contain_text("2 running")
+    line.get_by_role("link", name="1 parked event").click()
+    expect(page.locator("[data-instance]")).to_have_count(1)
+    page.get_by_role("link", name="order/1").click()
+    expect(page.get_by_role("heading", name="order/1", level=1)).to_be_visible()
+    expect(panel(page, "state")).to_contain_text("<img src=x")
+    expect(panel(page, "timers")).to_contain_text("payment")
+    parked = page.locator("[data-status='parked']")
+    expect(parked).to_contain_text("ValueError: <img")
+    parked.get_by_role("button", name="Retry").click()
+    page.get_by_role("button", name="Handle again").click()
+    expect(page.locator("[data-status='retrying']")).to_have_count(1)
+    expect(parked).to_have_count(0)
+    assert "taken" not in page.title()
+
+
+def test_instances_are_narrowed_by_status_and_move_as_things_happen(
+    page: Page, api: httpx.Client, service_url: str
+) -> None:
+    """A status stands in the address; what is new shows up by itself."""
+    process(api, "moves")
+    page.goto(f"{service_url}/#/processes/moves")
+    expect(page.locator("[data-instance]")).to_have_count(3)
+    page.get_by_role("link", name="finished", exact=True).click()
+    expect(page.locator("[data-instance='order-2']")).to_be_visible()
+    expect(page.locator("[data-instance]")).to_have_count(1)
+    page.goto(f"{service_url}/#/processes/moves/order-2")
+    expect(panel(page, "commands")).to_contain_text("ship")
+    process(api, "later")
+    page.goto(f"{service_url}/#/processes")
+    expect(page.locator("[data-process='later']")).to_be_visible()
+    process(api, "latest")
+    expect(page.locator("[data-process='latest']")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"bypass_csp": True}, {"color_scheme": "dark", "bypass_csp": True, **PHONE}], ids=["light", "phone"]
+)
+def test_axe_finds_nothing_in_processes(page: Page, api: httpx.Client, service_url: str) -> None:
+    """In the three views of them, and on a phone nothing is wider than it."""
+    process(api, f"axe-{uuid.uuid4().hex[:8]}")
+    name = api.get("/v1/processes").json()["processes"][0]["name"]
+    for path, shows in (
+        ("", "[data-process]"),
+        (f"/{name}", "[data-instance]"),
+        (f"/{name}/order%2F1", "[data-event]"),
+    ):
+        page.goto(f"{service_url}/#/processes{path}")
+        expect(page.locator(shows).first).to_be_visible()
+        found = Axe().run(page)
+        assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

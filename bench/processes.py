@@ -1,0 +1,115 @@
+"""How many events a second do the workers of a process handle? One worker and four, each a process of its own, on the
+same feed of events: two for each instance, and the second one finishes it with a command. MariaDB, durable.
+
+Every event is a call and a transaction, so one worker waits most of the time: for the network, for the database's locks
+and its log. With one lane it has one event under way, with eight up to eight. The clock runs from when the events are
+appended, with all workers in place, to the last command, by the database's time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from bench import measure
+from bench.measure import Scale
+from lastbit import Client
+from lastbit.models import Event
+from lastbit.processes import Command, Finish, Process
+from lastbit.processes import run as work
+from tests.servers import ROOT
+
+PARTITIONS = 16
+SHAPES = ((1, 1), (4, 1), (1, 8), (4, 8))
+"""Workers, and the lanes of each."""
+_runs = itertools.count()
+
+
+def of(name: str) -> Process:
+    """Its instances need two events each."""
+
+    def both(state: Any, event: Event) -> Any:
+        return ("begun", []) if state is None else Finish([Command("done")])
+
+    return Process(name, {f"{name}.happened": "key"}, both)
+
+
+@contextlib.contextmanager
+def _working(url: str, name: str, workers: int, lanes: int) -> Iterator[None]:
+    """Workers in place: each holds its share."""
+    command = [sys.executable, "-m", "bench.processes", "worker", url, name]
+    started = [
+        subprocess.Popen([*command, f"w{number}", str(lanes)], cwd=ROOT, stderr=subprocess.DEVNULL)
+        for number in range(workers)
+    ]
+    try:
+        with Client(url) as client:
+            while not all(_settled(client, name, workers)):
+                time.sleep(0.05)
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _settled(client: Client, name: str, workers: int) -> list[bool]:
+    found = client.groups.get(f"process.{name}")
+    return [len(found.workers) == workers, *(each.partitions == PARTITIONS // workers for each in found.workers)]
+
+
+def _rate(url: str, instances: int, workers: int, lanes: int) -> float:
+    name = f"bench-{next(_runs)}"
+    with Client(url) as client:
+        client.processes.define(name, partitions=PARTITIONS, ttl=2)
+        with _working(url, name, workers, lanes):
+            events = [
+                {"id": f"{name}:{turn}:{number}", "type": f"{name}.happened", "key": f"i{number}"}
+                for turn in range(2)
+                for number in range(instances)
+            ]
+            [first] = client.events(after=client.append(events[:1])[0].position - 1).events
+            for start in range(1, len(events), 1000):
+                client.append(events[start : start + 1000])
+            after = done = 0
+            while done < instances:
+                page = client.processes.commands(after=after, process=name, wait=10, limit=1000)
+                done, after = done + len(page.commands), page.next
+                last = page.commands[-1].at if page.commands else first.at
+        [summary] = [each for each in client.processes.list() if each.name == name]
+        if (summary.finished, summary.running, done) != (instances, 0, instances):
+            raise RuntimeError(f"{summary.finished} of {instances} are finished, and there are {done} commands")
+    return len(events) / (last - first.at).total_seconds()
+
+
+def run(scale: Scale) -> None:
+    quick = scale == Scale.quick()
+    instances, rounds = (60, 1) if quick else (2_000, scale.rounds)
+    shapes = (SHAPES[0], SHAPES[1]) if quick else SHAPES
+    rates: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    with measure.mariadb() as server, measure.lastbit_on(server) as service:
+        for number in range(rounds):
+            # In turns, from either side, as the machine's speed drifts.
+            for shape in shapes if number % 2 else reversed(shapes):
+                rates[shape].append(_rate(service.url, instances, *shape))
+    rows = []
+    for lanes in sorted({lanes for _, lanes in shapes}):
+        one, four = rates[1, lanes], rates[4, lanes]
+        ratio = statistics.median(more / less for less, more in zip(one, four, strict=True))
+        rows.append([str(lanes), f"{statistics.median(one):,.0f}", f"{statistics.median(four):,.0f}", f"{ratio:.2f}"])
+    measure.show("Process managers: events a second", ["lanes of a worker", "1 worker", "4 workers", "4 : 1"], rows)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        address, process, worker, several = sys.argv[2:]
+        with Client(address) as connected:
+            work(of(process), connected, worker, partitions=PARTITIONS, ttl=2, lanes=int(several))
+    else:
+        measure.alone(run)
