@@ -8,20 +8,8 @@ import importlib
 from bench.measure import Scale
 
 QUESTIONS = (
-    "acks",
-    "bulk",
-    "extend",
-    "status",
-    "storage",
-    "wait",
-    "tallies",
-    "ordered",
-    "scale",
-    "durability",
-    "peers",
-    "celery",
-    "spark",
-    "processes",
+    *("acks", "bulk", "extend", "status", "storage", "wait", "tallies", "ordered", "processes"),
+    *("scale", "durability", "peers", "celery", "spark"),
 )
 
 

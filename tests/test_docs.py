@@ -381,7 +381,13 @@ for thread in threads:
 
 @pytest.mark.parametrize(
     ("name", "after"),
-    [("concepts", ""), ("events", CONSUMED), ("consumer-groups", SHARED), ("tallies", TALLIED), ("processes", WORKED)],
+    [
+        ("concepts", ""),
+        ("events", CONSUMED),
+        ("consumer-groups", SHARED),
+        ("tallies", TALLIED),
+        ("processes", WORKED),
+    ],
 )
 def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_path: Path) -> None:
     """As one script, and what they define does what the page says."""
