@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -27,9 +28,9 @@ hypothesis.settings.load_profile("lastbit")
 
 
 @contextlib.contextmanager
-def _running_mariadb() -> Iterator[MariaDB]:
+def running_mariadb(*, folder: Path | None = None, options: Sequence[str] = ()) -> Iterator[MariaDB]:
     """Missing: a failure in CI, a skip at home."""
-    server = MariaDB()
+    server = MariaDB(folder=folder, options=options)
     try:
         if not server.available:
             (pytest.fail if os.environ.get("CI") else pytest.skip)("mariadb-server is not installed")
@@ -43,14 +44,14 @@ def _running_mariadb() -> Iterator[MariaDB]:
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
     """A MariaDB server of our own, at its defaults."""
-    with _running_mariadb() as server:
+    with running_mariadb() as server:
         yield server
 
 
 @pytest.fixture
 def mortal_mariadb() -> Iterator[MariaDB]:
     """A server that only this test knows, so that it may be killed."""
-    with _running_mariadb() as server:
+    with running_mariadb() as server:
         yield server
 
 

@@ -18,6 +18,7 @@ import pytest
 from core import checks, schema
 from core.checks import Finding, Verdict, file_system
 from core.db import Database
+from tests.conftest import running_mariadb
 from tests.servers import ROOT, MariaDB
 
 FLUSH = "SET GLOBAL innodb_flush_log_at_trx_commit"
@@ -72,17 +73,8 @@ def test_an_unsafe_server_is_named(
 def test_what_a_server_is_started_with_is_named() -> None:
     """A binary log that isn't flushed, and can't be written; pages that can't be mended; nothing flushed at all."""
     options = ["--log-bin", "--binlog-format=STATEMENT", "--skip-innodb-doublewrite", "--innodb-flush-method=nosync"]
-    server = MariaDB(options=options)
-    if not server.available:
-        server.remove()
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("mariadb-server is not installed")
-    try:
-        server.install()
-        server.start()
-        with Database(server.new_database()) as database:
-            found = troubles(database)
-    finally:
-        server.remove()
+    with running_mariadb(options=options) as server, Database(server.new_database()) as database:
+        found = troubles(database)
     assert found.keys() == {"schema", "binary_log", "binlog_format", "doublewrite", "flush_method"}
     assert "python -m api migrate" in str(found["schema"].do)
 
