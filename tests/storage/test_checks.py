@@ -202,12 +202,13 @@ def test_the_command_says_it_to_people_and_to_scripts(mariadb_url: str) -> None:
 
 
 def test_a_database_that_is_away_is_broken(tmp_path: Path) -> None:
-    """A server that doesn't answer, a file that isn't there (and is not made), a file that is no database."""
+    """A server that doesn't answer, a file that isn't there, and is not made."""
     away = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
     assert (away.returncode, away.stderr) == (1, "")
     assert "broken  database" in away.stdout
     assert "secret" not in away.stdout
-    assert run("--database-url", f"sqlite:///{tmp_path}/none.db").returncode == 1
+    with Database(f"sqlite:///{tmp_path}/none.db") as database:
+        assert troubles(database)["database"].verdict is Verdict.BROKEN
     assert not (tmp_path / "none.db").exists()
 
 
