@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -35,8 +36,8 @@ def need(package: str, available: bool) -> None:
 
 
 @contextlib.contextmanager
-def _running_mariadb() -> Iterator[MariaDB]:
-    server = MariaDB()
+def running_mariadb(*, folder: Path | None = None, options: Sequence[str] = ()) -> Iterator[MariaDB]:
+    server = MariaDB(folder=folder, options=options)
     try:
         need("mariadb-server", server.available)
         server.install()
@@ -49,14 +50,14 @@ def _running_mariadb() -> Iterator[MariaDB]:
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
     """A MariaDB server of our own, at its defaults."""
-    with _running_mariadb() as server:
+    with running_mariadb() as server:
         yield server
 
 
 @pytest.fixture
 def mortal_mariadb() -> Iterator[MariaDB]:
     """A server that only this test knows, so that it may be killed."""
-    with _running_mariadb() as server:
+    with running_mariadb() as server:
         yield server
 
 

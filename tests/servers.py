@@ -87,7 +87,8 @@ class MariaDB:
             *(self.installer, "--no-defaults", f"--datadir={self.folder}/data", "--skip-test-db"),
             *("--auth-root-authentication-method=normal", f"--user={getpass.getuser()}"),
         ]
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self) -> None:
         assert self.program is not None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from core import checks, schema
@@ -98,14 +99,7 @@ def assert_restored(url: str, before: Before) -> None:
         told: dict[str, Any] = json.loads(done.stdout)
         assert told["ok"]
         assert told["batches"] > len(before.finished)
-        opened = subprocess.run(
-            [sys.executable, "-m", "lastbit", "open", "--json"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-        )
-        assert json.loads(opened.stdout)["id"] >= NEXT_ID
+        assert httpx.post(f"{running.url}/v1/batches", json={}).json()["id"] >= NEXT_ID
 
 
 @needs("sqlite3")

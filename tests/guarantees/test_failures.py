@@ -19,7 +19,7 @@ import pytest
 
 from core import schema
 from core.db import Database
-from tests.conftest import _running_mariadb
+from tests.conftest import running_mariadb
 from tests.guarantees.forked import Forked, Nursery
 from tests.guarantees.load import Load, check, open_shared
 from tests.proxies import Cut, Proxy, proxied
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(3600 if SOAK else 300)]
 @pytest.fixture(scope="module")
 def server() -> Iterator[MariaDB]:
     """A server for the tests of this module, which do it harm."""
-    with _running_mariadb() as running:
+    with running_mariadb() as running:
         yield running
 
 
@@ -175,19 +175,14 @@ def full(disk: Path) -> Iterator[None]:
 
 def test_a_full_disk_under_mariadb(under_load: UnderLoad) -> None:
     """503 while it is full, and nothing of what had been answered is lost."""
-    with small_disk(128) as disk:
-        server = MariaDB(
-            folder=disk, options=["--innodb-log-file-size=8M", "--innodb-data-file-path=ibdata1:12M:autoextend:max:16M"]
-        )
-        try:
-            if not server.available:
-                pytest.skip("mariadb-server is not installed")
-            server.install()
-            server.start()
-            with under_load(server.new_database()) as (load, _), full(disk):
-                unavailable(load)
-        finally:
-            server.remove()
+    small = ["--innodb-log-file-size=8M", "--innodb-data-file-path=ibdata1:12M:autoextend:max:16M"]
+    with (
+        small_disk(128) as disk,
+        running_mariadb(folder=disk, options=small) as server,
+        under_load(server.new_database()) as (load, _),
+        full(disk),
+    ):
+        unavailable(load)
 
 
 def test_a_full_disk_under_sqlite(under_load: UnderLoad) -> None:

@@ -18,6 +18,7 @@ import pytest
 from core import checks, schema
 from core.checks import Finding, Verdict, file_system
 from core.db import Database
+from tests.conftest import running_mariadb
 from tests.servers import ROOT, MariaDB
 
 FLUSH = "SET GLOBAL innodb_flush_log_at_trx_commit"
@@ -72,17 +73,8 @@ def test_an_unsafe_server_is_named(
 def test_what_a_server_is_started_with_is_named() -> None:
     """A binary log that isn't flushed, and can't be written; pages that can't be mended; nothing flushed at all."""
     options = ["--log-bin", "--binlog-format=STATEMENT", "--skip-innodb-doublewrite", "--innodb-flush-method=nosync"]
-    server = MariaDB(options=options)
-    if not server.available:
-        server.remove()
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("mariadb-server is not installed")
-    try:
-        server.install()
-        server.start()
-        with Database(server.new_database()) as database:
-            found = troubles(database)
-    finally:
-        server.remove()
+    with running_mariadb(options=options) as server, Database(server.new_database()) as database:
+        found = troubles(database)
     assert found.keys() == {"schema", "binary_log", "binlog_format", "doublewrite", "flush_method"}
     assert "python -m api migrate" in str(found["schema"].do)
 
@@ -210,12 +202,13 @@ def test_the_command_says_it_to_people_and_to_scripts(mariadb_url: str) -> None:
 
 
 def test_a_database_that_is_away_is_broken(tmp_path: Path) -> None:
-    """A server that doesn't answer, a file that isn't there (and is not made), a file that is no database."""
+    """A server that doesn't answer, a file that isn't there, and is not made."""
     away = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
     assert (away.returncode, away.stderr) == (1, "")
     assert "broken  database" in away.stdout
     assert "secret" not in away.stdout
-    assert run("--database-url", f"sqlite:///{tmp_path}/none.db").returncode == 1
+    with Database(f"sqlite:///{tmp_path}/none.db") as database:
+        assert troubles(database)["database"].verdict is Verdict.BROKEN
     assert not (tmp_path / "none.db").exists()
 
 
