@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
-# pytest-xdist: two processes, one MariaDB each.
-TEST_PROCESSES ?= 2
+# pytest-xdist: three processes, one MariaDB each; with two, two cores would wait a third of the time.
+TEST_PROCESSES ?= 3
 
 .PHONY: demo test test-spark test-soak mutants serve lint format bench venv zip openapi screenshots clean
 

@@ -1,7 +1,8 @@
 """Requests that die: a process runs one on a database and ends, by `os._exit`, at a chosen point of it.
 
-The points of a request are: before each statement, after each statement, before each COMMIT, and after each COMMIT,
-which is before the answer. They are counted at the driver, so that each statement of an executemany is one.
+The points of a request are: before each statement, before each COMMIT, and after each COMMIT, which is before the
+answer. After a statement is before the next one: nothing that lasts happens in between. They are counted at the driver,
+so that each statement of an executemany is one.
 
 `python -m tests.guarantees.dying` is a server for that: it reads a job a line, forks, lets the child die, and says
 where it did. `Mortals` talks to it.
@@ -98,9 +99,7 @@ class _Points:
         def watched_query(connection: Any, sql: Any, unbuffered: bool = False) -> Any:
             text = sql if isinstance(sql, str) else sql.decode("utf-8", "replace")
             self.passed(f"before {text[:60]}")
-            result = query(connection, sql, unbuffered)
-            self.passed(f"after {text[:60]}")
-            return result
+            return query(connection, sql, unbuffered)
 
         def watched_commit(connection: Any) -> None:
             self.passed("before COMMIT")
@@ -112,14 +111,10 @@ class _Points:
         pymysql.connections.Connection.commit = watched_commit
 
     def watch_sqlite(self, database: Database) -> None:
-        # The trace is called before each statement, BEGIN and COMMIT too; SQLAlchemy says when they are over.
+        # The trace is called before each statement, BEGIN and COMMIT too.
         @sa.event.listens_for(database.engine, "connect")
         def trace(connection: Any, _: object) -> None:
             connection.set_trace_callback(lambda text: self.passed(f"before {text[:60]}"))
-
-        @sa.event.listens_for(database.engine, "after_cursor_execute")
-        def after(connection: object, cursor: object, text: str, *_: object) -> None:
-            self.passed(f"after {text[:60]}")
 
         commit = database.engine.dialect.do_commit
 
