@@ -31,7 +31,7 @@ serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
 
 test: $(READY) ## every test, on SQLite, a MariaDB, a RabbitMQ, a Redis, a Spark cluster of its own and in a Chromium
 	@scripts/need.sh mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --durations 25
 
 test-spark: $(READY) ## of these, lastbit.spark and its job alone
 	@scripts/need.sh default-jre-headless
