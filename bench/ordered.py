@@ -73,7 +73,7 @@ def threads(lanes: int, wait: float) -> Callable[[Stream], None]:
     def run(stream: Stream) -> None:
         def handle(record: int) -> None:
             if wait:
-                time.sleep(wait)
+                time.sleep(wait)  # what is measured: a handler that waits, as for a call
             stream.handle(record)
 
         run_ordered(stream.records(), handle, key=same, lanes=lanes, commit=stream.commit, every=EVERY)

@@ -44,7 +44,7 @@ def kill_at_work(folder: Path, files: Files, effects: int) -> Crash | None:
         while len(files.effects()) < effects or files.position() is None:
             if process.poll() is not None or time.monotonic() > until:
                 return None
-            time.sleep(0.002)
+            time.sleep(0.002)  # another process writes the files, and they tell nobody
     return Crash(len(files.effects()), Snapshot.decode(files.position() or b""))
 
 
