@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from playwright.sync_api import Browser, Page, expect
 
+from lastbit import tokens
 from tests.page.browser import program, running_browser
 from tests.servers import ROOT, running_service, sqlite_file
 
@@ -93,6 +94,43 @@ def make_up(api: httpx.Client) -> int:
     return looked_at
 
 
+PROCESS = "ship-order"
+TRACEBACK = """Traceback (most recent call last):
+  File "shop/shipping.py", line 41, in ship_order
+    parcel = parcels[event.data["parcel"]]
+KeyError: 'XXL'"""
+
+
+def make_up_process(api: httpx.Client) -> str:
+    """A process, of which one instance has a parked event: the answer is its name."""
+    api.put(f"/v1/processes/{PROCESS}", json={"partitions": 1}).raise_for_status()
+    synced = api.post(f"/v1/consumer-groups/process.{PROCESS}/sync", json={"worker": "w1", "session": "s1"}).json()
+    fence = {"worker": "w1", "epoch": synced["assigned"][0]["epoch"]}
+
+    def handled(instance: str, version: int, type: str, data: dict[str, Any], **outcome: Any) -> None:
+        id = f"{instance}-{type}"
+        event = {"id": id, "type": type, "key": instance, "data": data}
+        position = api.post("/v1/events", json={"events": [event]}).json()["events"][0]["position"]
+        body = {"version": version, "event": {"id": id, "position": position}, "fence": fence, **outcome}
+        api.post(f"/v1/processes/{PROCESS}/{instance}/handle", json=body).raise_for_status()
+
+    for number in range(1040, 1047):
+        order = f"order-{number}"
+        waiting = {"address": None, "paid": True, "parcel": None}
+        timers = [{"timer": "payment-reminder", "after": 3600 * 24}]
+        handled(order, 0, "payment.captured", {"cents": 4999}, state=waiting, timers=timers)
+        if number % 3 == 0:
+            continue
+        known = {**waiting, "address": "12 Harbour Street"}
+        handled(order, 1, "address.confirmed", {}, state=known)
+        if number == 1045:
+            handled(order, 2, "parcel.packed", {"parcel": "XXL"}, error=TRACEBACK)
+        else:
+            ship = {"step": "ship", "type": "ship", "data": {"parcel": "M"}}
+            handled(order, 2, "parcel.packed", {"parcel": "M"}, state=known, commands=[ship], finish=True)
+    return "order-1045"
+
+
 def make_older(database: str) -> None:
     """Else all of them would be from just now."""
 
@@ -112,7 +150,7 @@ def shoot(page: Page, name: str, folder: Path, *, whole: bool = False) -> None:
     page.screenshot(path=folder / f"{name}.png", full_page=whole, animations="disabled", caret="hide")
 
 
-def take(browser: Browser, url: str, api: httpx.Client, batch: int, folder: Path) -> None:
+def take(browser: Browser, url: str, api: httpx.Client, batch: int, parked: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for scheme, suffix in (("light", ""), ("dark", "-dark")):
         with browser.new_context(viewport=DESKTOP, color_scheme=scheme, reduced_motion="reduce") as context:
@@ -137,6 +175,13 @@ def take(browser: Browser, url: str, api: httpx.Client, batch: int, folder: Path
                 page.locator(".picture").screenshot(path=folder / "group.png", animations="disabled")
                 page.get_by_role("button", name="Cancel…").click()
                 shoot(page, "cancel", folder)
+    with browser.new_context(viewport=DESKTOP, reduced_motion="reduce") as context:
+        page = context.new_page()
+        page.goto(f"{url}/#/processes/{PROCESS}")
+        expect(page.locator("[data-instance]")).to_have_count(7)
+        page.goto(f"{url}/#/processes/{PROCESS}/{parked}")
+        expect(page.locator("[data-event]")).to_have_count(3)
+        shoot(page, "instance", folder, whole=True)
     with browser.new_context(viewport=PHONE, device_scale_factor=2, reduced_motion="reduce", has_touch=True) as context:
         page = context.new_page()
         page.goto(f"{url}/#/")
@@ -163,7 +208,19 @@ def main() -> int:
     ):
         batch = make_up(api)
         make_older(database)
-        take(browser, service.url, api, batch, folder)
+        take(browser, service.url, api, batch, make_up_process(api), folder)
+    with (
+        sqlite_file() as database,
+        running_service(
+            database, LASTBIT_TOKENS=tokens.known(tokens.new(), "viewer", [tokens.Role.READ]).line()
+        ) as service,
+        running_browser(path) as browser,
+        browser.new_context(viewport={"width": 1180, "height": 420}) as context,
+    ):
+        page = context.new_page()
+        page.goto(service.url)
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        shoot(page, "sign-in", folder)
     return 0
 
 
