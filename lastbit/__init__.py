@@ -71,16 +71,13 @@ if TYPE_CHECKING:
         Reason,
         Rejected,
         Sealed,
-        SubCounter,
-        TallyApplied,
-        TallyTotal,
-        TallyValue,
         Verification,
         Watermark,
     )
     from lastbit.retry import Retry
-    from lastbit.tallies import AsyncTally, Tally
-    from lastbit.tally_buffer import AsyncTallyBuffer, TallyBuffer
+    from lastbit.tallies.buffer import AsyncTallyBuffer, TallyBuffer
+    from lastbit.tallies.models import SubCounter, TallyApplied, TallyTotal, TallyValue
+    from lastbit.tallies.tally import AsyncTally, Tally
     from lastbit.webhooks import AsyncWebhooks, Attempt, CreatedWebhook, Delivery, Tested, Webhook, Webhooks
 
 _HOMES: Final = {
@@ -143,16 +140,13 @@ _HOMES: Final = {
         "Reason",
         "Rejected",
         "Sealed",
-        "SubCounter",
-        "TallyApplied",
-        "TallyTotal",
-        "TallyValue",
         "Verification",
         "Watermark",
     ),
     "lastbit.retry": ("Retry",),
-    "lastbit.tallies": ("AsyncTally", "Tally"),
-    "lastbit.tally_buffer": ("AsyncTallyBuffer", "TallyBuffer"),
+    "lastbit.tallies.buffer": ("AsyncTallyBuffer", "TallyBuffer"),
+    "lastbit.tallies.models": ("SubCounter", "TallyApplied", "TallyTotal", "TallyValue"),
+    "lastbit.tallies.tally": ("AsyncTally", "Tally"),
     "lastbit.webhooks": (
         "AsyncWebhooks",
         "Attempt",

@@ -519,7 +519,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-buffer-adds-deltas-up",
-        "lastbit.tally_buffer:Gatherer.take",
+        "lastbit.tallies.buffer:Gatherer.take",
         "entries += message.entries",
         "entries += message.entries\n"
         "        sums = {}\n"
@@ -531,7 +531,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-buffer-acks-what-it-has-sent-and-was-not-answered",
-        "lastbit.tally_buffer:TallyBuffer._work",
+        "lastbit.tallies.buffer:TallyBuffer._work",
         "if call.entries:",
         "self._ack(call)\n            call = call._replace(acks=[])\n            if call.entries:",
         _BUFFER,

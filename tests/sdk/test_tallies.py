@@ -29,7 +29,7 @@ from lastbit import (
     TallyValue,
 )
 from lastbit.streams import AckWindow
-from lastbit.tally_buffer import Gatherer, Message
+from lastbit.tallies.buffer import Gatherer, Message
 
 
 @pytest.fixture
