@@ -75,7 +75,7 @@ class AsyncTally:
 
     async def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
         """Add each entry once; see `Tally.apply`."""
-        return await self._client._run(calls.apply(self._client._service, self.name, map(calls.entry_json, entries)))
+        return await self._client._run(_apply(self._client, self.name, entries, fence))
 
     async def value(self, key: str) -> int:
         """The total of a key."""
