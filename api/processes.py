@@ -385,7 +385,7 @@ def get_instance(process: ProcessName, instance: InstanceName, request: Request)
     }
 
 
-@commands.get("", response_model=CommandPage, responses=documented(422))
+@commands.get("", response_model=CommandPage, responses=documented(410, 422))
 @needs(*ANY)
 async def read_commands(
     request: Request,

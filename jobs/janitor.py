@@ -46,6 +46,7 @@ def shown(report: Report) -> dict[str, object]:
         "parents": report.parents,
         "events": report.events,
         "inbox": report.inbox,
+        "instances": report.instances,
         "batches": {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)},
     }
 
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=duration,
         default=defaults.keep,
         metavar="30d",
-        help="delete batches that ended so long ago (30d)",
+        help="delete batches, and instances of processes, that ended so long ago (30d)",
     )
     parser.add_argument(
         "--keep-events",

@@ -153,15 +153,15 @@ class Processes:
         wait: float = 0,
         limit: int | None = None,
     ) -> CommandPage:
-        """One page of the commands that were issued, above a position of the feed. `wait`: seconds to wait, up to 60,
-        where there is none yet."""
+        """One page of the commands that were issued, above a position of the feed, or with 0 of all that are kept.
+        `wait`: seconds to wait, up to 60, where there is none yet. Raises `PositionTrimmed`."""
         return self._client._run(_commands(self._client._service, after, types, process, wait, limit))
 
     def follow(
         self, *, after: int = 0, types: str | Iterable[str] = (), process: str | None = None
     ) -> Iterator[IssuedCommand]:
         """The commands above `after`, and then each one when it comes, for ever. Keep the `position` of the last one
-        that you are done with, and act on an `id` once."""
+        that you are done with, and act on an `id` once. Raises `PositionTrimmed`."""
         return self._client._iterate(_follow(self._client._service, after, types, process))
 
     def handle(

@@ -193,6 +193,7 @@ def test_the_command_reports_in_json(service: Service) -> None:
         "parents": 0,
         "events": 0,
         "inbox": 0,
+        "instances": 0,
         "batches": {"expired": [idle], "deleted": []},
     }
 
