@@ -178,4 +178,4 @@ def _tries(seconds: float) -> Iterator[None]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield
-        time.sleep(0.05)
+        time.sleep(0.05)  # a service that is not up yet tells nobody when it is
