@@ -6,8 +6,9 @@ and their arithmetic, an executor of a cluster for example, gets by on the stand
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
+
+from lastbit._lazy import lazy
 
 __version__: Final = "0.1.0"
 
@@ -157,7 +158,6 @@ _HOMES: Final = {
         "Webhooks",
     ),
 }
-_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AckResult",
@@ -248,15 +248,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    # Hidden from type checkers, which would else believe in any name.
-    def __getattr__(name: str) -> object:
-        home = _HOME_OF.get(name)
-        if home is None:
-            raise AttributeError(f"module 'lastbit' has no attribute {name!r}")
-        found = getattr(import_module(home), name)
-        globals()[name] = found  # the next look-up does not come here
-        return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy(__name__, _HOMES)

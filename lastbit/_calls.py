@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -248,15 +248,26 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
     """Emits `Event`s, for ever. Each poll begins where the one before ended, whatever came between, so none is lost or
     comes twice."""
     types = types if isinstance(types, str) else tuple(types)
+
+    def poll(after: int | None) -> Flow[tuple[Sequence[models.Event], int]]:
+        page = yield from events(service, after, types, batch, LONGEST_HOLD, MOST_EVENTS)
+        return page.events, page.next
+
+    return _following(service, after, poll)
+
+
+def _following(
+    service: Service, after: int | None, poll: Callable[[int | None], Flow[tuple[Sequence[Any], int]]]
+) -> Flow[None]:
+    """Emits what each long poll finds above the position where the one before ended, for ever."""
     while True:
         polled = service.now()
-        page = yield from events(service, after, types, batch, LONGEST_HOLD, MOST_EVENTS)
-        for event in page.events:
-            yield Emit(event)
-        after = page.next
+        found, after = yield from poll(after)
+        for each in found:
+            yield Emit(each)
         # A poll that comes back at once with nothing must not become a storm: the service is stopping.
         rest = 1.0 - (service.now() - polled)
-        if not page.events and rest > 0:
+        if not found and rest > 0:
             yield Pause(rest)
 
 
