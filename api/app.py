@@ -17,7 +17,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import iter_route_contexts
 from fastapi.staticfiles import StaticFiles
 
-from api import acks, batches, events, groups, ops, page, problems, processes, sign_in, tallies, webhooks
+from api import acks, batches, commands, events, groups, ops, page, problems, processes, sign_in, tallies, webhooks
 from api.access import CONSUMES, Access, Rule, guarded, rule_of
 from api.acks import AckRoutes
 from api.body import Room
@@ -114,7 +114,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.include_router(groups.router)
     app.include_router(tallies.router)
     app.include_router(processes.router)
-    app.include_router(processes.commands)
+    app.include_router(commands.router)
     app.include_router(ops.router)
     app.include_router(page.routes())
     app.include_router(sign_in.router)

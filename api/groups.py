@@ -161,6 +161,7 @@ class Synced(BaseModel):
     ttl: float = Field(description="seconds until the lease ends; sync every third of it")
     assigned: list[Held] = Field(description="all that it holds now, those of `release` too")
     release: list[int] = Field(description="of these, what to stop and drain: told again until it is drained")
+    release_within: float = Field(description="seconds that this may take, from when it was told first")
 
 
 class Committed(BaseModel):
@@ -258,7 +259,12 @@ def sync(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
         }
         for each in synced.assigned
     ]
-    return {"ttl": synced.ttl.total_seconds(), "assigned": assigned, "release": synced.release}
+    return {
+        "ttl": synced.ttl.total_seconds(),
+        "assigned": assigned,
+        "release": synced.release,
+        "release_within": synced.release_within.total_seconds(),
+    }
 
 
 @router.delete("/{group}/workers/{worker}", status_code=204, responses=documented(404, 422))

@@ -4,7 +4,7 @@ A command's id is made of its process, its instance and its step, so whatever is
 again, and a repeat. It becomes an event of the feed in the transaction that issues it, and has that event's position:
 commands leave as webhooks do, and whoever pulls them reads positions that are given in commit order (see `feed`).
 
-Rows stay: an id that was issued is known for ever.
+An id that was issued is known for as long as its instance: their rows go together (`tombstones`).
 """
 
 from __future__ import annotations
@@ -121,12 +121,16 @@ def _event(id: str, process: str, instance: str, command: New) -> feed.New:
 def read(
     snapshot: Connection, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None
 ) -> Page:
-    """Commands above the position `after`. They are kept, so no position is too old. Raises `errors.InvalidRequest` for
-    one that was never given."""
-    last = feed.head(snapshot)
+    """Commands above the position `after`, 0: all whose events are kept in the feed. `snapshot` is one, so that what
+    was trimmed can't look like a gap. Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was
+    never given."""
+    last, trimmed = feed.head(snapshot), feed.trimmed(snapshot)
+    if 0 < after < trimmed:
+        raise errors.PositionTrimmed(after, trimmed)
     if after > last:
         raise errors.InvalidRequest("query.after", f"expected at most {last}, the feed's last position")
-    query = sa.select(tables.outbox).where(_outbox.position > after).order_by(_outbox.position).limit(limit)
+    above = _outbox.position > max(after, trimmed)
+    query = sa.select(tables.outbox).where(above).order_by(_outbox.position).limit(limit)
     if types:
         query = query.where(_outbox.type.in_(types))
     if process is not None:

@@ -10,7 +10,7 @@ can't:
   until the commit, says whose. A worker that slept through the loss of its partition is refused.
 * *A state that is not the current one any more*: the version that it was computed from must be the instance's.
 * *A command twice*: its id is made of process, instance and step, and is issued once.
-* *A restart by a late event*: a finished instance stays, as a tombstone.
+* *A restart by a late event*: a finished instance stays, as a tombstone, for as long as `tombstones` says.
 * *An event that no handler can take*: it is parked, with the error, for that instance alone; all others go on.
 
 The process's workers are a consumer group (`definitions`); its partitions share the instances, by the CRC-32 of their
@@ -109,7 +109,7 @@ class Handling:
 @dataclass(frozen=True, slots=True)
 class Handled:
     """What became of the event; `repeated`: that had been so before this call. The instance as it is now, None where
-    its event was pruned and it never came to be."""
+    it was forgotten, or its event was pruned and it never came to be."""
 
     status: inbox.Status
     repeated: bool

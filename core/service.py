@@ -415,7 +415,7 @@ class Service:
         return self.database.write(lambda tx: processes.retry(tx, process, instance, event))
 
     def commands(self, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None) -> outbox.Page:
-        """Raises `errors.InvalidRequest` for a position from the future."""
+        """Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future."""
         return self.database.snapshot(lambda tx: outbox.read(tx, after, limit, types=types, process=process))
 
     @property

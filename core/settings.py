@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.backoff import Backoff
+
+SECRET: Final = ("tokens", "session_key")
+"""Settings whose values nobody is to read off a terminal."""
 
 
 class Settings(BaseSettings):
@@ -63,3 +68,13 @@ class Settings(BaseSettings):
     def lease(self) -> timedelta:
         """After which a delivery that was being sent is taken for lost."""
         return timedelta(seconds=self.webhooks_timeout + 45)
+
+
+def settings_of(parser: ArgumentParser, given: Mapping[str, Any]) -> Settings:
+    """The environment's, and the flags that were `given` before these. A value that can't be is the parser's error."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        value = "" if first["loc"][0] in SECRET else f", got {first['input']!r}"
+        parser.error(f"{first['loc'][0]}: {first['msg']}{value}")

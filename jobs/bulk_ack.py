@@ -16,7 +16,6 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark.errors import AnalysisException
@@ -25,6 +24,7 @@ from pyspark.sql import functions as sf
 
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.spark import MalformedRows, ack, item_masks, malformed_rows
+from lastbit.spark.arguments import add_reader, add_service, token_of
 from lastbit.spark.driver_output import keep_standard_output_clean
 
 FORMATS: Final = ("parquet", "csv", "json", "orc", "text")
@@ -34,14 +34,10 @@ GOOD, FAILED, WRONG_USE, NOT_ALL = 0, 1, 2, 3
 def main(arguments: list[str] | None = None) -> int:
     keep_standard_output_clean()
     given = _parser().parse_args(arguments)
-    try:
-        token = given.token_file.read_text().strip() if given.token_file else None
-    except OSError as error:
-        _say(f"the token can't be read: {error}")
-        return WRONG_USE
     begun = time.monotonic()
-    spark = SparkSession.builder.appName("lastbit bulk_ack").getOrCreate()
     try:
+        token = token_of(given.token_file)
+        spark = SparkSession.builder.appName("lastbit bulk_ack").getOrCreate()
         frame = _read(spark, given)
         report = _dry_run(frame, given) if given.dry_run else _ack(frame, given, token)
     except (AnalysisException, InvalidArgument) as error:
@@ -65,33 +61,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bulk_ack.py", description="Ack the item ids that a pipeline wrote.")
     parser.add_argument("--input", action="append", required=True, metavar="PATH", help="repeatable")
     parser.add_argument("--format", choices=FORMATS, default="parquet")
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        type=_option,
-        metavar="NAME=VALUE",
-        help="of Spark's reader; repeatable",
-    )
+    add_reader(parser)
     parser.add_argument("--item-column", metavar="NAME", help="item_id; with --format text the line, value")
-    parser.add_argument("--url", help="of the service; LASTBIT_URL of the driver, else http://127.0.0.1:8000")
-    parser.add_argument("--token-file", type=Path, metavar="PATH", help="on the driver; LASTBIT_TOKEN without")
-    parser.add_argument("--where", metavar="SQL", help="take only these rows")
     parser.add_argument("--failed-when", metavar="SQL", help="fail the items of these rows instead of acking them")
     parser.add_argument(
         "--rejects", metavar="PATH", help="add the rows that hold no item id to this folder, as JSON lines"
     )
     parser.add_argument("--strict", action="store_true", help="send nothing where a row holds no item id")
     parser.add_argument("--dry-run", action="store_true", help="count, and send nothing")
-    parser.add_argument("--parallel", type=int, default=8, metavar="N", help="requests at a time, at most (8)")
+    add_service(parser, "requests at a time, at most")
     return parser
-
-
-def _option(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is no option of a reader; expected NAME=VALUE")
-    return name, value
 
 
 def _read(spark: SparkSession, given: argparse.Namespace) -> DataFrame:

@@ -19,7 +19,7 @@ from typing import Final
 from core import errors, schema
 from core.db import Database
 from core.janitor import Policy, Report, run_once
-from core.settings import Settings
+from core.settings import settings_of
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -46,6 +46,7 @@ def shown(report: Report) -> dict[str, object]:
         "parents": report.parents,
         "events": report.events,
         "inbox": report.inbox,
+        "instances": report.instances,
         "batches": {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)},
     }
 
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=duration,
         default=defaults.keep,
         metavar="30d",
-        help="delete batches that ended so long ago (30d)",
+        help="delete batches, and instances of processes, that ended so long ago (30d)",
     )
     parser.add_argument(
         "--keep-events",
@@ -86,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     parser.add_argument("--database-url", metavar="URL", help="LASTBIT_DATABASE_URL, if not given")
     given = parser.parse_args(arguments)
-    settings = Settings(**({"database_url": given.database_url} if given.database_url else {}))
+    settings = settings_of(parser, {"database_url": given.database_url})
     try:
         with Database(settings.database_url) as database:
             database.read(schema.check)

@@ -519,7 +519,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-buffer-adds-deltas-up",
-        "lastbit.tally_buffer:Gatherer.take",
+        "lastbit.tallies.buffer:Gatherer.take",
         "entries += message.entries",
         "entries += message.entries\n"
         "        sums = {}\n"
@@ -531,7 +531,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-buffer-acks-what-it-has-sent-and-was-not-answered",
-        "lastbit.tally_buffer:TallyBuffer._work",
+        "lastbit.tallies.buffer:TallyBuffer._work",
         "if call.entries:",
         "self._ack(call)\n            call = call._replace(acks=[])\n            if call.entries:",
         _BUFFER,
@@ -712,6 +712,34 @@ MUTANTS = [
     # Process managers.
     Mutant("no-inbox", "core.inbox:known", "if status is not None:", "if False:", _PROCESSES + _ANY_ORDER),
     Mutant("no-tombstone", "core.processes:handle", "instance.status is Status.FINISHED", "False", _PROCESSES + _LATE),
+    Mutant(
+        "a-tombstone-goes-before-its-late-events",
+        "core.tombstones:_handled_until",
+        "tx.scalar(first) or ",
+        "",
+        _PROCESSES + "test_a_tombstone_stays_for_late_events_that_nobody_has_handled_yet",
+    ),
+    Mutant(
+        "an-instance-is-forgotten-with-its-parked-events",
+        "core.tombstones:_remove",
+        "~unsettled, ",
+        "",
+        _PROCESSES + "test_an_instance_with_parked_events_is_not_forgotten",
+    ),
+    Mutant(
+        "commands-are-forgotten-while-the-feed-has-them",
+        "core.tombstones:_remove",
+        ", ~in_the_feed",
+        "",
+        _PROCESSES + "test_an_instance_that_ended_long_ago_is_forgotten_with_what_it_issued",
+    ),
+    Mutant(
+        "commands-that-are-gone-are-passed-over",
+        "core.outbox:read",
+        "0 < after < trimmed",
+        "False",
+        _PROCESSES + "test_commands_are_pulled_for_as_long_as_the_feed_has_their_events",
+    ),
     Mutant(
         "no-fence",
         "core.processes:handle",
