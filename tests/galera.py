@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -118,7 +118,7 @@ class Node(MariaDB):
             assert self.process.poll() is None, self._end_of_log()
             return self.ready()
 
-        _until(look, seconds, self._end_of_log)
+        until(look, seconds, self._end_of_log)
 
     def _end_of_log(self) -> str:
         return f"node {self.number} does not take part:\n" + self.log.read_text(errors="replace")[-20_000:]
@@ -154,6 +154,22 @@ class Node(MariaDB):
         if self.frozen and self.process is not None:
             os.kill(self.pid, signal.SIGCONT)
         self.frozen = False
+
+    @contextlib.contextmanager
+    def lagging(self) -> Iterator[None]:
+        """Meanwhile it applies nothing of what the others commit. It answers reads, and takes no writes."""
+        with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("FLUSH TABLES WITH READ LOCK")
+            yield
+            cursor.execute("UNLOCK TABLES")
+
+    def works_on(self, database: str) -> int:
+        """How many statements are under way there."""
+        with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT COUNT(*) FROM information_schema.processlist WHERE db = %s AND command = 'Query'", [database]
+            )
+            return int(cursor.fetchone()[0])
 
     def status(self, *names: str) -> dict[str, str]:
         """Its wsrep_… status variables. Raises PyMySQL's errors."""
@@ -319,7 +335,7 @@ class Cluster:
 
     def wait_until_fit(self, count: int, seconds: float = 90) -> None:
         """Until so many nodes are ready, and the front knows it."""
-        _until(lambda: len(self.front.fit) == count, seconds, lambda: f"ready are {self.front.fit}, not {count}")
+        until(lambda: len(self.front.fit) == count, seconds, lambda: f"ready are {self.front.fit}, not {count}")
 
     def remove(self) -> None:
         self.front.close()
@@ -349,7 +365,7 @@ class Cluster:
         return f"mysql://root@127.0.0.1:{self.front.port}/{database}"
 
 
-def _until(condition: Callable[[], bool], seconds: float, message: Callable[[], str]) -> None:
+def until(condition: Callable[[], bool], seconds: float, message: Callable[[], str]) -> None:
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():
