@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,9 +27,9 @@ from core.lifecycle import State
 from core.service import Service
 from lastbit.streams.snapshot import Snapshot
 from tests.galera import Cluster, Node, Policy, until
-from tests.guarantees.forked import Forked, Nursery
 from tests.guarantees.load import Load, check, open_shared
 from tests.guarantees.rounds import GROUP, ack, newly, prepare, race, recount
+from tests.servers import running_service
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.xdist_group("galera"), pytest.mark.timeout(300)]
 
@@ -379,7 +379,12 @@ def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not
     for node in galera.nodes[1:]:
         node.freeze()
     try:
-        for call in (lambda: ack(one, (batch, 0, 1)), lambda: one.get(batch), lambda: one.seal(batch)):
+        # The first one waits for the others already when they are found to be gone.
+        calls: list[Callable[[], object]] = [
+            lambda: one.database.write(lambda tx: batches.get(tx, batch), lock_waits=0),
+            *(lambda: ack(one, (batch, 0, 1)), lambda: one.get(batch), lambda: one.seal(batch)),
+        ]
+        for call in calls:
             with pytest.raises(errors.Unavailable) as refused:
                 call()
             assert not isinstance(refused.value, errors.LockTimeout)
@@ -394,16 +399,8 @@ def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not
     assert (acked.applied, acked.repeated) == ((1, 0) if found.acked == 1 else (0, 1))
 
 
-@pytest.fixture(scope="module")
-def nurseries() -> Iterator[list[Nursery]]:
-    opened = [Nursery(), Nursery()]
-    yield opened
-    for each in opened:
-        each.close()
-
-
 @pytest.mark.parametrize("policy", ["one", "all"])
-def test_nodes_that_are_killed_and_rejoin_under_load(galera: Cluster, nurseries: list[Nursery], policy: Policy) -> None:
+def test_nodes_that_are_killed_and_rejoin_under_load(galera: Cluster, policy: Policy) -> None:
     """Two services, on one node at a time or on all of them at once. A node is killed and rejoins, by what it has
     missed or by a transfer of everything; the rest lose their majority for a while."""
     galera.front.policy = policy
@@ -412,7 +409,7 @@ def test_nodes_that_are_killed_and_rejoin_under_load(galera: Cluster, nurseries:
     with Database(url) as database, contextlib.ExitStack() as stack:
         schema.migrate(database)
         shared = open_shared(database)
-        services = [stack.enter_context(Forked(nursery, url)) for nursery in nurseries]
+        services = [stack.enter_context(running_service(url)) for _ in range(2)]
         with Load(services[0].url, shared, threads=2) as load, Load(services[1].url, shared, threads=2) as second:
             loads = (load, second)
 
