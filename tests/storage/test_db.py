@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import ssl
 import threading
 
 import alembic.autogenerate
+import pymysql
 import pytest
 import sqlalchemy as sa
 from alembic.migration import MigrationContext
@@ -162,6 +164,26 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, 
         opened = service.open(Opening(items=2), "key")
         assert len(service.page().batches) == int(lost) + 1
         assert opened.replayed == lost
+
+
+@pytest.mark.parametrize(("number", "tries"), [(1213, 2), (3101, 2), (1180, 1), (1205, 1), (1047, 1)])
+def test_a_refused_commit_is_certain_where_the_server_says_so(sqlite_url: str, number: int, tries: int) -> None:
+    """A deadlock, as which a cluster refuses, left nothing: any work is begun again. Of all else nobody knows."""
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        refused = 0
+
+        def refuse(_: Connection) -> None:
+            nonlocal refused
+            if not refused:
+                refused += 1
+                raise sa.exc.OperationalError("COMMIT", {}, pymysql.err.OperationalError(number, "refused"))
+
+        sa.event.listen(database.engine, "commit", refuse)
+        tried: list[None] = []
+        with contextlib.nullcontext() if tries == 2 else pytest.raises(errors.Unavailable):
+            database.write(lambda tx: tried.append(None))
+        assert len(tried) == tries
 
 
 def test_trouble_is_classified_once() -> None:
