@@ -28,7 +28,11 @@ _OUTAGES: Final = {
     *(1021, 1026, 1030, 1041, 1114, 1036, 3, 28),
 }
 
-
+_DONE_ALREADY: Final = {
+    # a table, column, index or row that is there; one to be dropped that is not
+    *(1050, 1060, 1061, 1062),
+    *(1051, 1091),
+}
 _LOST: Final = {0, 2006, 2013, 2014, 2045, 2055, 1927, 4031}
 
 
@@ -48,6 +52,12 @@ def is_duplicate(error: IntegrityError) -> bool:
     if isinstance(original, sqlite3.IntegrityError):
         return original.sqlite_errorcode in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
     return _mysql_code(error) == 1062
+
+
+def is_done_already(error: DBAPIError) -> bool:
+    """Whether a step of a migration fails because it was done before. Of MariaDB and MySQL: on SQLite it is undone with
+    the others."""
+    return _mysql_code(error) in _DONE_ALREADY
 
 
 def _mysql_code(error: DBAPIError) -> int | None:
