@@ -54,20 +54,25 @@ def becomes(condition: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def waiting(url: str, batch: int, seconds: int = 2) -> Iterator[None]:
-    """Somebody waits for the batch meanwhile; not to its end, and no longer than he said."""
-    took: list[float] = []
+    """Meanwhile somebody waits for the batch's end, and somebody for events of a type that nobody appends:
+    no longer than they said, and no shorter."""
+    took: dict[str, float] = {}
 
-    def wait() -> None:
+    def wait(path: str) -> None:
         began = time.monotonic()
-        answer = httpx.get(f"{url}/v1/batches/{batch}?wait={seconds}", timeout=PATIENT)
-        took.append(time.monotonic() - began if answer.status_code == 200 else -1)
+        httpx.get(f"{url}/v1/{path}wait={seconds}", timeout=PATIENT).raise_for_status()
+        took[path] = time.monotonic() - began
 
-    thread = threading.Thread(target=wait)
-    thread.start()
+    threads = [
+        threading.Thread(target=wait, args=(path,)) for path in (f"batches/{batch}?", "events?after=0&type=none.such&")
+    ]
+    for thread in threads:
+        thread.start()
     yield
-    thread.join()
-    assert took, "no answer"
-    assert seconds - 0.1 <= took[0] < PATIENT
+    for thread in threads:
+        thread.join()
+    assert len(took) == 2
+    assert all(seconds - 0.1 <= each < PATIENT for each in took.values()), took
 
 
 def set_timer(database: Database, name: str, after: timedelta) -> None:
@@ -108,6 +113,7 @@ def test_the_clock_of_the_service_and_its_jobs_may_jump(
         with Everything(service) as load:
             for days in (2, -4, 0):
                 with waiting(service.url, load.shared):
+                    load.reaches(2)  # they wait by now
                     clock.jump(days)
                     load.reaches(20)
                 assert client.groups.sync("clocks", "worker", "session").assigned == held
@@ -168,6 +174,7 @@ def test_the_clock_of_the_database_may_jump(jumping: tuple[Database, ServiceProc
         before = client.batch(load.shared).refresh().created_at
 
         with waiting(service.url, load.shared):
+            load.reaches(2)
             clock.jump(2)
             load.reaches(20)
         second = client.groups.sync("clocks", "second", "2").assigned
@@ -185,6 +192,7 @@ def test_the_clock_of_the_database_may_jump(jumping: tuple[Database, ServiceProc
         assert ahead.created_at - before > timedelta(days=1)
 
         with waiting(service.url, load.shared):
+            load.reaches(2)
             clock.jump(-4)
             load.reaches(20)
         behind = client.open().refresh()
