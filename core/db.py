@@ -16,6 +16,7 @@ and the caller's Idempotency-Key sorts it out.
 from __future__ import annotations
 
 import contextlib
+import math
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +27,9 @@ import pymysql
 import sqlalchemy as sa
 import tenacity
 from pymysql.constants import CLIENT
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection, Engine, ExceptionContext
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from core import cluster, errors, faults, metrics, statements
 
@@ -37,6 +39,9 @@ APPENDED: Final = "lastbit.appended"
 """In a connection's `info`: the feed's last position, where its transaction moved it."""
 LOCK_WAIT: Final = 2
 """Seconds that a statement waits for a row."""
+MOST_AGE: Final = 1800
+"""Seconds after which a connection to a server is replaced."""
+_MADE: Final = "lastbit.made"
 
 
 class _Faulted(Exception):  # it carries the trouble to the retry, and never leaves this module
@@ -282,7 +287,6 @@ def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
         pool_size=pool_size,
         max_overflow=max_overflow,
         pool_timeout=10,
-        pool_recycle=1800,
         # What ends here has been committed or rolled back already; another ROLLBACK would be a round trip for nothing.
         pool_reset_on_return=None,
         connect_args={
@@ -303,7 +307,37 @@ def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
     def prepare(connection: Any, record: Any) -> None:
         cluster.prepare(connection, record.info)
 
+    _replace_old_connections(engine)
     return engine
+
+
+def _replace_old_connections(engine: Engine) -> None:
+    """Those that are older than `MOST_AGE`, and after one was found broken all that were made before.
+
+    SQLAlchemy does both by the wall clock. One that was ahead when a connection broke, and was set right, would have it
+    take all new connections for older than that: each transaction would make its own, until the clock has caught up.
+    """
+    broken = -math.inf
+
+    @sa.event.listens_for(engine, "connect")
+    def made(_: object, record: ConnectionPoolEntry) -> None:
+        record.info[_MADE] = time.monotonic()
+
+    @sa.event.listens_for(engine, "handle_error")
+    def look(trouble: ExceptionContext) -> None:
+        nonlocal broken
+        if trouble.is_disconnect and trouble.connection is not None and not trouble.connection.invalidated:
+            trouble.invalidate_pool_on_disconnect = False
+            if (
+                trouble.connection.info[_MADE] > broken
+            ):  # of those that were made together, the first one speaks for all
+                broken = time.monotonic()
+
+    @sa.event.listens_for(engine, "checkout")
+    def check(_: object, record: ConnectionPoolEntry, __: object) -> None:
+        made = record.info[_MADE]
+        if made <= broken or time.monotonic() - made > MOST_AGE:
+            raise sa.exc.DisconnectionError("it may be broken")  # the pool makes a new one, and goes on
 
 
 def _sqlite_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:

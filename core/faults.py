@@ -33,7 +33,11 @@ _OUTAGES: Final = {
 _ELSEWHERE: Final = {1047, 1180, 1290, 1792, 1836}
 """Not a node of its cluster now, or read-only: what this server refuses, another one may take."""
 
-
+_DONE_ALREADY: Final = {
+    # a table, column, index or row that is there; one to be dropped that is not
+    *(1050, 1060, 1061, 1062),
+    *(1051, 1091),
+}
 _LOST: Final = {0, 2006, 2013, 2014, 2045, 2055, 1927, 4031}
 
 
@@ -53,6 +57,12 @@ def is_duplicate(error: IntegrityError) -> bool:
     if isinstance(original, sqlite3.IntegrityError):
         return original.sqlite_errorcode in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
     return _mysql_code(error) == 1062
+
+
+def is_done_already(error: DBAPIError) -> bool:
+    """Whether a step of a migration fails because it was done before. Of MariaDB and MySQL: on SQLite it is undone with
+    the others."""
+    return _mysql_code(error) in _DONE_ALREADY
 
 
 def _mysql_code(error: DBAPIError) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -37,8 +37,10 @@ def need(package: str, available: bool) -> None:
 
 
 @contextlib.contextmanager
-def running_mariadb(*, folder: Path | None = None, options: Sequence[str] = ()) -> Iterator[MariaDB]:
-    server = MariaDB(folder=folder, options=options)
+def running_mariadb(
+    *, folder: Path | None = None, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[MariaDB]:
+    server = MariaDB(folder=folder, options=options, environment=environment)
     try:
         need("mariadb-server", server.available)
         server.install()

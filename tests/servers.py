@@ -64,10 +64,18 @@ def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float
 
 
 class MariaDB:
-    """A server at its defaults, but for where it lives, and `options` as on its command line."""
+    """A server at its defaults, but for where it lives, `options` as on its command line, and its `environment`."""
 
-    def __init__(self, *, in_memory: bool = True, folder: Path | None = None, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        in_memory: bool = True,
+        folder: Path | None = None,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.options = tuple(options)
+        self.environment = dict(environment or {})
         parent = folder or (memory() if in_memory else None)
         self.folder = Path(tempfile.mkdtemp(prefix="lastbit-mariadb-", dir=parent))
         self.port = free_port()
@@ -88,7 +96,9 @@ class MariaDB:
             *(self.installer, "--no-defaults", f"--datadir={self.folder}/data", "--skip-test-db"),
             *("--auth-root-authentication-method=normal", f"--user={self.user}"),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        # Not the machine's /tmp, as below.
+        environment = {**os.environ, "TMPDIR": str(self.folder)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def command(self) -> list[str]:
@@ -103,7 +113,8 @@ class MariaDB:
         ]
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self.command(), stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, **self.environment}
+        self.process = subprocess.Popen(self.command(), env=environment, stderr=subprocess.PIPE, text=True)
         wait_until_it_says(self.process, "ready for connections")
 
     def stop(self, number: int = signal.SIGTERM) -> None:
@@ -143,6 +154,7 @@ class ServiceProcess:
         module: str = "api",
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
+        root: Path = ROOT,
     ) -> None:
         self.database_url = database_url
         self.workers = workers
@@ -150,6 +162,8 @@ class ServiceProcess:
         self.environment = dict(environment or {})
         self.log = log
         """Where its standard error goes, if not to ours."""
+        self.root = root
+        """The folder of its code."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -166,7 +180,7 @@ class ServiceProcess:
                 *(sys.executable, "-m", self.module, "--port", str(self.port), "--workers", str(self.workers)),
                 *("--database-url", self.database_url),
             ],
-            cwd=ROOT,
+            cwd=self.root,
             # A line a request is of use only where somebody reads it.
             env={**({} if log else {"LASTBIT_LOG_LEVEL": "warning"}), **os.environ, **self.environment},
             stderr=log,

@@ -15,10 +15,11 @@ from sqlalchemy.exc import DBAPIError
 
 from core import faults
 from core.checks import server, sqlite
+from core.checks.every import clock_ahead
 from core.checks.findings import Finding, Verdict, as_json
 from core.db import Database
 
-__all__ = ["Finding", "Verdict", "as_json", "check"]
+__all__ = ["Finding", "Verdict", "as_json", "check", "clock_ahead"]
 
 
 def check(database: Database, *, workers: int = 1) -> list[Finding]:

@@ -13,8 +13,8 @@ from core import errors, schema, tables
 from core.checks.findings import Finding, Verdict
 
 CLOCKS: Final = 2.0
-"""Seconds that the database's clock may differ from this machine's. Nothing is counted by the latter; but webhooks are
-signed with it, and receivers refuse what is minutes off."""
+"""Seconds that the database's clock may differ from this machine's. Nothing is counted by the latter; but it is a
+witness: webhooks are signed by the database's, and receivers refuse what is minutes off."""
 
 
 def database_schema(tx: Connection) -> Finding:
@@ -26,20 +26,24 @@ def database_schema(tx: Connection) -> Finding:
     return Finding("schema", Verdict.FINE, f"revision {schema.current(tx)}, which this release can work with")
 
 
-def clock(tx: Connection) -> Finding:
+def clock_ahead(tx: Connection) -> float:
+    """Seconds that the database's clock is ahead of this machine's, at least; negative where it is behind."""
     before = datetime.now(UTC)
-    theirs = tx.execute(sa.select(tables.utc_now())).scalar_one()
+    theirs: datetime = tx.execute(sa.select(tables.utc_now())).scalar_one()
     after = datetime.now(UTC)
     # It was asked some time between the two: what it is off beyond that is certain.
-    off = max((before - theirs).total_seconds(), (theirs - after).total_seconds(), 0.0)
-    if off <= CLOCKS:
+    return (theirs - after).total_seconds() if theirs > after else min(0.0, (theirs - before).total_seconds())
+
+
+def clock(tx: Connection) -> Finding:
+    ahead = clock_ahead(tx)
+    if abs(ahead) <= CLOCKS:
         return Finding("clock", Verdict.FINE, "the database's agrees with this machine's")
-    ahead = "ahead of" if theirs > after else "behind"
     return Finding(
         "clock",
         Verdict.UNSAFE,
-        f"the database's is {off:,.0f} s {ahead} this machine's",
-        "let both follow the same time (NTP); batches expire by the database's, webhooks are signed by this machine's",
+        f"the database's is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
+        "let both follow the same time (NTP); batches expire and webhooks are signed by the database's",
     )
 
 
