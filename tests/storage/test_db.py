@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import ssl
 import threading
@@ -134,6 +135,19 @@ def test_a_restart_of_the_server_is_survived() -> None:
             assert service.open(Opening()).batch.id > first.batch.id
     finally:
         server.remove()
+
+
+def test_whatever_is_called_survives_that_pooled_connections_are_killed(mariadb_database: Database) -> None:
+    """By an administrator, or a server that ended: the dead one is found, thrown away, and the call is done again."""
+
+    def mine(tx: Connection) -> int:
+        return int(tx.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
+
+    for call in (mariadb_database.read, mariadb_database.snapshot, mariadb_database.write):
+        pooled = call(mine)
+        with contextlib.suppress(sa.exc.DBAPIError), sa.create_engine(mariadb_database.url).begin() as other:
+            other.exec_driver_sql(f"KILL HARD {pooled}")
+        assert call(mine) != pooled
 
 
 @pytest.mark.parametrize("lost", [True, False])
