@@ -30,7 +30,7 @@ class Violation:
     batch: int | None = None
     item: str | None = None
     asks: list[Ask] = field(default_factory=list)
-    """The lines of the record that show it."""
+    """That show it; else, all that name the item or the batch."""
 
 
 @dataclass
@@ -69,12 +69,26 @@ class History:
     """An ack or a failure."""
     seal_asked: float = NEVER
     cancel_asked: float = NEVER
-    complete_said: float = NEVER
+    said: dict[str, float] = field(default_factory=dict)
+    """State, and `succeeded`: when an answer first said so."""
+    issued: list[tuple[float, int]] = field(default_factory=list)
+    """When an answer said that numbers below were issued."""
     asked_times: list[float] = field(default_factory=list)
     answered_times: list[float] = field(default_factory=list)
     may_complete: float = NEVER
     """Nobody can have been told so earlier."""
     may_succeed: float = NEVER
+
+    @property
+    def complete_said(self) -> float:
+        return self.said.get("complete", NEVER)
+
+    @property
+    def ended_said(self) -> float:
+        return min(self.complete_said, self.said.get("cancelled", NEVER))
+
+    def hear(self, state: str, at: float) -> None:
+        self.said[state] = min(self.said.get(state, NEVER), at)
 
     def asked(self, number: int) -> float:
         return min(self.ack_asked.get(number, NEVER), self.fail_asked.get(number, NEVER))
@@ -113,6 +127,7 @@ class Checks:
             self._issued,
             self._bits,
             self._fates,
+            self._last_words,
             self._batches_answered,
             self._acks_answered,
             self._sums,
@@ -135,9 +150,12 @@ class Checks:
                 history = self.histories.get(int(match[1]), History())
                 name = f"{match[2]}_asked"
                 setattr(history, name, min(getattr(history, name), ask.at))
-            for batch in _said_complete(ask):
-                history = self.histories.get(batch, History())
-                history.complete_said = min(history.complete_said, ask.answered_at)
+            if ask.good:
+                for batch, state in _said(ask):
+                    self.histories.get(batch, History()).hear(state, ask.answered_at)
+                if issued := _issued(ask):
+                    batch, end = issued
+                    self.histories.get(batch, History()).issued.append((ask.answered_at, end))
         for batch, history in self.histories.items():
             history.settle(self.stored.batches[batch].items)
 
@@ -258,7 +276,7 @@ class Checks:
                     item = str(ItemId(batch, *divmod(number, row.group_size)))
                     known = "acked" if number in history.ack_answered else "resolved"
                     said = f"answered {known}" if number in history.answered else "never asked for"
-                    yield Violation(f"it is {state}, and was {said}", batch, item, self.evidence.about(batch, item))
+                    yield Violation(f"it is {state}, and was {said}", batch, item)
 
     def _fates(self) -> Iterator[Violation]:
         """Each plan has one batch, which came to its end."""
@@ -281,7 +299,15 @@ class Checks:
             }[plan.fate]
             if not fits or (row.state == "complete" and pending):
                 says = f"{plan.fate.value} was planned; it is {row.state}, {len(pending)} items are pending"
-                yield Violation(says, batch, asks=self.evidence.about(batch))
+                yield Violation(says, batch)
+
+    def _last_words(self) -> Iterator[Violation]:
+        """An end that was told is the end."""
+        for batch, history in self.histories.items():
+            row = self.stored.batches[batch]
+            true = {"open", "sealed", row.state, *(["succeeded"] if _succeeded(row) else [])}
+            for state in sorted(history.said.keys() - true):
+                yield Violation(f"it was said to be {state}, and is {row.state} with {row.failed} failed", batch)
 
     def _batches_answered(self) -> Iterator[Violation]:
         """No answer said of a batch what could not be yet, or was over already."""
@@ -332,6 +358,9 @@ class Checks:
                 yield f"nothing justifies the rejection of {named}: {each['reason']}", batch
         refused = self._refused(ask, wanted)
         taken = wanted.without(refused)
+        for batch in sorted(taken.batches):
+            if self.histories[batch].said.get("cancelled", NEVER) < ask.at:
+                yield "it was cancelled before, and its items were taken", batch
         told = {each["batch"] for each in answer["completed"]}
         for batch in sorted(taken.batches - told):
             if self.histories[batch].complete_said < ask.at:
@@ -412,7 +441,7 @@ class Checks:
                     yield Violation(f"{len(keys)} requests were told {name}", batch, asks=[*keys.values()])
                 if due and not keys and hearers[batch] <= heard:
                     says = f"nobody was told {name}, and no answer was lost"
-                    yield Violation(says, batch, asks=self.evidence.about(batch))
+                    yield Violation(says, batch)
 
     def _feed(self) -> Iterator[Violation]:
         """Positions without a gap, and of each batch the events of its transitions, once, in their order."""
@@ -428,8 +457,7 @@ class Checks:
             ended = {"complete": ["completed"], "cancelled": ["cancelled"]}.get(row.state, [])
             due = ["opened", *sealed, *ended, *(["succeeded"] if _succeeded(row) else [])]
             if by_batch[batch] != due:
-                about = self.evidence.about(batch)
-                yield Violation(f"its events are {by_batch[batch]}, and should be {due}", batch, asks=about)
+                yield Violation(f"its events are {by_batch[batch]}, and should be {due}", batch)
 
     def _pages(self) -> Iterator[Violation]:
         """Each page of the feed that a reader was shown is a piece of it."""
@@ -471,13 +499,24 @@ def _told(ask: Ask) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield ask.answer["id"], ask.answer
 
 
-def _said_complete(ask: Ask) -> Iterator[int]:
-    """The batches that an answer says to be complete."""
-    if ask.good and isinstance(ask.answer, dict):
-        if ask.path in ("/v1/acks", "/v1/failures"):
-            yield from (each["batch"] for each in ask.answer["completed"])
-        elif ask.answer.get("complete"):
-            yield ask.answer["id"]
+def _said(ask: Ask) -> Iterator[tuple[int, str]]:
+    """Batches, and what a good answer says of their state."""
+    if ask.path in ("/v1/acks", "/v1/failures"):
+        for each in ask.answer["completed"]:
+            yield each["batch"], "complete"
+            if each.get("succeeded"):
+                yield each["batch"], "succeeded"
+    elif "state" in ask.answer:
+        yield ask.answer["id"], ask.answer["state"]
+        if ask.answer["succeeded"]:
+            yield ask.answer["id"], "succeeded"
+
+
+def _issued(ask: Ask) -> tuple[int, int] | None:
+    """Batch, and up to where its numbers are issued, as a good answer says."""
+    if ask.method == "POST" and "start" in ask.answer:
+        return ask.answer.get("batch", ask.answer.get("id")), ask.answer["start"] + ask.answer["count"]
+    return None
 
 
 def _contradictions(ask: Ask, history: History) -> Iterator[str]:
@@ -496,6 +535,12 @@ def _contradictions(ask: Ask, history: History) -> Iterator[str]:
         yield "it was said to have succeeded before each of its items was to be acked"
     if not answer["complete"] and history.complete_said < ask.at:
         yield "it was said to be complete before, and now not to be"
+    if answer["state"] == "open" and min(history.said.get("sealed", NEVER), history.ended_said) < ask.at:
+        yield "it was said to be sealed before, and now to be open"
+    if answer["state"] == "sealed" and history.ended_said < ask.at:
+        yield "it was said to have ended before, and now to be sealed"
+    if answer["items"] < max((end for at, end in history.issued if at < ask.at), default=0):
+        yield f"it is said to have {answer['items']} items, and more were issued before"
     if answer["state"] == "cancelled" and ask.answered_at < history.cancel_asked:
         yield "it is said to be cancelled, and nobody has asked for it"
     if answer["state"] == "sealed" and ask.answered_at < history.seal_asked:

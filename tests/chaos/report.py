@@ -65,7 +65,8 @@ class Report:
         for each in self.violations[:SHOWN]:
             place = f"item {each.item}: " if each.item else f"batch {each.batch}: " if each.batch is not None else ""
             yield f"- {place}{each.says}"
-            for ask in each.asks:
+            named = self.evidence.about(each.batch, each.item) if each.batch is not None else []
+            for ask in each.asks or named:
                 yield f"      {ask}"
         if len(self.violations) > SHOWN:
             yield f"… and {len(self.violations) - SHOWN} more"

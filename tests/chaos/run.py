@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -21,6 +22,7 @@ import sqlalchemy as sa
 from core import schema, tables
 from core.db import Database
 from lastbit import Client, Retry
+from lastbit.errors import ServiceUnreachable, Unavailable
 from tests.chaos import evidence
 from tests.chaos.broker import Broker
 from tests.chaos.checks import Checks
@@ -101,7 +103,7 @@ class Run:
         keeper = Keeper([self._service])
         try:
             with keeper, Client(self._url, retry=Retry(attempts=10_000, deadline=PEACE, cap=0.2)) as client:
-                client.events(after=0)  # until it is there
+                self._wait_for_the_service()
                 webhook = client.webhooks.create(self._post.url)
                 self._post.know(webhook.secret)
                 keeper.kept += [*self._dispatchers, *self._actors]
@@ -139,6 +141,16 @@ class Run:
             found,
             Checks(found),
         )
+
+    def _wait_for_the_service(self) -> None:
+        with Client(self._url, retry=Retry(attempts=2)) as client:
+            for _ in range(PEACE * 5):
+                with contextlib.suppress(ServiceUnreachable, Unavailable):
+                    client.events(after=0)
+                    return
+                assert not self._service.ended, self._service.log.read_text()
+                self._pause.wait(0.2)
+        raise AssertionError("the service did not start")
 
     # Trouble.
 
@@ -227,7 +239,7 @@ class Run:
         return [
             f"{each.name} ended by itself: {dict(each.ended)}\n{each.log.read_text()[-2000:]}"
             for each in self._actors
-            if each.ended
+            if any(each.ended)  # with another code than 0: that is how they end when they are told to
         ]
 
     def _kept(self, name: str, module: str, *arguments: str) -> Kept:
