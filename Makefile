@@ -29,8 +29,8 @@ demo: $(RUNS) ## a real fan-out, with crashes and duplicates, to its exact end
 serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api
 
-test: $(READY) ## every test, on SQLite, a MariaDB, a RabbitMQ, a Redis, a Spark cluster of its own and in a Chromium
-	@scripts/need.sh mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
+test: $(READY) ## every test, on SQLite, a MariaDB, a Galera cluster, a RabbitMQ, a Redis, a Spark cluster of its own and in a Chromium
+	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 rabbitmq-server redis-server default-jre-headless chromium
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --durations 25
 
 test-spark: $(READY) ## of these, lastbit.spark and its job alone
@@ -38,7 +38,7 @@ test-spark: $(READY) ## of these, lastbit.spark and its job alone
 	$(BIN)/pytest tests/spark
 
 test-soak: $(READY) ## the races and the state machine for much longer
-	@scripts/need.sh mariadb-server mariadb-backup sqlite3
+	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
 
 chaos: $(READY) ## everything is killed at random for MINUTES (20), then judged to the last bit; SEED=N repeats, GALERA=1

@@ -4,7 +4,7 @@ Every operation of core takes the transaction (`Connection`) as an argument and 
 only function that does:
 
 * what the server calls a conflict (deadlock, lost certification, changed row) is begun again, often and soon, and
-  never reaches a caller as anything but a late answer;
+  never reaches a caller as anything but a late answer; at a COMMIT too, as nothing was committed then;
 * a lock wait (2 s, not the server's 50) is begun again a few times, then it is `LockTimeout`;
 * an outage is tried again a few times over about a second, then it is `Unavailable`.
 
@@ -29,7 +29,7 @@ from pymysql.constants import CLIENT
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from core import errors, faults, metrics, statements
+from core import cluster, errors, faults, metrics, statements
 
 T = TypeVar("T")
 
@@ -128,34 +128,67 @@ class Database:
         begun = time.perf_counter()
         outcome = metrics.ROLLED_BACK
         try:
-            with self.engine.connect() as tx:
+            with self._connect() as tx:
                 if self.is_sqlite:
                     tx = tx.execution_options(lastbit_begin="IMMEDIATE")
-                # Said here, not left to the first statement: SQLAlchemy doesn't see those of `statements`.
-                tx.begin()
-                tx.info.pop(APPENDED, None)
-                result = work(tx)
-                appended = tx.info.get(APPENDED)
-                committing = True
                 try:
+                    # Said here, not left to the first statement: SQLAlchemy doesn't see those of `statements`.
+                    tx.begin()
+                    tx.info.pop(APPENDED, None)
+                    result = work(tx)
+                    appended = tx.info.get(APPENDED)
+                    committing = True
                     tx.commit()
-                except BaseException:
-                    # Nobody knows in which state it is now, so it must not go back into the pool.
-                    tx.invalidate()
+                except BaseException as error:
+                    self._judge(tx, error, committing=committing)
                     raise
             outcome = metrics.COMMITTED
             if appended is not None:
                 for react in self._on_append:
                     react(appended)
             return result
-        except Exception as error:
-            fault = faults.classify(error)
-            if fault is None:
-                raise
-            outcome = metrics.TROUBLED[fault]
-            raise _Faulted(fault, error, committing=committing) from error
+        except _Faulted as trouble:
+            outcome = metrics.TROUBLED[trouble.fault]
+            raise
         finally:
             outcome.observe(time.perf_counter() - begun)
+
+    def _connect(self) -> Connection:
+        """A connection from the pool. Raises `_Faulted`."""
+        try:
+            return self.engine.connect()
+        except Exception as error:
+            if faults.classify(error) is None:
+                raise
+            # Whatever its number says: there is no connection.
+            raise _Faulted(faults.Fault.OUTAGE, error, committing=False) from error
+
+    def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
+        """Raise `_Faulted` for trouble with the database, and keep a connection out of the pool that is of no use."""
+        fault = faults.classify(error)
+        if committing and fault is faults.Fault.CONFLICT:
+            self._rolled_back(tx)
+        elif committing:
+            # Nobody knows in which state it is now.
+            tx.invalidate()
+            fault = fault and faults.Fault.OUTAGE
+        elif fault is faults.Fault.LOCK_WAIT and cluster.is_apart(tx):
+            tx.invalidate()
+            fault = faults.Fault.OUTAGE
+        elif faults.is_elsewhere(error):
+            # The next connection may lead to a server that can.
+            tx.invalidate()
+        if fault is not None:
+            raise _Faulted(fault, error, committing=committing) from error
+
+    def _rolled_back(self, tx: Connection) -> None:
+        """The server has, and said so at the COMMIT; the driver should know it too."""
+        driver = tx.connection.dbapi_connection
+        assert driver is not None
+        try:
+            driver.rollback()
+        except Exception:  # noqa: BLE001  # the trouble that led here is told
+            tx.invalidate()
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which only reads, each statement seeing what is committed when it begins."""
@@ -169,16 +202,14 @@ class Database:
 
     def _reading(self, work: Callable[[Connection], T], first: str) -> T:
         def attempt() -> T:
-            try:
-                with self.engine.connect() as tx:
+            with self._connect() as tx:
+                try:
                     if first:
                         tx.exec_driver_sql(first)
                     return work(tx)
-            except Exception as error:
-                fault = faults.classify(error)
-                if fault is None:
+                except Exception as error:
+                    self._judge(tx, error, committing=False)
                     raise
-                raise _Faulted(fault, error, committing=False) from error
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Faulted),
@@ -269,6 +300,10 @@ def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
     @sa.event.listens_for(engine, "do_connect")
     def connect(_: object, __: object, arguments: Any, named: Any) -> _Connection:
         return _Connection(*arguments, **named)
+
+    @sa.event.listens_for(engine, "connect")
+    def prepare(connection: Any, record: Any) -> None:
+        cluster.prepare(connection, record.info)
 
     return engine
 

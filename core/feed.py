@@ -24,7 +24,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import cluster, errors, tables
 from core.db import APPENDED, Database
 from core.lifecycle import State
 from core.statements import LIST, chunks
@@ -120,15 +120,17 @@ def append_once(tx: Connection, events: Sequence[New]) -> list[Appended]:
 
 
 def lock(tx: Connection) -> int:
-    """The position of the last event. Until the commit none is appended, and none is trimmed."""
+    """The position of the last event. Until the commit none is appended. For those who append; see `hold`."""
     position: int = tx.execute(sa.select(_head.position).where(_head.id == 1).with_for_update()).scalar_one()
     return position
 
 
-def trimmed(tx: Connection) -> int:
-    """The position up to which events were removed."""
-    position: int = tx.execute(sa.select(_head.trimmed)).scalar_one()
-    return position
+def hold(tx: Connection) -> tuple[int, int]:
+    """The position of the last event, and up to which they were removed. Until the commit none is appended, and none is
+    trimmed. For those who write nothing to the feed, and need what it has."""
+    row = tx.execute(sa.select(_head.position, _head.trimmed).where(_head.id == 1).with_for_update()).one()
+    cluster.guard(tx, _head.trimmed, _head.id == 1)
+    return row.position, row.trimmed
 
 
 def _insert(tx: Connection, events: Sequence[New], position: int) -> None:

@@ -16,6 +16,7 @@ from core.combiner import Inline
 from core.db import Database
 from core.service import Service
 from tests.brokers import RabbitMQ, RedisServer, redis_server
+from tests.galera import Cluster
 from tests.receivers import Receiver, receiving
 from tests.servers import MariaDB, running_service, sqlite_file
 
@@ -59,6 +60,18 @@ def mortal_mariadb() -> Iterator[MariaDB]:
     """A server that only this test knows, so that it may be killed."""
     with running_mariadb() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def galera() -> Iterator[Cluster]:
+    """Three nodes of our own. They take ten seconds to start, so their tests say `xdist_group("galera")`."""
+    cluster = Cluster()
+    try:
+        need("galera-4", cluster.available)
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
 
 
 @pytest.fixture(scope="session")

@@ -72,6 +72,7 @@ class MariaDB:
         self.folder = Path(tempfile.mkdtemp(prefix="lastbit-mariadb-", dir=parent))
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
+        self.user = getpass.getuser()
         path = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"
         self.program = shutil.which("mariadbd", path=path)
         self.installer = shutil.which("mariadb-install-db", path=path)
@@ -85,25 +86,24 @@ class MariaDB:
         assert self.installer is not None
         command = [
             *(self.installer, "--no-defaults", f"--datadir={self.folder}/data", "--skip-test-db"),
-            *("--auth-root-authentication-method=normal", f"--user={getpass.getuser()}"),
+            *("--auth-root-authentication-method=normal", f"--user={self.user}"),
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def start(self) -> None:
+    def command(self) -> list[str]:
         assert self.program is not None
-        self.process = subprocess.Popen(
-            [
-                *(self.program, "--no-defaults", f"--user={getpass.getuser()}", f"--datadir={self.folder}/data"),
-                *(f"--socket={self.folder}/socket", f"--pid-file={self.folder}/pid", f"--port={self.port}"),
-                # Not the machine's: a server that starts clears what looks like its own there.
-                f"--tmpdir={self.folder}",
-                *("--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=400"),
-                *self.options,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return [
+            *(self.program, "--no-defaults", f"--user={self.user}", f"--datadir={self.folder}/data"),
+            *(f"--socket={self.folder}/socket", f"--pid-file={self.folder}/pid", f"--port={self.port}"),
+            # Not the machine's: a server that starts clears what looks like its own there.
+            f"--tmpdir={self.folder}",
+            *("--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=400"),
+            *self.options,
+        ]
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self.command(), stderr=subprocess.PIPE, text=True)
         wait_until_it_says(self.process, "ready for connections")
 
     def stop(self, number: int = signal.SIGTERM) -> None:

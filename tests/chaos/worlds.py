@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from tests.galera import Cluster, Node
 from tests.proxies import Cut, Proxy
 from tests.servers import MariaDB
 
@@ -40,6 +41,8 @@ class World(Protocol):
     def close(self) -> None: ...
 
 
+PATIENCE = 300
+"""Seconds for a node to rejoin, on a machine that is busy."""
 DURABLE = ("--innodb-flush-log-at-trx-commit=1",)
 
 
@@ -120,3 +123,71 @@ class OneServer:
         self._proxy.cut = where
         self._pause.wait(dice.uniform(0.5, 3))
         self._proxy.cut = None
+
+
+class ThreeNodes:
+    """A Galera cluster behind its front, of which one node is always down or joining, and never two."""
+
+    every = 0.5
+
+    def __init__(self) -> None:
+        self._cluster = Cluster()
+        self._rejoined = 0
+        self._pause = threading.Event()
+
+    @property
+    def available(self) -> bool:
+        return self._cluster.available
+
+    def start(self) -> None:
+        self._cluster.start()
+        self.url = self.direct = self._cluster.url(self._cluster.new_database())
+
+    def troubles(self) -> Mapping[str, Trouble]:
+        return {
+            "node killed": self._killed,
+            "writer killed": lambda dice: self._killed(dice, self._cluster.front.current),
+            "node restarted": self._restarted,
+            "node frozen": self._frozen,
+            "node made anew": lambda dice: self._killed(dice, whole=True),
+            "front led elsewhere": self._led_elsewhere,
+        }
+
+    def facts(self) -> Mapping[str, int]:
+        return {"nodes that rejoined": self._rejoined}
+
+    def settle(self) -> None:
+        self._cluster.wait_until_whole(PATIENCE)
+
+    def close(self) -> None:
+        self._cluster.remove()
+
+    def _killed(self, dice: random.Random, node: Node | None = None, *, whole: bool = False) -> None:
+        node = node or dice.choice(self._cluster.nodes)
+        node.kill()
+        self._pause.wait(dice.uniform(0, 4))
+        self._rejoin(node, whole=whole)
+
+    def _restarted(self, dice: random.Random) -> None:
+        node = dice.choice(self._cluster.nodes)
+        node.stop()
+        self._pause.wait(dice.uniform(0, 2))
+        self._rejoin(node)
+
+    def _frozen(self, dice: random.Random) -> None:
+        node = dice.choice(self._cluster.nodes)
+        node.freeze()
+        self._pause.wait(dice.uniform(0.5, 8))
+        node.thaw()
+        self.settle()
+        self._rejoined += 1
+
+    def _led_elsewhere(self, dice: random.Random) -> None:
+        """Connections are made to one node, or to all in turns, from now on."""
+        self._cluster.front.policy = dice.choice(["one", "all"])
+
+    def _rejoin(self, node: Node, *, whole: bool = False) -> None:
+        node.start(whole=whole, wait=False)
+        node.wait_until_ready(PATIENCE)
+        self.settle()
+        self._rejoined += 1

@@ -105,8 +105,9 @@ MUTANTS = [
     Mutant(
         "a-commit-that-failed-is-answered",
         "core.db:Database._once",
-        "tx.invalidate()\n                    raise",
-        "tx.invalidate()",
+        "self._judge(tx, error, committing=committing)\n                raise",
+        "tx.invalidate()\n                if not committing:\n"
+        "                    self._judge(tx, error, committing=False)\n                    raise",
         _CHAOS,
     ),
     Mutant(

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from core import checks, schema
-from core.checks import Finding, Verdict, file_system
+from core.checks import Finding, Verdict, sqlite
+from core.checks.sqlite import file_system
 from core.db import Database
 from tests.conftest import running_mariadb
 from tests.servers import ROOT, MariaDB
@@ -131,7 +132,7 @@ def test_a_file_on_a_disk_is_fine_and_one_in_memory_is_not(tmp_path: Path) -> No
     """SQLite: by the file system that it is on. Memory forgets."""
     for folder, memory in ((tmp_path, False), (Path("/dev/shm"), True)):
         kind = file_system(folder.resolve(), Path("/proc/self/mountinfo").read_text())
-        if (kind in checks.MEMORY) is not memory:
+        if (kind in sqlite.MEMORY) is not memory:
             continue  # this machine has it otherwise
         file = folder / f"lastbit-check-{os.getpid()}.db"
         try:
@@ -172,7 +173,7 @@ def test_the_file_system_of_a_path_is_the_innermost_mount(path: str, kind: str) 
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])
 def test_a_file_on_a_network_is_unsafe(kind: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's locks and flushes may not hold there."""
-    monkeypatch.setattr(checks, "file_system", lambda *_: kind)
+    monkeypatch.setattr(sqlite, "file_system", lambda *_: kind)
     with Database(sqlite_url) as database:
         schema.migrate(database)
         found = troubles(database)
