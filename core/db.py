@@ -128,7 +128,7 @@ class Database:
         begun = time.perf_counter()
         outcome = metrics.ROLLED_BACK
         try:
-            with self._connect() as tx:
+            with self._connected() as tx:
                 if self.is_sqlite:
                     tx = tx.execution_options(lastbit_begin="IMMEDIATE")
                 try:
@@ -153,15 +153,22 @@ class Database:
         finally:
             outcome.observe(time.perf_counter() - begun)
 
-    def _connect(self) -> Connection:
-        """A connection from the pool. Raises `_Faulted`."""
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """A connection from the pool, and back. Raises `_Faulted` where there is none."""
         try:
-            return self.engine.connect()
+            tx = self.engine.connect()
         except Exception as error:
             if faults.classify(error) is None:
                 raise
             # Whatever its number says: there is no connection.
             raise _Faulted(faults.Fault.OUTAGE, error, committing=False) from error
+        try:
+            yield tx
+        finally:
+            # It may be lost before the ROLLBACK that ends a read: what was read is right, and what was raised is told.
+            with contextlib.suppress(DBAPIError):
+                tx.close()
 
     def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
         """Raise `_Faulted` for trouble with the database, and keep a connection out of the pool that is of no use."""
@@ -202,7 +209,7 @@ class Database:
 
     def _reading(self, work: Callable[[Connection], T], first: str) -> T:
         def attempt() -> T:
-            with self._connect() as tx:
+            with self._connected() as tx:
                 try:
                     if first:
                         tx.exec_driver_sql(first)
