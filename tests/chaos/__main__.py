@@ -37,7 +37,7 @@ def main() -> int:
         world.close()
     _say(str(report))
     if report.violations:
-        _say(f"record and logs: {folder}; again: python -m tests.chaos --minutes {given.minutes:g} --seed {given.seed}")
+        _say(f"record and logs: {folder}; again: with --seed {given.seed}")
         return 1
     if given.keep is None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -28,7 +28,7 @@ STRANGER = 10**9
 REASON = "the consumer gave up"
 TIMEOUT = 4.0
 """Seconds for an answer: short enough that what the client gave up may still be done afterwards."""
-PATIENCE = Retry(attempts=40, deadline=20, cap=1)
+PATIENCE = Retry(attempts=40, deadline=20, base=0.2, cap=2)
 
 
 class Messages:

@@ -51,6 +51,11 @@ SETTINGS = {
 }
 EVERY = 3.0
 """Seconds between two troubles with processes, on average."""
+LONGER = 4
+"""Times as long as planned, at most, where not each trouble was made by then, or less was begun than BATCHES."""
+BATCHES = 30
+TELL = 30
+"""Seconds between two lines that say how it goes."""
 PEACE = 300
 """Seconds, at most, in which all must come to its end once nobody makes trouble any more."""
 
@@ -157,15 +162,17 @@ class Run:
     def _harm(self, started: float) -> None:
         for maker in self._makers:
             maker.begin()
-        until = time.monotonic() + self._seconds
-        while (left := until - time.monotonic()) > 0 and not any(maker.failure for maker in self._makers):
-            self._pause.wait(min(left, 30))
-            made = sum(maker.made.total() for maker in self._makers)
-            counts = self._broker.counts
-            self._say(
-                f"{time.monotonic() - started:5.0f} s: {len(self._broker.taken)} batches begun, {counts['done']:,} "
-                f"deliveries done, {self._broker.left:,} waiting, {made} troubles, {len(self._post.got):,} webhooks"
-            )
+        begun = told = time.monotonic()
+        while not any(maker.failure for maker in self._makers):
+            now = time.monotonic()
+            enough = all(maker.played for maker in self._makers) and len(self._broker.taken) >= BATCHES
+            if now > begun + self._seconds * (1 if enough else LONGER):
+                break
+            if now > told + TELL:
+                told = now
+                self._tell(now - started)
+            self._pause.wait(0.1)
+        self._tell(time.monotonic() - started)
         for maker in self._makers:
             maker.stop()
         for maker in self._makers:
@@ -173,6 +180,13 @@ class Run:
                 raise maker.failure
         self._post.mend()
         self._world.settle()
+
+    def _tell(self, seconds: float) -> None:
+        made = sum(maker.made.total() for maker in self._makers)
+        self._say(
+            f"{seconds:5.0f} s: {len(self._broker.taken)} batches begun, {self._broker.counts['done']:,} deliveries "
+            f"done, {self._broker.left:,} waiting, {made} troubles, {len(self._post.got):,} webhooks"
+        )
 
     def _troubles(self) -> Mapping[str, Trouble]:
         return {

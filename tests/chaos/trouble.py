@@ -24,6 +24,11 @@ class Troublemaker:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
+    @property
+    def played(self) -> bool:
+        """Each of them was made."""
+        return self.made.keys() == self._troubles.keys()
+
     def begin(self) -> None:
         self._thread.start()
 
