@@ -51,7 +51,7 @@ SETTINGS = {
 }
 EVERY = 3.0
 """Seconds between two troubles with processes, on average."""
-LONGER = 4
+LONGER = 12
 """Times as long as planned, at most, where not each trouble was made by then, or less was begun than BATCHES."""
 BATCHES = 30
 TELL = 30
@@ -97,8 +97,8 @@ class Run:
         actor_arguments = ("--broker", str(self._broker.port), "--url", self._url, "--record", str(folder / "record"))
         self._actors = [self._kept(name, "tests.chaos.actors", name, *actor_arguments) for name in actors]
         self._makers = [
-            Troublemaker(world.troubles(), world.every / pace, random.Random(dice.random())),
-            Troublemaker(self._troubles(), EVERY / pace, random.Random(dice.random())),
+            Troublemaker(troubles, every / pace, random.Random(dice.random()), lambda: self._broker.counts["done"])
+            for troubles, every in ((world.troubles(), world.every), (self._troubles(), EVERY))
         ]
 
     def go(self) -> Report:

@@ -119,9 +119,13 @@ class OneServer:
         self._proxy.delay = 0
 
     def _cut(self, where: Cut, dice: random.Random) -> None:
-        self._proxy.every = dice.choice([1, 3, 7])
+        before = self._proxy.cuts
+        self._proxy.every = dice.choice([1, 2, 5])
         self._proxy.cut = where
-        self._pause.wait(dice.uniform(0.5, 3))
+        for _ in range(50):
+            self._pause.wait(0.1)
+            if self._proxy.cuts >= before + 5:
+                break
         self._proxy.cut = None
 
 
