@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # pytest-xdist: three processes, one MariaDB each; with two, two cores would wait a third of the time.
 TEST_PROCESSES ?= 3
 
-.PHONY: demo test test-spark test-soak mutants serve lint format bench venv zip openapi screenshots clean
+.PHONY: demo test test-spark test-soak chaos mutants serve lint format bench venv zip openapi screenshots clean
 
 $(RUNS): pyproject.toml requirements/server.txt constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -40,6 +40,10 @@ test-spark: $(READY) ## of these, lastbit.spark and its job alone
 test-soak: $(READY) ## the races and the state machine for much longer
 	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 faketime
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
+
+chaos: $(READY) ## everything is killed at random for MINUTES (20), then judged to the last bit; SEED=N repeats, GALERA=1
+	@scripts/need.sh mariadb-server galera-4 rsync default-jre-headless
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED)) $(if $(GALERA),--galera)
 
 mutants: $(READY) ## break the code in known ways; each must make its test fail
 	@scripts/need.sh mariadb-server

@@ -27,6 +27,9 @@ KEEP_ALIVE = 75
 request runs into a connection that is being closed."""
 GRACE = 15
 """Seconds for requests that are under way when the service is told to stop."""
+WORKER_SILENCE = 60
+"""Seconds after which a worker process that doesn't answer its parent is replaced. uvicorn's own five are less than a
+start takes on a machine that is busy with other things: each worker is killed while it still imports, for ever."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -126,6 +129,7 @@ def _serve(settings: Settings) -> None:
         proxy_headers=False,  # nothing here asks who the client is
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
+        timeout_worker_healthcheck=WORKER_SILENCE,
     )
 
 

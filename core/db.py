@@ -21,7 +21,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import pymysql
 import sqlalchemy as sa
@@ -133,7 +133,7 @@ class Database:
         begun = time.perf_counter()
         outcome = metrics.ROLLED_BACK
         try:
-            with self._connect() as tx:
+            with self._connected() as tx:
                 if self.is_sqlite:
                     tx = tx.execution_options(lastbit_begin="IMMEDIATE")
                 try:
@@ -158,15 +158,22 @@ class Database:
         finally:
             outcome.observe(time.perf_counter() - begun)
 
-    def _connect(self) -> Connection:
-        """A connection from the pool. Raises `_Faulted`."""
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """A connection from the pool, and back. Raises `_Faulted` where there is none."""
         try:
-            return self.engine.connect()
+            tx = self.engine.connect()
         except Exception as error:
             if faults.classify(error) is None:
                 raise
             # Whatever its number says: there is no connection.
             raise _Faulted(faults.Fault.OUTAGE, error, committing=False) from error
+        try:
+            yield tx
+        finally:
+            # It may be lost before the ROLLBACK that ends a read: what was read is right, and what was raised is told.
+            with contextlib.suppress(DBAPIError):
+                tx.close()
 
     def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
         """Raise `_Faulted` for trouble with the database, and keep a connection out of the pool that is of no use."""
@@ -197,18 +204,20 @@ class Database:
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which only reads, each statement seeing what is committed when it begins."""
-        return self._reading(work, None)
+        return self._reading(work, "")
 
     def snapshot(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which only reads, on one snapshot of the whole database."""
-        return self._reading(work, "REPEATABLE READ")
+        # Said as a statement and not as SQLAlchemy's `isolation_level`, which it sets behind its own back: a connection
+        # that is found dead there is neither classified as an outage nor taken out of the pool.
+        return self._reading(work, "" if self.is_sqlite else "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
-    def _reading(self, work: Callable[[Connection], T], isolation: Literal["REPEATABLE READ"] | None) -> T:
+    def _reading(self, work: Callable[[Connection], T], first: str) -> T:
         def attempt() -> T:
-            with self._connect() as tx:
+            with self._connected() as tx:
                 try:
-                    if isolation and not self.is_sqlite:
-                        tx = tx.execution_options(isolation_level=isolation)
+                    if first:
+                        tx.exec_driver_sql(first)
                     return work(tx)
                 except Exception as error:
                     self._judge(tx, error, committing=False)

@@ -125,6 +125,12 @@ def lock(tx: Connection) -> int:
     return position
 
 
+def trimmed(tx: Connection) -> int:
+    """The position up to which events were removed."""
+    position: int = tx.execute(sa.select(_head.trimmed)).scalar_one()
+    return position
+
+
 def hold(tx: Connection) -> tuple[int, int]:
     """The position of the last event, and up to which they were removed. Until the commit none is appended, and none is
     trimmed. For those who write nothing to the feed, and need what it has."""

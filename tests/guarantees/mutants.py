@@ -100,7 +100,39 @@ _PRUNED = "test_what_was_pruned_and_comes_again_is_a_repeat"
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
+_CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_what_is_stored_whatever_is_killed"
+
 MUTANTS = [
+    # Everything at once.
+    Mutant(
+        "a-commit-that-failed-is-answered",
+        "core.db:Database._once",
+        "self._judge(tx, error, committing=committing)\n                raise",
+        "tx.invalidate()\n                if not committing:\n"
+        "                    self._judge(tx, error, committing=False)\n                    raise",
+        _CHAOS,
+    ),
+    Mutant(
+        "some-completions-are-not-announced",
+        "core.completion:_announce",
+        "if not ended:",
+        "if not ended or ended[0].id % 4 == 0:",
+        _CHAOS,
+    ),
+    Mutant(
+        "each-call-with-a-key-is-told-newly",
+        "core.completion:told",
+        "newly = newly or batch.completed_by == mine",
+        "newly = True",
+        _CHAOS,
+    ),
+    Mutant(
+        "some-groups-are-counted-and-not-written",
+        "core.acks:_write_groups",
+        "for key in sorted(work.changed):",
+        "for key in sorted(work.changed)[id(work) // 64 % 100 == 0 :]:",
+        _CHAOS,
+    ),
     # The last two acks.
     Mutant("completion-decided-on-a-plain-read", "core.completion:write", '" FOR UPDATE"', '""', _TWO_LAST),
     # The last item, twice.

@@ -187,6 +187,40 @@ def test_a_connection_that_is_old_is_replaced(mariadb_url: str, monkeypatch: pyt
         assert len(made) == 2
 
 
+def test_whatever_is_called_survives_that_pooled_connections_are_killed(mariadb_database: Database) -> None:
+    """By an administrator, or a server that ended: the dead one is found, thrown away, and the call is done again."""
+
+    def mine(tx: Connection) -> int:
+        return int(tx.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
+
+    for call in (mariadb_database.read, mariadb_database.snapshot, mariadb_database.write):
+        pooled = call(mine)
+        with contextlib.suppress(sa.exc.DBAPIError), sa.create_engine(mariadb_database.url).begin() as other:
+            other.exec_driver_sql(f"KILL HARD {pooled}")
+        assert call(mine) != pooled
+
+
+def test_a_connection_that_is_lost_at_the_end_takes_nothing_with_it(mariadb_database: Database) -> None:
+    """What was read is returned, and what was raised is raised, though the ROLLBACK that ends it fails."""
+
+    def lost(tx: Connection) -> int:
+        mine = int(tx.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
+        with contextlib.suppress(sa.exc.DBAPIError), sa.create_engine(mariadb_database.url).begin() as other:
+            other.exec_driver_sql(f"KILL HARD {mine}")
+        return mine
+
+    def raises(tx: Connection) -> None:
+        lost(tx)
+        raise KeyError("k")
+
+    for read in (mariadb_database.read, mariadb_database.snapshot):
+        assert read(lost) > 0
+    for call in (mariadb_database.read, mariadb_database.snapshot, mariadb_database.write):
+        with pytest.raises(KeyError):
+            call(raises)
+    assert mariadb_database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # it is a QueuePool
+
+
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, lost: bool) -> None:
     """Only work that finds its own traces is begun again; any other is unavailable, done once or not at all."""
