@@ -16,8 +16,9 @@ from core.combiner import Inline
 from core.db import Database
 from core.service import Service
 from tests.brokers import RabbitMQ, RedisServer, redis_server
+from tests.nursery import Nursery
 from tests.receivers import Receiver, receiving
-from tests.servers import MariaDB, running_service, sqlite_file
+from tests.servers import MariaDB, ServiceProcess, running_service, sqlite_file
 
 hypothesis.settings.register_profile(
     "lastbit",
@@ -27,6 +28,16 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.load_profile("lastbit")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nursery() -> Iterator[Nursery]:
+    """Services and commands start at once: most of a second of their start is imports. Services of several workers
+    are started anew, as users start them."""
+    ServiceProcess.nursery = running = Nursery()
+    yield running
+    ServiceProcess.nursery = None
+    running.close()
 
 
 def need(package: str, available: bool) -> None:

@@ -14,10 +14,12 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 import httpx
 import pymysql
+
+from tests.nursery import Child, Nursery
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -135,6 +137,9 @@ class MariaDB:
 class ServiceProcess:
     """`python -m api` (or another module) on a free port."""
 
+    nursery: ClassVar[Nursery | None] = None
+    """Where there is one, services of one process are forked from it."""
+
     def __init__(
         self,
         database_url: str,
@@ -152,7 +157,7 @@ class ServiceProcess:
         """Where its standard error goes, if not to ours."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Child | None = None
 
     def start(self) -> ServiceProcess:
         with contextlib.ExitStack() as stack:
@@ -161,14 +166,18 @@ class ServiceProcess:
         return self
 
     def _spawn(self, log: IO[bytes] | None) -> None:
+        arguments = ["--port", str(self.port), "--workers", str(self.workers), "--database-url", self.database_url]
+        # A line a request is of use only where somebody reads it.
+        environment = {**({} if log else {"LASTBIT_LOG_LEVEL": "warning"}), **os.environ, **self.environment}
+        if ServiceProcess.nursery is not None and self.workers == 1:
+            self.process = ServiceProcess.nursery.start(
+                self.module, arguments, environment=environment, stderr=2 if log is None else log
+            )
+            return
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", self.module, "--port", str(self.port), "--workers", str(self.workers)),
-                *("--database-url", self.database_url),
-            ],
+            [sys.executable, "-m", self.module, *arguments],
             cwd=ROOT,
-            # A line a request is of use only where somebody reads it.
-            env={**({} if log else {"LASTBIT_LOG_LEVEL": "warning"}), **os.environ, **self.environment},
+            env=environment,
             stderr=log,
             start_new_session=True,
         )
@@ -197,6 +206,20 @@ class ServiceProcess:
             else:
                 self.process.send_signal(number)
         return self.process.wait(60)
+
+
+def run_module(
+    module: str, *arguments: str, stdin: str | bytes = "", environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -m MODULE ARGUMENTS` in the checkout's root, to its end; by default with our environment."""
+    environment = os.environ if environment is None else environment
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    if ServiceProcess.nursery is not None:
+        done = ServiceProcess.nursery.run(module, arguments, environment=environment, input=given, timeout=60)
+    else:
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=environment, input=given, capture_output=True, timeout=60)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @contextlib.contextmanager

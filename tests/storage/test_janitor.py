@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from datetime import timedelta
 
@@ -18,7 +17,7 @@ from core.db import Database
 from core.janitor import Policy, run_once
 from core.lifecycle import State
 from core.service import Service
-from tests.servers import ROOT
+from tests.servers import run_module
 
 DAY = timedelta(days=1)
 
@@ -173,8 +172,7 @@ def test_two_janitors_at_once_do_each_thing_once(service: Service, monkeypatch: 
 
 
 def janitor_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.janitor", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return run_module("jobs.janitor", *arguments)
 
 
 def test_the_command_reports_in_json(service: Service) -> None:
