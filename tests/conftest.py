@@ -11,10 +11,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from core import schema
 from core.combiner import Inline
 from core.db import Database
 from core.service import Service
+from tests import templates
 from tests.brokers import RabbitMQ, RedisServer, redis_server
 from tests.nursery import Nursery
 from tests.receivers import Receiver, receiving
@@ -118,14 +118,14 @@ def database_url(request: pytest.FixtureRequest) -> str:
 def database(database_url: str) -> Iterator[Database]:
     """A database with the current schema, on each kind."""
     with Database(database_url) as opened:
-        schema.migrate(opened)
+        templates.migrate(opened)
         yield opened
 
 
 @pytest.fixture
 def mariadb_database(mariadb_url: str) -> Iterator[Database]:
     with Database(mariadb_url) as opened:
-        schema.migrate(opened)
+        templates.migrate(opened)
         yield opened
 
 
@@ -148,7 +148,7 @@ def service_url() -> Iterator[str]:
 def api_url(database_url: str) -> Iterator[str]:
     """A real service on a fresh database, on each kind."""
     with Database(database_url) as opened:
-        schema.migrate(opened)
+        templates.migrate(opened)
     with running_service(database_url) as running:
         yield running.url
 

@@ -119,7 +119,10 @@ class MariaDB:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def connect(self, database: str | None = None) -> pymysql.Connection:
-        return pymysql.connect(host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True)
+        # Where there may be TLS, PyMySQL reads all certificates of the machine for each connection.
+        return pymysql.connect(
+            host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True, ssl_disabled=True
+        )
 
     def new_database(self) -> str:
         """The URL of an empty database."""
