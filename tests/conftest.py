@@ -11,14 +11,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from core import schema
 from core.combiner import Inline
 from core.db import Database
 from core.service import Service
+from tests import templates
 from tests.brokers import RabbitMQ, RedisServer, redis_server
 from tests.galera import Cluster
+from tests.nursery import Nursery
 from tests.receivers import Receiver, receiving
-from tests.servers import MariaDB, running_service, sqlite_file
+from tests.servers import MariaDB, ServiceProcess, running_service, sqlite_file
 
 hypothesis.settings.register_profile(
     "lastbit",
@@ -28,6 +29,16 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.load_profile("lastbit")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nursery() -> Iterator[Nursery]:
+    """Services and commands start at once: most of a second of their start is imports. Services of several workers
+    are started anew, as users start them."""
+    ServiceProcess.nursery = running = Nursery()
+    yield running
+    ServiceProcess.nursery = None
+    running.close()
 
 
 def need(package: str, available: bool) -> None:
@@ -122,14 +133,14 @@ def database_url(request: pytest.FixtureRequest) -> str:
 def database(database_url: str) -> Iterator[Database]:
     """A database with the current schema, on each kind."""
     with Database(database_url) as opened:
-        schema.migrate(opened)
+        templates.migrate(opened)
         yield opened
 
 
 @pytest.fixture
 def mariadb_database(mariadb_url: str) -> Iterator[Database]:
     with Database(mariadb_url) as opened:
-        schema.migrate(opened)
+        templates.migrate(opened)
         yield opened
 
 
@@ -152,7 +163,7 @@ def service_url() -> Iterator[str]:
 def api_url(database_url: str) -> Iterator[str]:
     """A real service on a fresh database, on each kind."""
     with Database(database_url) as opened:
-        schema.migrate(opened)
+        templates.migrate(opened)
     with running_service(database_url) as running:
         yield running.url
 

@@ -14,10 +14,12 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 import httpx
 import pymysql
+
+from tests.nursery import Child, Nursery
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -128,7 +130,10 @@ class MariaDB:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def connect(self, database: str | None = None) -> pymysql.Connection:
-        return pymysql.connect(host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True)
+        # Where there may be TLS, PyMySQL reads all certificates of the machine for each connection.
+        return pymysql.connect(
+            host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True, ssl_disabled=True
+        )
 
     def new_database(self) -> str:
         """The URL of an empty database."""
@@ -145,6 +150,9 @@ class MariaDB:
 
 class ServiceProcess:
     """`python -m api` (or another module) on a free port."""
+
+    nursery: ClassVar[Nursery | None] = None
+    """Where there is one, services of one process are forked from it."""
 
     def __init__(
         self,
@@ -166,7 +174,7 @@ class ServiceProcess:
         """The folder of its code."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Child | None = None
 
     def start(self) -> ServiceProcess:
         with contextlib.ExitStack() as stack:
@@ -175,14 +183,19 @@ class ServiceProcess:
         return self
 
     def _spawn(self, log: IO[bytes] | None) -> None:
+        arguments = ["--port", str(self.port), "--workers", str(self.workers), "--database-url", self.database_url]
+        # A line a request is of use only where somebody reads it.
+        environment = {**({} if log else {"LASTBIT_LOG_LEVEL": "warning"}), **os.environ, **self.environment}
+        nursery = _nursery(environment)
+        if nursery is not None and self.workers == 1 and self.root == ROOT:
+            self.process = nursery.start(
+                self.module, arguments, environment=environment, stderr=2 if log is None else log
+            )
+            return
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", self.module, "--port", str(self.port), "--workers", str(self.workers)),
-                *("--database-url", self.database_url),
-            ],
+            [sys.executable, "-m", self.module, *arguments],
             cwd=self.root,
-            # A line a request is of use only where somebody reads it.
-            env={**({} if log else {"LASTBIT_LOG_LEVEL": "warning"}), **os.environ, **self.environment},
+            env=environment,
             stderr=log,
             start_new_session=True,
         )
@@ -211,6 +224,26 @@ class ServiceProcess:
             else:
                 self.process.send_signal(number)
         return self.process.wait(60)
+
+
+def _nursery(environment: Mapping[str, str]) -> Nursery | None:
+    """None for what the linker reads when a program begins, as a library of a false clock: a fork comes too late."""
+    return None if "LD_PRELOAD" in environment else ServiceProcess.nursery
+
+
+def run_module(
+    module: str, *arguments: str, stdin: str | bytes = "", environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -m MODULE ARGUMENTS` in the checkout's root, to its end; by default with our environment."""
+    environment = os.environ if environment is None else environment
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    nursery = _nursery(environment)
+    if nursery is not None:
+        done = nursery.run(module, arguments, environment=environment, input=given, timeout=60)
+    else:
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=environment, input=given, capture_output=True, timeout=60)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from core.db import Database
 from core.lifecycle import State
 from core.service import Service
 
-ROUNDS = 40_000 if os.environ.get("LASTBIT_SOAK") == "1" else 1_000
+ROUNDS = 40_000 if os.environ.get("LASTBIT_SOAK") == "1" else 400
 GROUP = 64
 """The group size of all batches here."""
 HEAD_START = 7

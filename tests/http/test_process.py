@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,13 +17,11 @@ from api.__main__ import _serve
 from core import schema
 from core.db import Database
 from core.settings import Settings
-from tests.servers import ROOT, free_port, running_service
+from tests.servers import free_port, run_module, running_service
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "api", "--port", str(free_port()), *arguments]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=env)
+    return run_module("api", "--port", str(free_port()), *arguments, environment={**os.environ, **environment})
 
 
 def test_an_old_schema_is_refused_with_the_command_that_mends_it(mariadb_url: str) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from core.checks import Finding, Verdict, sqlite
 from core.checks.sqlite import file_system
 from core.db import Database
 from tests.conftest import running_mariadb
-from tests.servers import ROOT, MariaDB
+from tests.servers import MariaDB, run_module
 
 FLUSH = "SET GLOBAL innodb_flush_log_at_trx_commit"
 PACKET = "SET GLOBAL max_allowed_packet"
@@ -182,8 +181,7 @@ def test_a_file_on_a_network_is_unsafe(kind: str, sqlite_url: str, monkeypatch: 
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "api", "check", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return run_module("api", "check", *arguments)
 
 
 def test_the_command_says_it_to_people_and_to_scripts(mariadb_url: str) -> None:

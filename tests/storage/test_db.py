@@ -21,7 +21,8 @@ from core import errors, faults, schema, tables
 from core.batches import Opening
 from core.db import MOST_AGE, Database
 from core.service import Service
-from tests.servers import MariaDB
+from tests import templates
+from tests.servers import MariaDB, sqlite_file
 
 
 def test_mariadb_sessions_are_set_by_us(mariadb_database: Database) -> None:
@@ -296,6 +297,31 @@ def test_migrations_go_up_and_down_and_match_the_tables(database_url: str) -> No
                 assert alembic.autogenerate.compare_metadata(context, tables.metadata) == []
             schema.migrate(database, "base")
             assert set(sa.inspect(database.engine).get_table_names()) <= {"alembic_version"}
+
+
+def test_the_databases_of_tests_are_what_the_migrations_make(
+    database: Database, request: pytest.FixtureRequest
+) -> None:
+    """They are copies of one that was migrated, table by table, with the first rows."""
+
+    def lines(each: Database) -> list[str]:
+        if not each.is_sqlite:
+            dumped = templates.dump(each)
+        else:
+            assert each.url.database is not None
+            with contextlib.closing(sqlite3.connect(each.url.database)) as connection:
+                dumped = list(connection.iterdump())
+        # In which order indexes are made is nobody's promise.
+        return sorted(line.rstrip(",") for text in dumped for line in text.splitlines())
+
+    server: MariaDB | None = None if database.is_sqlite else request.getfixturevalue("mariadb")
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(sqlite_file()) if server is None else server.new_database() for _ in range(2)]
+        # The test's own may be the one that was copied.
+        copied, migrated = (stack.enter_context(Database(url)) for url in urls)
+        templates.migrate(copied)
+        schema.migrate(migrated)
+        assert lines(copied) == lines(database) == lines(migrated)
 
 
 def test_an_older_schema_is_refused_and_a_newer_one_says_whom_it_serves(database_url: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 from datetime import timedelta
 
@@ -19,7 +18,7 @@ from core.db import Database
 from core.janitor import Policy, run_once
 from core.lifecycle import State
 from core.service import Service
-from tests.servers import ROOT
+from tests.servers import run_module
 
 DAY = timedelta(days=1)
 
@@ -174,9 +173,7 @@ def test_two_janitors_at_once_do_each_thing_once(service: Service, monkeypatch: 
 
 
 def janitor_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.janitor", *arguments]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=env)
+    return run_module("jobs.janitor", *arguments, environment={**os.environ, **environment})
 
 
 def test_the_command_reports_in_json(service: Service) -> None:
