@@ -202,7 +202,7 @@ def test_the_image_does_not_run_as_root_and_is_asked_for_its_health() -> None:
 
 
 def test_the_image_says_what_it_is_and_how_it_is_stopped() -> None:
-    """Its labels agree with pyproject.toml, its signal is the one that the service drains on, its command needs no shell."""
+    """Its labels agree with pyproject.toml, its signal is the one that the service drains on, no shell is between."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     told = dict(stages()[-1].steps)
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', told["LABEL"]))
