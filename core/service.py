@@ -125,6 +125,10 @@ class Service:
         calls that ended in the same commit. Raises `errors.Overloaded`."""
         self._acks.submit(call, deliver, to)
 
+    def is_full(self) -> bool:
+        """Whether acks would be refused now, as more come than can be committed."""
+        return self._acks.is_full()
+
     def ack(self, call: Call) -> Future[Answer]:
         """`submit` with a future. Raises `errors.Overloaded`; the future raises `errors.Unavailable`."""
         future: Future[Answer] = Future()

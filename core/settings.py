@@ -31,6 +31,8 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_waiting_acks: int = Field(default=50_000, ge=1)
     """Acks that may wait for the combiner before callers are told to come back."""
+    shed_after: float = Field(default=0.3, ge=0, le=60)
+    """Seconds for which acks may have to wait for long before callers are told to come back; 0: never."""
     max_waiting_bytes: int = Field(default=256 * 2**20, ge=2**20)
     """Bytes of large requests that may be under way: of bodies that are being read, and of acks that wait."""
     max_waiting_requests: int = Field(default=2000, ge=1)
