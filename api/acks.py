@@ -176,7 +176,10 @@ class AckRoutes:
     ) -> tuple[Call, Check | None]:
         """The call that a body is, and what has to be asked of the database, in a thread, before it is submitted.
         Raises `Problem` and `errors.InvalidRequest`."""
-        return parse(verb, idempotency_key, content, caller, self.state.service)
+        call, check = parse(verb, idempotency_key, content, caller, self.state.service)
+        if caller.items is not None:
+            self.access.rates.bring(caller, call.items)
+        return call, check
 
     def is_full(self) -> bool:
         """Whether the next call will be refused, as more acks come than can be committed."""

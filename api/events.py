@@ -125,6 +125,8 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
             # The id too: who appends somebody else's first has the other's event taken for a repeat.
             if not caller.covers(value):
                 raise outside(caller, f"body.events[{place}].{name}", "events whose key and id begin")
+    access: Access = request.app.state.access
+    access.rates.bring(caller, len(body.events))
     new = [
         feed.New(each.id, each.type, each.key, None if each.data is None else encoded(each.data).decode())
         for each in body.events

@@ -37,7 +37,7 @@ for _verb in Verb:
     for _result in RESULTS:
         ACKS.labels(_verb.value, _result)
 
-for _cause in ("acks", "bytes", "connections", "idle", "large", "slow", "requests"):
+for _cause in ("acks", "bytes", "connections", "idle", "large", "rate", "slow", "requests"):
     REFUSED.labels(_cause)
 
 SHED: Final = REFUSED.labels("acks")

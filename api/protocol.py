@@ -374,6 +374,8 @@ class AckProtocol(HttpToolsProtocol):
         try:
             if self.acks.is_full():
                 raise errors.Overloaded(TOO_MANY)
+            if exchange.caller.requests is not None:
+                self.acks.access.rates.call(exchange.caller)
             call, check = self.acks.parse(exchange.verb, exchange.key, content, exchange.caller)
             if check is None:
                 self.acks.submit(call, exchange)

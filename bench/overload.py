@@ -3,8 +3,8 @@ whether or not those before them were answered, as a crowd of consumers does tha
 
 The generator is a process of its own, of plain sockets and epoll. A request that is due takes an idle connection, or a
 new one. First the sustainable rate is sought (a closed loop's), then 70 % of it are offered, then ten times as many,
-then 70 % again. Latencies count from when a request was sent; how late the generator was with it is printed beside them, as
-it shares two cores with the rest.
+then 70 % again. Latencies count from when a request was sent; how late the generator was with it is printed beside
+them, as it shares two cores with the rest.
 """
 
 from __future__ import annotations

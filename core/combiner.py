@@ -279,10 +279,11 @@ class _Lane:
         admission.taking(now, wait)
         limit = admission.limit
         surplus: list[_Waiting] = []
-        if (before is None) != (limit is None):
-            log.warning("acks_shed" if before is None else "acks_shed_no_more", waiting=self.waiting, limit=limit)
-            if limit is not None and self.waiting > limit:
-                surplus = self.shorten(limit)
+        if before is None and limit is not None:
+            log.warning("acks_shed", waiting=self.waiting, limit=limit)
+            surplus = self.shorten(limit) if self.waiting > limit else []
+        elif before is not None and limit is None:
+            log.warning("acks_shed_no_more", waiting=self.waiting)
         return self.take(admission.most(now, FLUSH_UNITS)), surplus
 
     def _sleep(self, until: int, seconds: float | None) -> None:

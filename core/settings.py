@@ -23,6 +23,10 @@ class Settings(BaseSettings):
     them, callers need a token."""
     tokens_file: str | None = None
     """The same in a file, which is read again when it has changed."""
+    token_requests: int | None = Field(default=None, ge=1, lt=10**9)
+    """Calls a second and process that a token may make whose line doesn't say how many."""
+    token_items: int | None = Field(default=None, ge=1, lt=10**9)
+    """Items a second and process that it may bring."""
     insecure: bool = False
     """Listen where others can reach it though there are no tokens."""
     session_key: str | None = Field(default=None, min_length=32, repr=False)
