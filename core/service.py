@@ -261,9 +261,12 @@ class Service:
         types: Collection[str] = (),
         batch: int | None = None,
         prefix: str | None = None,
+        most: int | None = None,
     ) -> feed.Page:
         """Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future."""
-        return self.database.snapshot(lambda tx: feed.read(tx, after, limit, types=types, batch=batch, prefix=prefix))
+        return self.database.snapshot(
+            lambda tx: feed.read(tx, after, limit, types=types, batch=batch, prefix=prefix, most=most)
+        )
 
     def feed_head(self) -> int:
         """The position of the last event."""
@@ -406,8 +409,8 @@ class Service:
 
     def list_instances(
         self, process: str, status: processes.Status | None, after: str | None, limit: int, *, parked: bool = False
-    ) -> list[processes.Instance]:
-        """Raises `errors.ProcessNotFound`."""
+    ) -> tuple[list[processes.Instance], bool]:
+        """And whether there may be more. Raises `errors.ProcessNotFound`."""
         return self.database.snapshot(lambda tx: processes.page(tx, process, status, after, limit, parked=parked))
 
     def get_instance(self, process: str, instance: str) -> processes.Details:
