@@ -20,12 +20,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import body, problems
 from api.access import Access, digest_of
-from api.metrics import ACK_REQUESTS, ACKS, RESULTS
+from api.metrics import ACK_REQUESTS, ACKS, REFUSED, RESULTS
 from api.problems import Place, Problem
 from api.requests import HEADER, USUAL, Requests, given_id, request_id
 from core import errors
 from core.calls import Answer, Call, Rejected, Verb
-from core.combiner import Pending
+from core.combiner import TOO_MANY, Pending
 from core.service import MaskPlaces, Service
 from lastbit.ids import INTEGER_LIMIT, InvalidItemId, ItemId
 from lastbit.tokens import Token
@@ -152,6 +152,8 @@ class AckRoutes:
             elif name == b"authorization" and authorization is None:
                 authorization = value
         caller = self.access.enter_consumer(digest_of(authorization), sent=authorization is not None)
+        if self.is_full():
+            raise errors.Overloaded(TOO_MANY)
         async with body.reading(scope, receive, self.state.room) as content:
             call, check = self.parse(verb, key, content, caller)
             if check is not None:
@@ -174,7 +176,15 @@ class AckRoutes:
     ) -> tuple[Call, Check | None]:
         """The call that a body is, and what has to be asked of the database, in a thread, before it is submitted.
         Raises `Problem` and `errors.InvalidRequest`."""
-        return parse(verb, idempotency_key, content, caller, self.state.service)
+        call, check = parse(verb, idempotency_key, content, caller, self.state.service)
+        if caller.items is not None:
+            self.access.rates.bring(caller, call.items)
+        return call, check
+
+    def is_full(self) -> bool:
+        """Whether the next call will be refused, as more acks come than can be committed."""
+        service: Service = self.state.service
+        return service.is_full()
 
     def submit(self, call: Call, to: Callable[[Pending], object]) -> None:
         """Queue the call; `to` is told in the event loop when it is over. Raises `errors.Overloaded`."""
@@ -249,7 +259,8 @@ def _bits(position: int, text: str) -> bytes:
 
 def refusal(verb: Verb, error: Exception, given: bytes | None) -> Problem:
     """The answer to a call that went wrong, under its id: the caller's, if it `given` one. It is counted, and logged
-    where it is not the caller's doing; the ack routes log nothing else."""
+    where it is not the caller's doing; the ack routes log nothing else. Who is refused because too much comes isn't
+    logged: there are thousands of them a second, and the combiner says once that it began."""
     name = request_id(given)
     if isinstance(error, Problem):
         problem = error
@@ -260,6 +271,8 @@ def refusal(verb: Verb, error: Exception, given: bytes | None) -> Problem:
     if problem.status == 500:
         trace = None if isinstance(error, errors.CoreError) else error
         log.error("ack_failed", request_id=name, verb=verb.value, error=str(error), exc_info=trace)
+    elif isinstance(error, errors.Overloaded):
+        REFUSED.labels("acks").inc()
     elif problem.status > 500:
         log.warning("ack_unavailable", request_id=name, verb=verb.value, error=problem.detail)
     ACK_REQUESTS.labels(verb.value, str(problem.status)).inc()

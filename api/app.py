@@ -27,6 +27,7 @@ from api.session import Sessions
 from api.tokens import LOOK_EVERY, Tokens
 from api.waiting import Waiting
 from core import janitor, logs, schema
+from core.admission import Admission
 from core.combiner import Combiner
 from core.db import Database
 from core.dispatcher import Dispatcher
@@ -42,6 +43,9 @@ VERSION = "1.0.0"
 SWITCH_INTERVAL = 0.001
 """Seconds that a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than an ack
 transaction. Between two of its statements the combiner would wait for the event loop to have answered everybody."""
+SWITCH_INTERVAL_SHEDDING = 0.0001
+"""While most acks are refused the event loop comes first: it takes the interpreter anew for each request that it reads,
+and waits so long for it while the combiner computes. A thousand refusals a second would be the most there is."""
 
 
 def create(settings: Settings | None = None) -> AckRoutes:
@@ -57,7 +61,10 @@ def create(settings: Settings | None = None) -> AckRoutes:
             schema.migrate(database)
         sender = WebhookSender(timeout=settings.webhooks_timeout, allow_private=settings.webhooks_allow_private)
         combiner = functools.partial(
-            Combiner, max_waiting=settings.max_waiting_acks, max_bytes=settings.max_waiting_bytes
+            Combiner,
+            max_waiting=settings.max_waiting_acks,
+            max_bytes=settings.max_waiting_bytes,
+            admission=Admission(settings.shed_after, _loop_first) if settings.shed_after else None,
         )
         service = Service(database, combiner=combiner, sender=sender)
         service.check_ready()
@@ -123,6 +130,10 @@ def create(settings: Settings | None = None) -> AckRoutes:
     return AckRoutes(app, most_waiting=settings.max_waiting_requests)
 
 
+def _loop_first(shedding: bool) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_SHEDDING if shedding else SWITCH_INTERVAL)
+
+
 def openapi(app: FastAPI) -> dict[str, Any]:
     """The contract as an OpenAPI document."""
     if app.openapi_schema is None:
@@ -165,7 +176,7 @@ def _document_access(app: FastAPI, document: dict[str, Any]) -> None:
             continue
         operation["security"] = [] if rule.everybody else [{"token": [str(role)]} for role in rule.roles]
         if not rule.everybody:
-            operation["responses"] |= {str(status): each for status, each in problems.documented(401, 403).items()}
+            operation["responses"] |= {str(status): each for status, each in problems.documented(401, 403, 429).items()}
 
 
 @contextlib.contextmanager

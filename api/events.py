@@ -32,6 +32,8 @@ router = APIRouter(prefix="/v1/events", route_class=JsonRoute, tags=["events"])
 MAX_EVENTS: Final = 1000
 MAX_DATA: Final = 65_536
 STREAM_READ: Final = 500
+STREAM_BYTES: Final = 2**20
+"""Of data that are written at once, and wait where a follower takes them slowly."""
 PING: Final = 15.0
 """Seconds of silence after which a stream says that it is alive."""
 
@@ -125,6 +127,8 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
             # The id too: who appends somebody else's first has the other's event taken for a repeat.
             if not caller.covers(value):
                 raise outside(caller, f"body.events[{place}].{name}", "events whose key and id begin")
+    access: Access = request.app.state.access
+    access.rates.bring(caller, len(body.events))
     new = [
         feed.New(each.id, each.type, each.key, None if each.data is None else encoded(each.data).decode())
         for each in body.events
@@ -222,7 +226,7 @@ async def _stream(
     yield b"retry: 1000\n\n"
     async with waiting.follow(types, batch, prefix) as follower:
         while not waiting.closed and is_welcome():
-            page = await waiting.read(follower, after, STREAM_READ)
+            page = await waiting.read(follower, after, STREAM_READ, STREAM_BYTES)
             after = page.next
             if page.events:
                 yield b"".join(map(_message, page.events))

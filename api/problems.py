@@ -46,6 +46,7 @@ STATUS: Final[dict[str, int]] = {
     "method_not_allowed": 405,
     "unsupported_media_type": 415,
     "too_large": 413,
+    "rate_limited": 429,
     "unavailable": 503,
     "internal": 500,
 }
@@ -209,6 +210,6 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "description": " or ".join(f"`{code}`" for code in codes),
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        if status == 503:
+        if status in (429, 503):
             result[status]["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
     return result

@@ -284,10 +284,10 @@ def list_instances(
     """The instances of a process, by name."""
     of = f"instances:{process}"
     wanted = None if status is None or status == "parked" else processes.Status(status)
-    found = _service(request).list_instances(
+    found, cut = _service(request).list_instances(
         process, wanted, cursors.decode_name(of, cursor), limit, parked=status == "parked"
     )
-    following = cursors.encode(of, found[-1].instance) if len(found) == limit else None
+    following = cursors.encode(of, found[-1].instance) if cut else None
     return {"instances": [_instance(each) for each in found], "next": following}
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from api import body, cursors, models
-from api.access import GuardedRoute, needs
+from api.access import Access, GuardedRoute, caller_of, needs
 from api.problems import Problem, documented
 from core import groups, tallies
 from core.service import Service
@@ -139,6 +139,8 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
         )
         for each in wanted.entries
     ]
+    access: Access = request.app.state.access
+    access.rates.bring(caller_of(request), len(entries))
     held = wanted.fence
     fence = None if held is None else groups.Fence(held.group, held.partition, held.worker, held.epoch)
     answer = await run_in_threadpool(_service(request).apply_tally, tally, entries, fence)

@@ -24,7 +24,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import cluster, errors, tables
+from core import cluster, errors, pages, tables
 from core.db import APPENDED, Database
 from core.lifecycle import State
 from core.statements import LIST, chunks
@@ -170,10 +170,10 @@ def read(
     types: Collection[str] = (),
     batch: int | None = None,
     prefix: str | None = None,
+    most: int | None = None,
 ) -> Page:
-    """Events above `after` (None: all that are kept), at most `limit`; with `prefix`, of those whose key begins so.
-    `snapshot` is one, so that what was trimmed
-    can't look like a gap.
+    """Events above `after` (None: all that are kept), at most `limit`, and `most` bytes of data; with `prefix`, of
+    those whose key begins so. `snapshot` is one, so that what was trimmed can't look like a gap.
 
     Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was never given.
     """
@@ -184,15 +184,26 @@ def read(
         raise errors.PositionTrimmed(after, trimmed)
     if after > position:
         raise errors.InvalidRequest("query.after", f"expected at most {position}, the feed's last position")
-    query = sa.select(tables.feed).where(_feed.position > after).order_by(_feed.position).limit(limit)
+    query = sa.select(tables.feed).order_by(_feed.position)
     if types:
         query = query.where(_feed.type.in_(types))
     if batch is not None:
         query = query.where(_feed.batch_id == batch)
     if prefix is not None:
         query = query.where(tables.begins(_feed.event_key, prefix))
-    events = [event(row) for row in snapshot.execute(query)]
-    return Page(events, events[-1].position if len(events) == limit else position, position)
+
+    def above(last: Event | None, count: int) -> list[Event]:
+        start = after if last is None else last.position
+        return [event(row) for row in snapshot.execute(query.where(_feed.position > start).limit(count))]
+
+    rows = pages.stepwise(above, size, first=min(limit, FIRST), most=most)
+    events, cut = pages.within(rows, size, limit, most)
+    return Page(events, events[-1].position if cut else position, position)
+
+
+def size(event: Event) -> int:
+    """About how many bytes of users' text it bears."""
+    return len(event.data or "")
 
 
 def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], int | None] = lambda tx: None) -> int:
@@ -260,6 +271,8 @@ def ended(event: Event) -> bool:
     return event.type in _ENDS
 
 
+FIRST: Final = 128
+"""Events of the first statement of a page: not more than a page's bytes, however large they are."""
 _ENDS: Final[frozenset[Any]] = frozenset(
     {f"{BATCH}.completed", f"{BATCH}.{State.EXPIRED}", f"{BATCH}.{State.CANCELLED}"}
 )

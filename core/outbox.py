@@ -19,7 +19,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
+from core import errors, feed, pages, tables
 from core.statements import LIST, chunks
 
 NAMESPACE: Final = uuid.UUID("6b1a5b0e-6c1f-5d0b-9a53-0d2a3a2c7b11")
@@ -129,14 +129,23 @@ def read(
         raise errors.PositionTrimmed(after, trimmed)
     if after > last:
         raise errors.InvalidRequest("query.after", f"expected at most {last}, the feed's last position")
-    above = _outbox.position > max(after, trimmed)
-    query = sa.select(tables.outbox).where(above).order_by(_outbox.position).limit(limit)
+    query = sa.select(tables.outbox).order_by(_outbox.position)
     if types:
         query = query.where(_outbox.type.in_(types))
     if process is not None:
         query = query.where(_outbox.name == process)
-    found = [_command(row) for row in snapshot.execute(query)]
-    return Page(found, found[-1].position if len(found) == limit else last, last)
+
+    def above(before: Command | None, count: int) -> list[Command]:
+        start = max(after, trimmed) if before is None else before.position
+        return [_command(row) for row in snapshot.execute(query.where(_outbox.position > start).limit(count))]
+
+    rows = pages.stepwise(above, _size, first=min(limit, feed.FIRST))
+    found, cut = pages.within(rows, _size, limit)
+    return Page(found, found[-1].position if cut else last, last)
+
+
+def _size(command: Command) -> int:
+    return len(command.data or "")
 
 
 def of_instance(snapshot: Connection, process: str, instance: str, limit: int) -> list[Command]:

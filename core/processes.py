@@ -32,10 +32,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from core import definitions, errors, faults, groups, inbox, outbox, tables, timers
+from core import definitions, errors, faults, groups, inbox, outbox, pages, tables, timers
 from lastbit.streams.partitions import partition_of
 
 SHOWN: Final = 200
+FIRST: Final = 8
+"""Instances of the first statement of a page: their states have a mebibyte, at the most."""
 """Events and commands of an instance that are shown, the newest."""
 
 _processes = tables.processes.c
@@ -247,21 +249,28 @@ def page(
     limit: int,
     *,
     parked: bool = False,
-) -> list[Instance]:
-    """The instances above `after`, by the bytes of their names: of a status, or those with parked events. Raises
-    `errors.ProcessNotFound`."""
+) -> tuple[list[Instance], bool]:
+    """The instances above `after`, by the bytes of their names: of a status, or those with parked events; and whether
+    there may be more. Raises `errors.ProcessNotFound`."""
     definitions.get(snapshot, process)
-    query = sa.select(tables.processes).where(_processes.name == process).order_by(_processes.instance).limit(limit)
+    query = sa.select(tables.processes).where(_processes.name == process).order_by(_processes.instance)
     if status is not None:
         query = query.where(_processes.status == status)
-    if after is not None:
-        query = query.where(_processes.instance > after)
     if parked:
         some = sa.select(_inbox.instance).where(_inbox.name == process, _inbox.status == inbox.Status.PARKED)
         query = query.where(_processes.instance.in_(some))
-    rows = snapshot.execute(query).all()
+
+    def above(last: sa.Row[Any] | None, count: int) -> Sequence[sa.Row[Any]]:
+        start = after if last is None else last.instance
+        part = query if start is None else query.where(_processes.instance > start)
+        return snapshot.execute(part.limit(count)).all()
+
+    def size(row: sa.Row[Any]) -> int:
+        return len(row.state or "")
+
+    rows, cut = pages.within(pages.stepwise(above, size, first=min(limit, FIRST)), size, limit)
     counts = inbox.parked(snapshot, process, [row.instance for row in rows])
-    return [_instance(row, counts.get(row.instance, 0)) for row in rows]
+    return [_instance(row, counts.get(row.instance, 0)) for row in rows], cut
 
 
 def summaries(snapshot: Connection) -> list[Summary]:

@@ -7,14 +7,14 @@ than with a late one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import bitfield, tables
+from core import bitfield, pages, tables
 from core.batches import Batch
 from lastbit.watermark import Piece, first_unresolved
 
@@ -127,10 +127,19 @@ def _with_reasons(tx: Connection, batch: Batch, found: Page) -> Page:
     query = sa.select(known.number, known.reason).where(
         known.batch_id == batch.id, known.number >= start, known.number < end
     )
-    reasons = list(tx.execute(query.order_by(known.number).limit(REASONS + 1)))
+    ordered = query.order_by(known.number)
+
+    def above(last: Any, count: int) -> Sequence[Any]:
+        part = ordered if last is None else ordered.where(known.number > last.number)
+        return tx.execute(part.limit(count)).all()
+
+    def size(row: Any) -> int:
+        return len(row.reason)
+
+    reasons, cut = pages.within(pages.stepwise(above, size), size, REASONS + 1)
     stop, next_start = end, found.next
-    if len(reasons) > REASONS:
-        stop = next_start = reasons.pop().number
+    if cut:
+        stop = next_start = reasons.pop().number if len(reasons) > REASONS else reasons[-1].number + 1
     by_number = {row.number: row.reason for row in reasons}
     ranges = []
     numbers = iter(sorted(by_number))

@@ -395,6 +395,20 @@ MUTANTS = [
         _COMBINER + "test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered",
     ),
     Mutant(
+        "what-is-sent-away-is-committed-all-the-same",
+        "core.combiner:_Lane.shorten",
+        "queue.popleft() for",
+        "queue[0] for",
+        _COMBINER + "test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place",
+    ),
+    Mutant(
+        "acks-in-excess-are-queued",
+        "core.combiner:Combiner.is_full",
+        "self._main.waiting < admission.limit",
+        "True",
+        _COMBINER + "test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place",
+    ),
+    Mutant(
         "large-calls-have-no-bound",
         "core.combiner:Combiner.submit",
         "self._bytes + size > self._max_bytes",

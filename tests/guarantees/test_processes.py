@@ -634,4 +634,4 @@ def test_names_that_differ_in_case_or_blanks_are_different_instances(service: Se
     [event] = append(service, ("any", "charged"))
     for name in names[4:]:
         assert worker.deliver(event, name).instance is not None
-    assert sorted(each.instance for each in service.list_instances(PROCESS, None, None, 10)) == sorted(names)
+    assert sorted(each.instance for each in service.list_instances(PROCESS, None, None, 10)[0]) == sorted(names)
