@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # pytest-xdist: three processes, one MariaDB each; with two, two cores would wait a third of the time.
 TEST_PROCESSES ?= 3
 
-.PHONY: demo test test-spark test-soak mutants serve lint format bench venv zip openapi screenshots clean
+.PHONY: demo test test-spark test-soak fuzz mutants serve lint format bench venv zip openapi screenshots clean
 
 $(RUNS): pyproject.toml requirements/server.txt constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -40,6 +40,10 @@ test-spark: $(READY) ## of these, lastbit.spark and its job alone
 test-soak: $(READY) ## the races and the state machine for much longer
 	@scripts/need.sh mariadb-server mariadb-backup sqlite3
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
+
+fuzz: $(READY) ## more requests, bodies and files than `make test` tries, others each time; within half an hour
+	@scripts/need.sh default-jre-headless
+	LASTBIT_FUZZ=1 $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup tests/fuzz tests/spark/test_bad_inputs.py
 
 mutants: $(READY) ## break the code in known ways; each must make its test fail
 	@scripts/need.sh mariadb-server

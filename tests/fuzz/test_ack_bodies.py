@@ -26,7 +26,7 @@ from tests.fuzz.wire import Answer, Served, answers, served
 from tests.guarantees.model import Model, perform
 from tests.servers import ROOT
 
-pytestmark = [pytest.mark.xdist_group("fuzz"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.xdist_group("fuzz-bodies"), pytest.mark.timeout(3600)]
 
 SIZES: Final = [(64, 150, False), (64, 64, True), (8192, 9000, False), (72, 100, False), (64, 10, False)]
 """Group size, items, sealed; the last one is cancelled."""
@@ -414,7 +414,7 @@ TYPES = st.sampled_from(
 @example("ack", "plain", b'{"groups":[{"batch":1,"group":-0,"bits":"AR=="}]}', b"application/json", [])
 @example("ack", "plain", b"", None, [])
 @example("ack", "chunked", b"", None, [])
-@examples(700, 50_000)
+@examples(700, 30_000)
 def test_bodies_mean_what_the_reference_says(
     bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]
 ) -> None:

@@ -30,7 +30,7 @@ from lastbit.tokens import Role
 from tests.fuzz.sizes import LONG, SEED, examples
 from tests.servers import ROOT, running_service, sqlite_file
 
-pytestmark = [pytest.mark.xdist_group("fuzz"), pytest.mark.timeout(3600 if LONG else 300)]
+pytestmark = [pytest.mark.xdist_group("fuzz-contract"), pytest.mark.timeout(3600 if LONG else 300)]
 load_all_checks()
 
 SECRETS: Final = {str(role): tokens.new() for role in Role}
@@ -218,6 +218,7 @@ def _services(*, guarded: bool) -> Iterator[Service]:
     known = {"LASTBIT_TOKENS": "\n".join(token.line() for token in KNOWN)} if guarded else {}
     with sqlite_file() as url, running_service(url, **QUIET, **known) as running:
         made = Service(running.url, guarded=guarded)
+        print(f"LASTBIT_FUZZ_SEED={SEED}")
         yield made
         print(f"{made.asked:,} requests were judged")
         made.close()

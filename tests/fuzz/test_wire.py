@@ -18,7 +18,7 @@ from core.calls import Answer
 from tests.fuzz.sizes import examples
 from tests.fuzz.wire import Served, served
 
-pytestmark = [pytest.mark.xdist_group("fuzz"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.xdist_group("fuzz-wire"), pytest.mark.timeout(3600)]
 
 
 class Seen(list[tuple[str, bytes]]):
@@ -148,7 +148,7 @@ BLANK = [[b"\r\n\r\n" + POISON[:200], POISON[200:]], [b"\r\n\r\n" + PLAIN + b" "
 
 @given(streams())
 @example(BLANK[0] + BLANK[1])
-@examples(800, 60_000)
+@examples(800, 40_000)
 def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, Seen], parts: list[bytes]) -> None:
     """The same requests with the same bodies, the same answers and the same end, however they are cut and whatever was
     remembered of earlier heads."""
@@ -165,7 +165,7 @@ def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, 
 
 
 @given(streams())
-@examples(800, 60_000)
+@examples(800, 40_000)
 def test_two_parsers_never_see_two_things_in_the_same_bytes(server: tuple[Served, Seen], parts: list[bytes]) -> None:
     """A proxy that reads as another server does could be made to pass on what we take for a second request. So where
     h11, which is strict, goes on, we see what it sees; and where we see more than it, it has refused."""
