@@ -12,7 +12,7 @@ TOOLS := .tools
 # pytest-xdist: three processes, one MariaDB each; with two, two cores would wait a third of the time.
 TEST_PROCESSES ?= 3
 
-.PHONY: demo test test-spark test-soak chaos mutants serve lint format bench venv zip openapi screenshots constraints audit sbom image-check clean
+.PHONY: demo test test-spark test-soak chaos fuzz mutants serve lint format bench venv zip openapi screenshots constraints audit sbom image-check clean
 
 $(RUNS): pyproject.toml constraints/server.txt constraints/run.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -53,6 +53,10 @@ test-soak: $(READY) ## the races and the state machine for much longer
 chaos: $(READY) ## everything is killed at random for MINUTES (20), then judged to the last bit; SEED=N repeats, GALERA=1
 	@scripts/need.sh mariadb-server galera-4 rsync default-jre-headless
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED)) $(if $(GALERA),--galera)
+
+fuzz: $(READY) ## more requests, bodies and files than `make test` tries, others each time; within half an hour
+	@scripts/need.sh default-jre-headless
+	LASTBIT_FUZZ=1 $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup tests/fuzz tests/spark/test_bad_inputs.py
 
 mutants: $(READY) ## break the code in known ways; each must make its test fail
 	@scripts/need.sh mariadb-server

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import body, problems
+from api import body, patterns, problems
 from api.access import Access, digest_of
 from api.metrics import ACK_REQUESTS, ACKS, REFUSED, RESULTS
 from api.problems import Place, Problem
@@ -27,7 +27,7 @@ from core import errors
 from core.calls import Answer, Call, Rejected, Verb
 from core.combiner import TOO_MANY, Pending
 from core.service import MaskPlaces, Service
-from lastbit.ids import INTEGER_LIMIT, InvalidItemId, ItemId
+from lastbit.ids import INTEGER_LIMIT, MAX_GROUP_SIZE, InvalidItemId, ItemId
 from lastbit.tokens import Token
 
 MAX_IDS: Final = 10_000
@@ -38,7 +38,16 @@ PATHS: Final = {"/v1/acks": Verb.ACK, "/v1/failures": Verb.FAIL}
 log = structlog.get_logger(__name__)
 
 Integer = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
-ItemIdText = Annotated[str, msgspec.Meta(description="an item id, batch:group:index", examples=["7:0:42"])]
+ItemIdText = Annotated[
+    str,
+    msgspec.Meta(
+        description="an item id, batch:group:index, of integers below 2^53",
+        examples=["7:0:42"],
+        extra_json_schema={"pattern": patterns.ITEM_ID},
+    ),
+]
+# More is a 413, which the decoder doesn't know.
+Ids = Annotated[list[ItemIdText], msgspec.Meta(extra_json_schema={"maxItems": MAX_IDS})]
 
 
 class GroupMask(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,23 +58,30 @@ class GroupMask(msgspec.Struct, forbid_unknown_fields=True):
         msgspec.Meta(
             description="base64, little-endian bit order: bit i of the group is bytes[i//8] >> (i%8) & 1; "
             "at most group_size/8 bytes",
-            extra_json_schema={"contentEncoding": "base64"},
+            extra_json_schema={
+                "contentEncoding": "base64",
+                "pattern": patterns.BASE64,
+                "maxLength": (MAX_GROUP_SIZE // 8 + 2) // 3 * 4,
+            },
         ),
     ]
+
+
+Masks = Annotated[list[GroupMask], msgspec.Meta(extra_json_schema={"maxItems": MAX_GROUPS})]
 
 
 class Acks(msgspec.Struct, forbid_unknown_fields=True):
     """Items to ack: by id, by mask, or both."""
 
-    items: list[ItemIdText] | msgspec.UnsetType = msgspec.UNSET
-    groups: list[GroupMask] | msgspec.UnsetType = msgspec.UNSET
+    items: Ids | msgspec.UnsetType = msgspec.UNSET
+    groups: Masks | msgspec.UnsetType = msgspec.UNSET
 
 
 class Failures(msgspec.Struct, forbid_unknown_fields=True):
     """Items to give up: by id, by mask, or both."""
 
-    items: list[ItemIdText] | msgspec.UnsetType = msgspec.UNSET
-    groups: list[GroupMask] | msgspec.UnsetType = msgspec.UNSET
+    items: Ids | msgspec.UnsetType = msgspec.UNSET
+    groups: Masks | msgspec.UnsetType = msgspec.UNSET
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] | None = None
 
 
@@ -322,6 +338,8 @@ def document(openapi: dict[str, Any]) -> None:
     _, components = msgspec.json.schema_components(
         [Acks, Failures, AckAnswer], ref_template="#/components/schemas/{name}"
     )
+    for body_of in ("Acks", "Failures"):
+        components[body_of]["anyOf"] = [{"required": ["items"]}, {"required": ["groups"]}]
     openapi["components"]["schemas"].update(components)
     for path, verb in PATHS.items():
         model, summary = answers[verb]

@@ -16,6 +16,7 @@ from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import iter_route_contexts
 from fastapi.staticfiles import StaticFiles
+from starlette.routing import compile_path
 
 from api import acks, batches, commands, events, groups, ops, page, problems, processes, sign_in, tallies, webhooks
 from api.access import CONSUMES, Access, Rule, guarded, rule_of
@@ -144,12 +145,25 @@ def openapi(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
             license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         )
+        _document_optional_bodies(document)
         acks.document(document)
         tallies.document(document)
         _document_access(app, document)
         document["components"]["schemas"]["Problem"] = problems.SCHEMA
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _document_optional_bodies(document: dict[str, Any]) -> None:
+    """Of the routes that take `{}`: a request without a body is one, and FastAPI doesn't know."""
+    schemas = document["components"]["schemas"]
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            body = operation.get("requestBody")
+            if body is not None:
+                name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                # Those that msgspec decodes are not there yet; they say themselves what they need.
+                body["required"] = name not in schemas or bool(schemas[name].get("required"))
 
 
 def rules(app: FastAPI) -> Iterator[tuple[str, str, Rule]]:
@@ -171,7 +185,8 @@ def _document_access(app: FastAPI, document: dict[str, Any]) -> None:
         }
     }
     for method, path, rule in rules(app):
-        operation = document["paths"].get(path, {}).get(method.lower())
+        # As the document has it: without `:path`, by which a parameter takes slashes.
+        operation = document["paths"].get(compile_path(path)[1], {}).get(method.lower())
         if operation is None:
             continue
         operation["security"] = [] if rule.everybody else [{"token": [str(role)]} for role in rule.roles]

@@ -38,9 +38,9 @@ PING: Final = 15.0
 """Seconds of silence after which a stream says that it is alive."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,255}$")]
-Position = Annotated[int, models.Decimal, Query(ge=0, lt=INTEGER_LIMIT)]
+Position = Annotated[int, Query(ge=0, lt=INTEGER_LIMIT), models.Decimal]
 Types = Annotated[list[str], Query(alias="type", description="several mean or")]
-OfBatch = Annotated[int | None, models.Decimal, Query(ge=0, lt=INTEGER_LIMIT)]
+OfBatch = Annotated[int | None, Query(ge=0, lt=INTEGER_LIMIT), models.Decimal]
 
 
 def _words(beginnings: Sequence[str]) -> str:
@@ -147,7 +147,7 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
 async def read_events(
     request: Request,
     after: Annotated[Position | None, Query(description="by default all that are kept")] = None,
-    limit: Annotated[int, models.Decimal, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = 100,
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first event")] = 0,
     types: Types = [],  # noqa: B006
     batch: OfBatch = None,
@@ -211,7 +211,7 @@ async def stream_events(
 
 
 _RESUMED: Final = "header Last-Event-ID"
-_POSITION: Final = TypeAdapter(Annotated[int, models.Decimal, Field(ge=0, lt=INTEGER_LIMIT)])
+_POSITION: Final = TypeAdapter(Annotated[int, Field(ge=0, lt=INTEGER_LIMIT), models.Decimal])
 
 
 async def _stream(

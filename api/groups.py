@@ -40,7 +40,7 @@ _NAME: Final = r"^[A-Za-z0-9_][\x21-\x2e\x30-\x7e]{0,254}$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 AnyGroup = Annotated[Name, Path(alias="group")]
 GroupName = Annotated[Name, AfterValidator(_users_own), Path(alias="group")]
-PartitionNumber = Annotated[int, models.Decimal, Path(alias="partition", ge=0, lt=groups.MOST_PARTITIONS)]
+PartitionNumber = Annotated[int, Path(alias="partition", ge=0, lt=groups.MOST_PARTITIONS), models.Decimal]
 WorkerName = Annotated[Name, Path(alias="worker")]
 Session = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,64}$")]
 Partition = Annotated[int, Field(ge=0, lt=groups.MOST_PARTITIONS)]
@@ -217,8 +217,8 @@ def put_group(group: GroupName, body: GroupBody, request: Request, response: Res
 @needs(*ANY)
 def list_groups(
     request: Request,
-    limit: Annotated[int, models.Decimal, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(description="`next` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = 100,
+    cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The groups, by name; the service's own too."""
     found = _service(request).list_groups(cursors.decode_name("groups", cursor), limit)

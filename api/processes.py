@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, field_validator
 
-from api import cursors
+from api import cursors, patterns
 from api.access import ANY, needs
 from api.body import JsonRoute
 from api.commands import Command, Limit, command_json, value_of
@@ -55,7 +55,16 @@ ProcessName = Annotated[
         description="a letter or digit, then up to 199 of these and of `.` `_` `:` `-`",
     ),
 ]
-InstanceName = Annotated[str, Path(alias="instance", min_length=1, max_length=255), AfterValidator(_in_a_path)]
+InstanceName = Annotated[
+    str,
+    Path(
+        alias="instance",
+        min_length=1,
+        max_length=255,
+        json_schema_extra={"pattern": patterns.INSTANCE},
+    ),
+    AfterValidator(_in_a_path),
+]
 CommandType = Annotated[str, StringConstraints(pattern=rf"^[\x21-\x7e]{{1,{tables.PROCESS_NAME}}}$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=255), AfterValidator(_unicode)]
 Cursor = Annotated[str | None, Query(description="`next` of the page before")]
@@ -279,7 +288,7 @@ def list_instances(
     request: Request,
     status: Annotated[StatusName | None, Query(description="parked: those with parked events")] = None,
     limit: Limit = 100,
-    cursor: Cursor = None,
+    cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The instances of a process, by name."""
     of = f"instances:{process}"

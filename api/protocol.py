@@ -268,6 +268,8 @@ class AckProtocol(HttpToolsProtocol):
         if (
             made is not cycle
             and end <= _LONGEST_HEAD
+            # The parser skips blank lines before a request; `end` is behind them then, and no head's.
+            and data.startswith(b"POST ")
             and type(made) is _Exchange
             and made.key is made.request_id is None
             and len(data) == end + made.length

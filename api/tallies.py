@@ -30,8 +30,7 @@ TallyName = Annotated[
     ),
 ]
 TallyKey = Annotated[str, Path(alias="key", min_length=1, max_length=tallies.LONGEST)]
-Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
 
 Integer = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=tallies.LONGEST)]
@@ -163,7 +162,7 @@ def list_totals(
     request: Request,
     prefix: Annotated[str, Query(max_length=tallies.LONGEST, description="only keys that begin so")] = "",
     limit: Limit = 100,
-    cursor: Cursor = None,
+    cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The totals of the keys, by their bytes."""
     of = f"tally:{tally}:{len(prefix)}:{prefix}"

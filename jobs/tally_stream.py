@@ -25,13 +25,14 @@ import sys
 import time
 from typing import Any
 
-from pyspark.errors import AnalysisException, ParseException, StreamingQueryException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.spark import TallyReport, tally_stream
 from lastbit.spark.arguments import add_reader, add_service, token_of
 from lastbit.spark.driver_output import keep_standard_output_clean
+from lastbit.spark.failures import SPARK_ERRORS, is_wrong_use, told
 
 GOOD, FAILED, WRONG_USE = 0, 1, 2
 
@@ -67,13 +68,13 @@ def main(arguments: list[str] | None = None) -> int:
             {"processingTime": f"{given.every} seconds"} if given.every else {"availableNow": True}
         )
         writer.trigger(**trigger).start().awaitTermination()
-    except (AnalysisException, ParseException, InvalidArgument) as error:
+    except (AnalysisException, InvalidArgument) as error:
         _say(str(error))
         return WRONG_USE
-    except StreamingQueryException as error:
+    except SPARK_ERRORS as error:
         # What our own sink raised has come through the JVM and lost its type.
-        _say(str(counted.failure or error))
-        return WRONG_USE if isinstance(counted.failure, InvalidArgument) else FAILED
+        _say(str(counted.failure or told(error)))
+        return WRONG_USE if isinstance(counted.failure, InvalidArgument) or is_wrong_use(error) else FAILED
     print(json.dumps({"batches": counted.batches, **counted.total.to_dict()}), flush=True)  # noqa: T201  # the report
     _say(f"done in {time.monotonic() - begun:.1f} s")
     return GOOD

@@ -31,7 +31,7 @@ def token_of(file: Path | None) -> str | None:
     """What stands in the file. Raises `InvalidArgument`."""
     try:
         return file.read_text().strip() if file else None
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the token can't be read: {error}") from error
 
 
