@@ -128,7 +128,7 @@ class Database:
         begun = time.perf_counter()
         outcome = metrics.ROLLED_BACK
         try:
-            with self._connect() as tx:
+            with self._connected() as tx:
                 if self.is_sqlite:
                     tx = tx.execution_options(lastbit_begin="IMMEDIATE")
                 try:
@@ -153,14 +153,16 @@ class Database:
         finally:
             outcome.observe(time.perf_counter() - begun)
 
-    def _connect(self) -> Connection:
-        """A connection from the pool. Raises `_Faulted`."""
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """A connection of the pool. Whatever goes wrong with taking it, or with the rollback by which it is given back,
+        is an outage, and nothing was committed. Raises `_Faulted`."""
         try:
-            return self.engine.connect()
+            with self.engine.connect() as tx:
+                yield tx
         except Exception as error:
-            if faults.classify(error) is None:
+            if isinstance(error, _Faulted) or faults.classify(error) is None:
                 raise
-            # Whatever its number says: there is no connection.
             raise _Faulted(faults.Fault.OUTAGE, error, committing=False) from error
 
     def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
@@ -200,7 +202,7 @@ class Database:
 
     def _reading(self, work: Callable[[Connection], T], isolation: Literal["REPEATABLE READ"] | None) -> T:
         def attempt() -> T:
-            with self._connect() as tx:
+            with self._connected() as tx:
                 try:
                     if isolation and not self.is_sqlite:
                         tx = tx.execution_options(isolation_level=isolation)

@@ -186,6 +186,24 @@ def test_a_refused_commit_is_certain_where_the_server_says_so(sqlite_url: str, n
         assert len(tried) == tries
 
 
+def test_a_rollback_that_fails_is_an_outage(sqlite_url: str) -> None:
+    """Nothing was committed, whatever it was rolled back for; what a caller hears is not the driver's error."""
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+
+        def refuse(_: Connection) -> None:
+            raise sa.exc.OperationalError("ROLLBACK", {}, pymysql.err.OperationalError(1047, "not ready"))
+
+        def work(tx: Connection) -> None:
+            tx.exec_driver_sql("SELECT 1")
+            raise errors.BatchNotFound(7)
+
+        sa.event.listen(database.engine, "rollback", refuse)
+        for call in (database.write, database.read):
+            with pytest.raises(errors.Unavailable):
+                call(work)
+
+
 def test_trouble_is_classified_once() -> None:
     """What a bug of ours raises is none of them."""
     assert faults.classify(faults.BeginAgain()) is faults.Fault.CONFLICT
