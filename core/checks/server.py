@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from core import faults, tables
-from core.checks import every
+from core.checks import cluster, every
 from core.checks.findings import Finding, Verdict
 from core.db import LOCK_WAIT, Database
 
@@ -38,6 +38,7 @@ def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]
         yield _replica(tx)
         yield from _durability(look)
         yield from _session(tx)
+        yield from cluster.rules(tx, look)
         yield _binary_log(look)
         yield _packet(look)
         yield _connections(look, database, workers)
@@ -122,6 +123,14 @@ def _durability(look: dict[str, str]) -> Iterator[Finding]:
     flush = look.get("innodb_flush_log_at_trx_commit", "")
     if flush == "1":
         yield Finding("durability", Verdict.FINE, "the log is flushed at each commit")
+    elif look.get("wsrep_on") == "ON":
+        yield Finding(
+            "durability",
+            Verdict.UNSAFE,
+            f"innodb_flush_log_at_trx_commit is {flush}: acks that were answered are on the other nodes too, and are "
+            "lost when the machines of all nodes fail within about a second, as by one power supply",
+            "SET GLOBAL innodb_flush_log_at_trx_commit = 1 on each node, or know that nothing fails all of them",
+        )
     else:
         yield Finding(
             "durability",

@@ -90,6 +90,8 @@ _DIES = _STREAMS + (
     "test_killed.py::test_a_stream_whose_process_dies_at_any_point_is_handled_at_least_once_and_in_order"
 )
 
+_GALERA = "test_galera.py::"
+
 _PROCESSES = "test_processes.py::"
 _ANY_ORDER = "test_in_any_order_with_any_repeats_one_command_when_all_has_come"
 _LATE = "test_a_late_event_does_not_restart_a_finished_instance"
@@ -122,13 +124,6 @@ MUTANTS = [
         "core.completion:told",
         "newly = newly or batch.completed_by == mine",
         "newly = True",
-        _CHAOS,
-    ),
-    Mutant(
-        "some-groups-are-counted-and-not-written",
-        "core.acks:_write_groups",
-        "for key in sorted(work.changed):",
-        "for key in sorted(work.changed)[id(work) // 64 % 100 == 0 :]:",
         _CHAOS,
     ),
     # The last two acks.
@@ -402,8 +397,9 @@ MUTANTS = [
     Mutant(
         "a-commit-that-broke-is-taken-for-done",
         "core.db:Database._once",
-        "tx.invalidate()",
-        "tx.invalidate()\n                return result",
+        "self._judge(tx, error, committing=committing)",
+        "if committing:\n                    tx.invalidate()\n                    return result\n"
+        "                self._judge(tx, error, committing=committing)",
         _FAILURES + "test_connections_that_are_cut_at_the_commit",
     ),
     Mutant(
@@ -999,6 +995,49 @@ MUTANTS = [
         "due is None",
         "True",
         _ORDERED + "test_a_cancelled_stream_commits_what_is_safe",
+    ),
+    # A cluster of servers.
+    Mutant(
+        "a-node-answers-by-what-it-has-applied",
+        "core.cluster:prepare",
+        "wsrep_sync_wait = {SYNC_WAIT}",
+        "wsrep_sync_wait = 0",
+        _GALERA + "test_an_ack_on_one_node_right_after_the_extend_on_another_is_not_refused",
+    ),
+    Mutant(
+        "a-fence-is-locked-on-its-node-alone",
+        "core.cluster:guard",
+        "if not is_node(tx)",
+        "if True",
+        _GALERA + "test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_on_another_node",
+    ),
+    Mutant(
+        "the-head-is-locked-on-its-node-alone",
+        "core.cluster:guard",
+        "if not is_node(tx)",
+        "if column.name == 'trimmed'",
+        _GALERA + "test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with",
+    ),
+    Mutant(
+        "a-group-is-locked-on-its-node-alone",
+        "core.cluster:guard",
+        "if not is_node(tx)",
+        "if column.name == 'first_epoch'",
+        _GALERA + "test_workers_that_join_on_two_nodes_hold_no_partition_together",
+    ),
+    Mutant(
+        "a-lost-certification-may-have-been-committed",
+        "core.db:Database._judge",
+        "committing and fault is faults.Fault.CONFLICT",
+        "False",
+        _GALERA + "test_a_lost_certification_is_begun_again_and_costs_no_connection",
+    ),
+    Mutant(
+        "a-node-apart-is-taken-for-a-locked-row",
+        "core.cluster:is_apart",
+        'value != "ON"',
+        "False",
+        _GALERA + "test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not_kept",
     ),
 ]
 
