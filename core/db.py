@@ -160,20 +160,15 @@ class Database:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Connection]:
-        """A connection from the pool, and back. Raises `_Faulted` where there is none."""
+        """A connection of the pool. Whatever goes wrong with taking it, or with the rollback by which it is given back,
+        is an outage, and nothing was committed. Raises `_Faulted`."""
         try:
-            tx = self.engine.connect()
+            with self.engine.connect() as tx:
+                yield tx
         except Exception as error:
-            if faults.classify(error) is None:
+            if isinstance(error, _Faulted) or faults.classify(error) is None:
                 raise
-            # Whatever its number says: there is no connection.
             raise _Faulted(faults.Fault.OUTAGE, error, committing=False) from error
-        try:
-            yield tx
-        finally:
-            # It may be lost before the ROLLBACK that ends a read: what was read is right, and what was raised is told.
-            with contextlib.suppress(DBAPIError):
-                tx.close()
 
     def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
         """Raise `_Faulted` for trouble with the database, and keep a connection out of the pool that is of no use."""

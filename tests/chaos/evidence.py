@@ -140,7 +140,7 @@ def _names(ask: Ask, batch: int, item: str | None) -> bool:
         if ask.path.startswith(f"/v1/batches/{batch}/") or (ask.path == "/v1/batches" and answer.get("id") == batch):
             return True
         return any(told["batch"] == batch for told in answer.get("completed", ()))
-    if not isinstance(ask.body, dict):
+    if ask.path not in ("/v1/acks", "/v1/failures"):
         return False
     group = item.rpartition(":")[0]
     masks = (f"{mask['batch']}:{mask['group']}" for mask in ask.body.get("groups", ()))

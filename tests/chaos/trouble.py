@@ -15,7 +15,7 @@ from tests.chaos.worlds import Trouble
 
 WORK = 50
 """Deliveries, or more, between two troubles."""
-LONGEST = 30
+LONGEST = 90
 """Seconds to wait for them: maybe what is broken stays so until the next trouble."""
 
 

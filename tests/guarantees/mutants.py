@@ -126,13 +126,6 @@ MUTANTS = [
         "newly = True",
         _CHAOS,
     ),
-    Mutant(
-        "some-groups-are-counted-and-not-written",
-        "core.acks:_write_groups",
-        "for key in sorted(work.changed):",
-        "for key in sorted(work.changed)[id(work) // 64 % 100 == 0 :]:",
-        _CHAOS,
-    ),
     # The last two acks.
     Mutant("completion-decided-on-a-plain-read", "core.completion:write", '" FOR UPDATE"', '""', _TWO_LAST),
     # The last item, twice.

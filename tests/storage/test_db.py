@@ -201,27 +201,6 @@ def test_whatever_is_called_survives_that_pooled_connections_are_killed(mariadb_
         assert call(mine) != pooled
 
 
-def test_a_connection_that_is_lost_at_the_end_takes_nothing_with_it(mariadb_database: Database) -> None:
-    """What was read is returned, and what was raised is raised, though the ROLLBACK that ends it fails."""
-
-    def lost(tx: Connection) -> int:
-        mine = int(tx.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
-        with contextlib.suppress(sa.exc.DBAPIError), sa.create_engine(mariadb_database.url).begin() as other:
-            other.exec_driver_sql(f"KILL HARD {mine}")
-        return mine
-
-    def raises(tx: Connection) -> None:
-        lost(tx)
-        raise KeyError("k")
-
-    for read in (mariadb_database.read, mariadb_database.snapshot):
-        assert read(lost) > 0
-    for call in (mariadb_database.read, mariadb_database.snapshot, mariadb_database.write):
-        with pytest.raises(KeyError):
-            call(raises)
-    assert mariadb_database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # it is a QueuePool
-
-
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, lost: bool) -> None:
     """Only work that finds its own traces is begun again; any other is unavailable, done once or not at all."""
@@ -268,6 +247,24 @@ def test_a_refused_commit_is_certain_where_the_server_says_so(sqlite_url: str, n
         with contextlib.nullcontext() if tries == 2 else pytest.raises(errors.Unavailable):
             database.write(lambda tx: tried.append(None))
         assert len(tried) == tries
+
+
+def test_a_rollback_that_fails_is_an_outage(sqlite_url: str) -> None:
+    """Nothing was committed, whatever it was rolled back for; what a caller hears is not the driver's error."""
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+
+        def refuse(_: Connection) -> None:
+            raise sa.exc.OperationalError("ROLLBACK", {}, pymysql.err.OperationalError(1047, "not ready"))
+
+        def work(tx: Connection) -> None:
+            tx.exec_driver_sql("SELECT 1")
+            raise errors.BatchNotFound(7)
+
+        sa.event.listen(database.engine, "rollback", refuse)
+        for call in (database.write, database.read):
+            with pytest.raises(errors.Unavailable):
+                call(work)
 
 
 def test_trouble_is_classified_once() -> None:
