@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -44,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     spark = SparkSession.builder.appName("lastbit bulk_ack").getOrCreate()
     try:
         return _run(spark, given, token)
-    except (AnalysisException, InvalidArgument) as error:
+    except InvalidArgument as error:
         _say(str(error))
         return WRONG_USE
     except LastbitError as error:

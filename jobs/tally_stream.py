@@ -26,7 +26,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from lastbit.errors import InvalidArgument, LastbitError
@@ -73,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
             {"processingTime": f"{given.every} seconds"} if given.every else {"availableNow": True}
         )
         writer.trigger(**trigger).start().awaitTermination()
-    except (AnalysisException, InvalidArgument) as error:
+    except InvalidArgument as error:
         _say(str(error))
         return WRONG_USE
     except SPARK_ERRORS as error:
