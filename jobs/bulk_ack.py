@@ -19,7 +19,6 @@ import sys
 import time
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -40,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         token = token_of(given.token_file)
         spark = SparkSession.builder.appName("lastbit bulk_ack").getOrCreate()
         return _run(spark, given, token)
-    except (AnalysisException, InvalidArgument) as error:
+    except InvalidArgument as error:
         _say(str(error))
         return WRONG_USE
     except LastbitError as error:

@@ -25,7 +25,6 @@ import sys
 import time
 from typing import Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from lastbit.errors import InvalidArgument, LastbitError
@@ -68,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             {"processingTime": f"{given.every} seconds"} if given.every else {"availableNow": True}
         )
         writer.trigger(**trigger).start().awaitTermination()
-    except (AnalysisException, InvalidArgument) as error:
+    except InvalidArgument as error:
         _say(str(error))
         return WRONG_USE
     except SPARK_ERRORS as error:
