@@ -28,6 +28,9 @@ KEEP_ALIVE = 75
 request runs into a connection that is being closed."""
 SECRET = ("tokens", "session_key")
 """Settings whose values nobody is to read off a terminal."""
+DEAF = 60
+"""Seconds after which a worker process that doesn't answer is replaced. uvicorn's own five are less than a start takes
+on a machine that is overloaded: there, none would ever come up."""
 GRACE = 15
 """Seconds for requests that are under way when the service is told to stop."""
 
@@ -134,6 +137,7 @@ def _serve(settings: Settings) -> None:
         proxy_headers=False,  # nothing here asks who the client is
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
+        timeout_worker_healthcheck=DEAF,
     )
 
 
