@@ -27,8 +27,9 @@ SHORT: Final = 0.01
 """Seconds of waiting that are short in any case."""
 LONG: Final = 0.5
 """Seconds that are long in any case."""
-LEAST: Final = 4
-"""Units that may wait, whatever was measured."""
+LEAST: Final = 64
+"""Units that may wait, whatever was measured. So many consumers who each wait for their answers are no overload,
+however slowly they are served: there won't be more of them."""
 LOOK_EVERY: Final = 1.0
 """Seconds between two lone flushes."""
 
@@ -73,7 +74,7 @@ class Admission:
         elif self._late_since is None:
             self._late_since = now
         elif now - self._late_since >= self._after:
-            self.limit = self._within_target()
+            self.limit = max(LEAST, self._within_target())
             self._changed(True)
 
     def most(self, now: float, most: int) -> int:
@@ -88,7 +89,7 @@ class Admission:
     def _within_target(self) -> int:
         """Units that are committed within the target, by what the last flush took."""
         units, seconds = self._last
-        return max(LEAST, round(units * self.target / seconds))
+        return max(1, round(units * self.target / seconds))
 
     def flushed(self, now: float, units: int, seconds: float) -> None:
         """A flush is over, and took so long."""
