@@ -223,13 +223,15 @@ def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> None:
     """After the database's clock went back: what is pending is due no later than if it had been planned, claimed or
     failed now. May be repeated."""
     now = _now(tx)
+    claimed = _deliveries.token.is_not(None)
     tx.execute(
         sa.update(tables.deliveries)
         .where(_deliveries.state == Progress.PENDING, _deliveries.due_at > now)
         .values(
             due_at=sa.case(
-                (sa.and_(_deliveries.token.is_not(None), _deliveries.due_at > now + lease), now + lease),
-                (sa.and_(_deliveries.token.is_(None), _deliveries.attempts == 0), now),
+                (sa.and_(claimed, _deliveries.due_at > now + lease), now + lease),
+                (claimed, _deliveries.due_at),
+                (_deliveries.attempts == 0, now),
                 (_deliveries.due_at > now + longest, now + longest),
                 else_=_deliveries.due_at,
             )
