@@ -97,7 +97,7 @@ sbom: $(READY) ## dist/: the wheel, and sbom.cdx.json of it and of the image
 	$(BIN)/python -m scripts.sbom dist
 
 image-check: $(READY) ## the Dockerfile's steps without Docker, and the service from what they leave; Linux, as root
-	$(BIN)/pytest tests/image_check.py
+	$(BIN)/pytest --timeout 900 tests/image_check.py
 
 clean:
 	rm -rf $(VENV) $(TOOLS) dist build .mypy_cache .ruff_cache .import_linter_cache .hypothesis

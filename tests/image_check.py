@@ -162,7 +162,7 @@ def carry_out(word: str, rest: str, layer: Layer, built: Mapping[str, Layer], co
         passed = {name: value for name, value in os.environ.items() if re.match(r"PIP_|SSL_|\w+_proxy$", name, re.I)}
         environment = {**passed, **layer.environment, "HOME": "/root"}
         command = ["chroot", layer.root, "env", "-C", layer.folder, "/bin/sh", "-c", rest]
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
         assert ran.returncode == 0, ran.stdout + ran.stderr
     elif word == "COPY":
         *sources, target = [each for each in shlex.split(rest) if not each.startswith("--")]
