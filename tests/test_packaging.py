@@ -37,7 +37,7 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         [str(part) for part in command],
-        cwd=ROOT.parent,
+        cwd=ROOT.anchor,  # not the checkout, nor where a folder beside it could be imported
         env={**kept, **environment},
         capture_output=True,
         text=True,
