@@ -178,7 +178,8 @@ def _tell_of_the_ended(children: dict[int, socket.socket]) -> None:
 
 if __name__ == "__main__":
     import api.app  # noqa: F401  # what `python -m api` would import by its name
-    import lastbit.cli  # noqa: F401
+    import lastbit.cli
+    import lastbit.client  # noqa: F401
 
     gc.collect()
     gc.freeze()

@@ -27,6 +27,7 @@ from core.settings import Settings
 from examples.demo import __main__ as demo
 from lastbit.cli import cli
 from tests.servers import ROOT, MariaDB, running_service
+from tests.spark.conftest import LOOPBACK
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
@@ -424,7 +425,7 @@ def test_the_spark_snippet_acks_a_dataframe(service_url: str, tmp_path: Path) ->
 import os
 from pyspark.sql import SparkSession
 URL = {service_url!r}
-spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark = SparkSession.builder.master("local[2]").config(map={LOOPBACK!r}).getOrCreate()
 numbers = spark.range(10_000).unionAll(spark.range(10_000)).repartition(4)
 done = numbers.selectExpr("concat('{opened["id"]}:', id div 8192, ':', id % 8192) AS item_id")
 """

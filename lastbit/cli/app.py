@@ -8,14 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from lastbit import __version__, errors
 from lastbit.cli.output import Output
-from lastbit.client import Client
 from lastbit.retry import Retry
+
+if TYPE_CHECKING:
+    from lastbit.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -166,6 +168,8 @@ def session(command: F) -> F:
         as_json: bool,
         **options: Any,
     ) -> Any:
+        from lastbit.client import Client  # and httpx: most of what a start would cost help and wrong use
+
         given: Settings = ctx.obj
         # What stands after the command comes first, whichever of the two it is.
         secret = _secret(token, token_file) or _secret(given.token, given.token_file)

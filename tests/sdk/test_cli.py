@@ -20,7 +20,7 @@ import pytest
 
 from lastbit import Client, ItemIds
 from tests.sdk.test_protocol import BATCH
-from tests.servers import run_module, running_service
+from tests.servers import ROOT, run_module, running_service
 
 COMMANDS = [
     *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "verify"),
@@ -413,6 +413,13 @@ def test_a_key_of_somebody_else_cannot_act_on_the_terminal(lastbit: Lastbit) -> 
         assert "[red]x" in text
         assert "\x1b" not in text
         assert "\x07" not in text
+
+
+def test_help_does_not_wait_for_what_only_a_call_needs() -> None:
+    """httpx takes longer to import than all the rest."""
+    code = "import sys, lastbit.cli; print(*sorted({'httpx', 'asyncio'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
 def test_the_installed_command_is_this_one() -> None:

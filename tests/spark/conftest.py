@@ -87,7 +87,14 @@ def bare_python(java: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     launcher.write_text(f'#!/bin/sh\nPYTHONPATH="{bare}:$PYTHONPATH" exec {sys.executable} -S "$@"\n')
     launcher.chmod(0o755)
     for package in ("httpx", "pyarrow", "pandas", "lastbit"):
-        tried = subprocess.run([str(launcher), "-c", f"import {package}"], cwd=bare, capture_output=True, text=True)
+        # Where PYTHONPATH names this checkout, that is not the node's.
+        tried = subprocess.run(
+            [str(launcher), "-c", f"import {package}"],
+            cwd=bare,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            capture_output=True,
+            text=True,
+        )
         assert "ModuleNotFoundError" in tried.stderr, f"{package} is at hand on the bare node"
     return launcher
 
