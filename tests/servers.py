@@ -87,7 +87,9 @@ class MariaDB:
             *(self.installer, "--no-defaults", f"--datadir={self.folder}/data", "--skip-test-db"),
             *("--auth-root-authentication-method=normal", f"--user={getpass.getuser()}"),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        # Not the machine's /tmp, as below.
+        environment = {**os.environ, "TMPDIR": str(self.folder)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self) -> None:

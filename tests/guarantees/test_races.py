@@ -90,6 +90,24 @@ def test_the_last_item_delivered_twice_tells_both_workers_and_is_news_to_one(ref
     verify_some(referee, ids)
 
 
+def test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_meanwhile(referee: Service) -> None:
+    """Two workers ack an item that isn't the last one; one of them may lock its group, and the other one the batch."""
+    ids = prepare(referee.database, ROUNDS, lambda number: (GROUP, {0: 5} if number % 2 else {}))
+
+    def check(number: int, one: Answer, other: Answer) -> None:
+        for answer in (one, other):
+            assert told(answer, ids[number]) is None
+        assert sorted([(one.applied, one.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
+
+    def move(service: Service, number: int) -> Answer:
+        return ack(service, (ids[number], 0, 9))
+
+    race(referee.database, ROUNDS, move, move, check=check)
+    rows = recount(referee.database)
+    assert {rows[batch].acked for batch in ids} == {1, 6}
+    verify_some(referee, ids)
+
+
 def test_of_the_last_ack_and_the_seal_exactly_one_completes_the_batch(referee: Service) -> None:
     """The last item is acked while the batch is sealed; the batch is complete, and one of the two calls is told so."""
     shapes = [(GROUP, {0: GROUP - 1}), (GROUP + 1, {0: GROUP}), (1, {})]
