@@ -5,20 +5,29 @@ BIN := $(VENV)/bin
 # Two steps, so that the first look does not wait for PySpark: the service and the SDK, then what tests need.
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Of PySpark alone there is no wheel: no other package's code runs while it is installed.
+PIP := -m pip install --quiet --disable-pip-version-check
+LOCKED := $(PIP) --require-hashes --no-build-isolation --only-binary :all: --no-binary pyspark
+TOOLS := .tools
 # pytest-xdist: three processes, one MariaDB each; with two, two cores would wait a third of the time.
 TEST_PROCESSES ?= 3
 
-.PHONY: demo test test-spark test-soak mutants serve lint format bench venv zip openapi screenshots clean
+.PHONY: demo test test-spark test-soak chaos fuzz mutants serve lint format bench venv zip openapi screenshots constraints audit sbom image-check clean
 
-$(RUNS): pyproject.toml requirements/server.txt constraints.txt
+$(RUNS): pyproject.toml constraints/server.txt constraints/run.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -r requirements/server.txt -e '.[cli]'
+	$(BIN)/python $(LOCKED) -r constraints/run.txt
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(READY): $(RUNS) requirements/dev.txt
-	$(PIP) -r requirements/dev.txt
+$(READY): $(RUNS) constraints/dev.txt
+	$(BIN)/python $(LOCKED) -r constraints/dev.txt
+	@touch $@
+
+$(TOOLS)/.ready: constraints/tools.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python $(LOCKED) -r constraints/tools.txt
 	@touch $@
 
 venv: $(READY) ## .venv: the service, its jobs, all test dependencies, lastbit itself editable
@@ -29,8 +38,8 @@ demo: $(RUNS) ## a real fan-out, with crashes and duplicates, to its exact end
 serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api
 
-test: $(READY) ## every test, on SQLite, a MariaDB, a RabbitMQ, a Redis, a Spark cluster of its own and in a Chromium
-	@scripts/need.sh mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
+test: $(READY) ## every test, on SQLite, a MariaDB, a Galera cluster, a RabbitMQ, a Redis, a Spark cluster of its own and in a Chromium
+	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 rabbitmq-server redis-server default-jre-headless chromium faketime
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --durations 25
 
 test-spark: $(READY) ## of these, lastbit.spark and its job alone
@@ -38,8 +47,16 @@ test-spark: $(READY) ## of these, lastbit.spark and its job alone
 	$(BIN)/pytest tests/spark
 
 test-soak: $(READY) ## the races and the state machine for much longer
-	@scripts/need.sh mariadb-server mariadb-backup sqlite3
+	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 faketime
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
+
+chaos: $(READY) ## everything is killed at random for MINUTES (20), then judged to the last bit; SEED=N repeats, GALERA=1
+	@scripts/need.sh mariadb-server galera-4 rsync default-jre-headless
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED)) $(if $(GALERA),--galera)
+
+fuzz: $(READY) ## more requests, bodies and files than `make test` tries, others each time; within half an hour
+	@scripts/need.sh default-jre-headless
+	LASTBIT_FUZZ=1 $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup tests/fuzz tests/spark/test_bad_inputs.py
 
 mutants: $(READY) ## break the code in known ways; each must make its test fail
 	@scripts/need.sh mariadb-server
@@ -70,5 +87,17 @@ zip: ## dist/lastbit.zip, the SDK for Spark's --py-files
 	@mkdir -p dist
 	$(PYTHON) -m scripts.zip_sdk dist/lastbit.zip
 
+constraints: $(TOOLS)/.ready ## write constraints/ after a change of requirements/; UPGRADE=1 takes the newest that fit
+	$(TOOLS)/bin/python -m scripts.constraints $(if $(UPGRADE),--upgrade,)
+
+audit: $(TOOLS)/.ready ## ask for known vulnerabilities of all that is locked; exit 2: could not ask
+	@$(TOOLS)/bin/python -m scripts.audit
+
+sbom: $(READY) ## dist/: the wheel, and sbom.cdx.json of it and of the image
+	$(BIN)/python -m scripts.sbom dist
+
+image-check: $(READY) ## the Dockerfile's steps without Docker, and the service from what they leave; Linux, as root
+	$(BIN)/pytest tests/image_check.py
+
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) dist build .mypy_cache .ruff_cache .import_linter_cache .hypothesis

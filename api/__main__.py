@@ -14,22 +14,22 @@ import tempfile
 from collections.abc import Iterator
 
 import uvicorn
-from pydantic import ValidationError
 
 from api.connections import raise_open_files
 from api.protocol import AckProtocol
 from api.tokens import Tokens
 from core import checks, errors, logs, schema
 from core.db import Database
-from core.settings import Settings
+from core.settings import Settings, settings_of
 
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept, longer than clients' pools and proxies do: so it's they who close it, and no
 request runs into a connection that is being closed."""
-SECRET = ("tokens", "session_key")
-"""Settings whose values nobody is to read off a terminal."""
 GRACE = 15
 """Seconds for requests that are under way when the service is told to stop."""
+WORKER_SILENCE = 60
+"""Seconds after which a worker process that doesn't answer its parent is replaced. uvicorn's own five are less than a
+start takes on a machine that is busy with other things: each worker is killed while it still imports, for ever."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,14 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="listen where others can reach it, without tokens"
     )
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    given = vars(parser.parse_args(arguments))
     command, as_json = given.pop("command"), given.pop("json")
-    try:
-        settings = Settings(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        given_value = "" if first["loc"][0] in SECRET else f", got {first['input']!r}"
-        parser.error(f"{first['loc'][0]}: {first['msg']}{given_value}")
+    settings = settings_of(parser, given)
     logs.configure(settings.log_level)
     try:
         if command == "serve":
@@ -134,6 +129,7 @@ def _serve(settings: Settings) -> None:
         proxy_headers=False,  # nothing here asks who the client is
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
+        timeout_worker_healthcheck=WORKER_SILENCE,
     )
 
 

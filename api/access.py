@@ -103,10 +103,11 @@ class Access:
 
     def __init__(self, tokens: Tokens, sessions: session.Sessions) -> None:
         self.tokens = tokens
+        self.rates = tokens.rates
         self.sessions = sessions
 
     def enter(self, scope: Scope, rule: Rule) -> Token:
-        """Who calls. Raises `Problem`: `unauthorized`, `forbidden`."""
+        """Who calls. Raises `Problem`: `unauthorized`, `forbidden`, `rate_limited`."""
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, value)
@@ -124,19 +125,25 @@ class Access:
         if caller is None:
             raise unauthorized(b"authorization" in headers)
         _judge(caller, rule)
+        self.rates.call(caller)
         return caller
 
     def consumer(self, digest: bytes | None) -> Token | None:
-        """Of an ack route: who calls, if he may. It's called once an item, so it says nothing of the reason."""
+        """Of an ack route: who calls, if he may. It's called once an item, so it says nothing of the reason. His rate
+        is not looked at."""
         caller = self.tokens.find(digest or b"")
         return caller if caller is not None and not CONSUMERS.isdisjoint(caller.roles) else None
 
     def enter_consumer(self, digest: bytes | None, *, sent: bool) -> Token:
-        """The same with the reason. `sent`: there was something where the token stands. Raises `Problem`."""
+        """The same with the reason, and with his rate. `sent`: there was something where the token stands.
+
+        Raises `Problem`.
+        """
         caller = self.tokens.find(digest or b"")
         if caller is None:
             raise unauthorized(sent)
         _judge(caller, CONSUMES)
+        self.rates.call(caller)
         return caller
 
     def still(self, caller: Token) -> bool:

@@ -18,16 +18,16 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import body, problems
+from api import body, patterns, problems
 from api.access import Access, digest_of
-from api.metrics import ACK_REQUESTS, ACKS, RESULTS
+from api.metrics import ACK_REQUESTS, ACKS, REFUSED, RESULTS
 from api.problems import Place, Problem
 from api.requests import HEADER, USUAL, Requests, given_id, request_id
 from core import errors
 from core.calls import Answer, Call, Rejected, Verb
-from core.combiner import Pending
+from core.combiner import TOO_MANY, Pending
 from core.service import MaskPlaces, Service
-from lastbit.ids import INTEGER_LIMIT, InvalidItemId, ItemId
+from lastbit.ids import INTEGER_LIMIT, MAX_GROUP_SIZE, InvalidItemId, ItemId
 from lastbit.tokens import Token
 
 MAX_IDS: Final = 10_000
@@ -38,7 +38,16 @@ PATHS: Final = {"/v1/acks": Verb.ACK, "/v1/failures": Verb.FAIL}
 log = structlog.get_logger(__name__)
 
 Integer = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
-ItemIdText = Annotated[str, msgspec.Meta(description="an item id, batch:group:index", examples=["7:0:42"])]
+ItemIdText = Annotated[
+    str,
+    msgspec.Meta(
+        description="an item id, batch:group:index, of integers below 2^53",
+        examples=["7:0:42"],
+        extra_json_schema={"pattern": patterns.ITEM_ID},
+    ),
+]
+# More is a 413, which the decoder doesn't know.
+Ids = Annotated[list[ItemIdText], msgspec.Meta(extra_json_schema={"maxItems": MAX_IDS})]
 
 
 class GroupMask(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,23 +58,30 @@ class GroupMask(msgspec.Struct, forbid_unknown_fields=True):
         msgspec.Meta(
             description="base64, little-endian bit order: bit i of the group is bytes[i//8] >> (i%8) & 1; "
             "at most group_size/8 bytes",
-            extra_json_schema={"contentEncoding": "base64"},
+            extra_json_schema={
+                "contentEncoding": "base64",
+                "pattern": patterns.BASE64,
+                "maxLength": (MAX_GROUP_SIZE // 8 + 2) // 3 * 4,
+            },
         ),
     ]
+
+
+Masks = Annotated[list[GroupMask], msgspec.Meta(extra_json_schema={"maxItems": MAX_GROUPS})]
 
 
 class Acks(msgspec.Struct, forbid_unknown_fields=True):
     """Items to ack: by id, by mask, or both."""
 
-    items: list[ItemIdText] | msgspec.UnsetType = msgspec.UNSET
-    groups: list[GroupMask] | msgspec.UnsetType = msgspec.UNSET
+    items: Ids | msgspec.UnsetType = msgspec.UNSET
+    groups: Masks | msgspec.UnsetType = msgspec.UNSET
 
 
 class Failures(msgspec.Struct, forbid_unknown_fields=True):
     """Items to give up: by id, by mask, or both."""
 
-    items: list[ItemIdText] | msgspec.UnsetType = msgspec.UNSET
-    groups: list[GroupMask] | msgspec.UnsetType = msgspec.UNSET
+    items: Ids | msgspec.UnsetType = msgspec.UNSET
+    groups: Masks | msgspec.UnsetType = msgspec.UNSET
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] | None = None
 
 
@@ -152,6 +168,8 @@ class AckRoutes:
             elif name == b"authorization" and authorization is None:
                 authorization = value
         caller = self.access.enter_consumer(digest_of(authorization), sent=authorization is not None)
+        if self.is_full():
+            raise errors.Overloaded(TOO_MANY)
         async with body.reading(scope, receive, self.state.room) as content:
             call, check = self.parse(verb, key, content, caller)
             if check is not None:
@@ -174,7 +192,15 @@ class AckRoutes:
     ) -> tuple[Call, Check | None]:
         """The call that a body is, and what has to be asked of the database, in a thread, before it is submitted.
         Raises `Problem` and `errors.InvalidRequest`."""
-        return parse(verb, idempotency_key, content, caller, self.state.service)
+        call, check = parse(verb, idempotency_key, content, caller, self.state.service)
+        if caller.items is not None:
+            self.access.rates.bring(caller, call.items)
+        return call, check
+
+    def is_full(self) -> bool:
+        """Whether the next call will be refused, as more acks come than can be committed."""
+        service: Service = self.state.service
+        return service.is_full()
 
     def submit(self, call: Call, to: Callable[[Pending], object]) -> None:
         """Queue the call; `to` is told in the event loop when it is over. Raises `errors.Overloaded`."""
@@ -249,7 +275,8 @@ def _bits(position: int, text: str) -> bytes:
 
 def refusal(verb: Verb, error: Exception, given: bytes | None) -> Problem:
     """The answer to a call that went wrong, under its id: the caller's, if it `given` one. It is counted, and logged
-    where it is not the caller's doing; the ack routes log nothing else."""
+    where it is not the caller's doing; the ack routes log nothing else. Who is refused because too much comes isn't
+    logged: there are thousands of them a second, and the combiner says once that it began."""
     name = request_id(given)
     if isinstance(error, Problem):
         problem = error
@@ -260,6 +287,8 @@ def refusal(verb: Verb, error: Exception, given: bytes | None) -> Problem:
     if problem.status == 500:
         trace = None if isinstance(error, errors.CoreError) else error
         log.error("ack_failed", request_id=name, verb=verb.value, error=str(error), exc_info=trace)
+    elif isinstance(error, errors.Overloaded):
+        REFUSED.labels("acks").inc()
     elif problem.status > 500:
         log.warning("ack_unavailable", request_id=name, verb=verb.value, error=problem.detail)
     ACK_REQUESTS.labels(verb.value, str(problem.status)).inc()
@@ -309,6 +338,8 @@ def document(openapi: dict[str, Any]) -> None:
     _, components = msgspec.json.schema_components(
         [Acks, Failures, AckAnswer], ref_template="#/components/schemas/{name}"
     )
+    for body_of in ("Acks", "Failures"):
+        components[body_of]["anyOf"] = [{"required": ["items"]}, {"required": ["groups"]}]
     openapi["components"]["schemas"].update(components)
     for path, verb in PATHS.items():
         model, summary = answers[verb]

@@ -16,8 +16,9 @@ from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import iter_route_contexts
 from fastapi.staticfiles import StaticFiles
+from starlette.routing import compile_path
 
-from api import acks, batches, events, groups, ops, page, problems, processes, sign_in, tallies, webhooks
+from api import acks, batches, commands, events, groups, ops, page, problems, processes, sign_in, tallies, webhooks
 from api.access import CONSUMES, Access, Rule, guarded, rule_of
 from api.acks import AckRoutes
 from api.body import Room
@@ -27,6 +28,7 @@ from api.session import Sessions
 from api.tokens import LOOK_EVERY, Tokens
 from api.waiting import Waiting
 from core import janitor, logs, schema
+from core.admission import Admission
 from core.combiner import Combiner
 from core.db import Database
 from core.dispatcher import Dispatcher
@@ -42,6 +44,9 @@ VERSION = "1.0.0"
 SWITCH_INTERVAL = 0.001
 """Seconds that a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than an ack
 transaction. Between two of its statements the combiner would wait for the event loop to have answered everybody."""
+SWITCH_INTERVAL_SHEDDING = 0.0001
+"""While most acks are refused the event loop comes first: it takes the interpreter anew for each request that it reads,
+and waits so long for it while the combiner computes. A thousand refusals a second would be the most there is."""
 
 
 def create(settings: Settings | None = None) -> AckRoutes:
@@ -57,7 +62,10 @@ def create(settings: Settings | None = None) -> AckRoutes:
             schema.migrate(database)
         sender = WebhookSender(timeout=settings.webhooks_timeout, allow_private=settings.webhooks_allow_private)
         combiner = functools.partial(
-            Combiner, max_waiting=settings.max_waiting_acks, max_bytes=settings.max_waiting_bytes
+            Combiner,
+            max_waiting=settings.max_waiting_acks,
+            max_bytes=settings.max_waiting_bytes,
+            admission=Admission(settings.shed_after, _loop_first) if settings.shed_after else None,
         )
         service = Service(database, combiner=combiner, sender=sender)
         service.check_ready()
@@ -114,13 +122,17 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.include_router(groups.router)
     app.include_router(tallies.router)
     app.include_router(processes.router)
-    app.include_router(processes.commands)
+    app.include_router(commands.router)
     app.include_router(ops.router)
     app.include_router(page.routes())
     app.include_router(sign_in.router)
     app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.openapi = functools.partial(openapi, app)  # type: ignore[method-assign]
     return AckRoutes(app, most_waiting=settings.max_waiting_requests)
+
+
+def _loop_first(shedding: bool) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_SHEDDING if shedding else SWITCH_INTERVAL)
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:
@@ -133,12 +145,25 @@ def openapi(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
             license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         )
+        _document_optional_bodies(document)
         acks.document(document)
         tallies.document(document)
         _document_access(app, document)
         document["components"]["schemas"]["Problem"] = problems.SCHEMA
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _document_optional_bodies(document: dict[str, Any]) -> None:
+    """Of the routes that take `{}`: a request without a body is one, and FastAPI doesn't know."""
+    schemas = document["components"]["schemas"]
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            body = operation.get("requestBody")
+            if body is not None:
+                name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                # Those that msgspec decodes are not there yet; they say themselves what they need.
+                body["required"] = name not in schemas or bool(schemas[name].get("required"))
 
 
 def rules(app: FastAPI) -> Iterator[tuple[str, str, Rule]]:
@@ -160,12 +185,13 @@ def _document_access(app: FastAPI, document: dict[str, Any]) -> None:
         }
     }
     for method, path, rule in rules(app):
-        operation = document["paths"].get(path, {}).get(method.lower())
+        # As the document has it: without `:path`, by which a parameter takes slashes.
+        operation = document["paths"].get(compile_path(path)[1], {}).get(method.lower())
         if operation is None:
             continue
         operation["security"] = [] if rule.everybody else [{"token": [str(role)]} for role in rule.roles]
         if not rule.everybody:
-            operation["responses"] |= {str(status): each for status, each in problems.documented(401, 403).items()}
+            operation["responses"] |= {str(status): each for status, each in problems.documented(401, 403, 429).items()}
 
 
 @contextlib.contextmanager

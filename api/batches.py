@@ -33,8 +33,7 @@ IdempotencyKey = Annotated[
         description="1 to 255 visible ASCII characters; the same key again has no further effect",
     ),
 ]
-Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
 REPLAYED = {
     "headers": {"Idempotency-Replayed": {"schema": {"const": "true"}, "description": "this key was answered before"}}
 }
@@ -73,9 +72,9 @@ def list_batches(
     request: Request,
     state: models.StateName | None = None,
     key: Annotated[str | None, Query(max_length=255)] = None,
-    label: Annotated[list[str], Query(description="name:value; several mean and")] = [],  # noqa: B006
+    label: Annotated[list[models.WantedLabel], Query(description="name:value; several mean and")] = [],  # noqa: B006
     limit: Limit = 100,
-    cursor: Cursor = None,
+    cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The batches, newest first."""
     page = _service(request).page(
@@ -166,14 +165,14 @@ def delete_batch(batch: BatchId, request: Request) -> Response:
 
 @router.get("/{id}/pending", response_model=models.PendingPage, responses=documented(404, 422))
 @needs(Role.READ, limited=True)
-def pending(batch: BatchId, request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
+def pending(batch: BatchId, request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
     """The pending items, as ranges of numbers."""
     return _ranges(request, batch, "pending", limit, cursor)
 
 
 @router.get("/{id}/failed", response_model=models.FailedPage, responses=documented(404, 422))
 @needs(Role.READ, limited=True)
-def failed(batch: BatchId, request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
+def failed(batch: BatchId, request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
     """The failed items, as ranges of numbers, with the reasons that were given."""
     return _ranges(request, batch, "failed", limit, cursor)
 
@@ -200,9 +199,9 @@ def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, curs
 def groups(
     batch: BatchId,
     request: Request,
-    start: Annotated[int, models.Decimal, Query(ge=0, lt=INTEGER_LIMIT, description="the first group")] = 0,
-    limit: Annotated[int, models.Decimal, Query(ge=1, le=4096, description="tiles at the most")] = 1024,
-    per: Annotated[int, models.Decimal, Query(ge=1, le=picture.GROUPS, description="groups a tile")] = 1,
+    start: Annotated[int, Query(ge=0, lt=INTEGER_LIMIT, description="the first group"), models.Decimal] = 0,
+    limit: Annotated[int, Query(ge=1, le=4096, description="tiles at the most"), models.Decimal] = 1024,
+    per: Annotated[int, Query(ge=1, le=picture.GROUPS, description="groups a tile"), models.Decimal] = 1,
 ) -> dict[str, Any]:
     """How much of each group is resolved, a tile for each `per` of them. An answer covers at most 131,072 groups."""
     found, seen = _service(request).picture(batch, start, limit, per)

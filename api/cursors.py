@@ -5,8 +5,20 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from typing import Annotated
 
+from fastapi import Query
+
+from api import patterns
 from core import errors
+
+Cursor = Annotated[
+    str | None,
+    Query(
+        description="`next` of the page before; no other is taken",
+        json_schema_extra={"minLength": 1, "pattern": patterns.CURSOR},
+    ),
+]
 
 
 def encode(of: str, place: int | str) -> str:

@@ -32,13 +32,15 @@ router = APIRouter(prefix="/v1/events", route_class=JsonRoute, tags=["events"])
 MAX_EVENTS: Final = 1000
 MAX_DATA: Final = 65_536
 STREAM_READ: Final = 500
+STREAM_BYTES: Final = 2**20
+"""Of data that are written at once, and wait where a follower takes them slowly."""
 PING: Final = 15.0
 """Seconds of silence after which a stream says that it is alive."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,255}$")]
-Position = Annotated[int, models.Decimal, Query(ge=0, lt=INTEGER_LIMIT)]
+Position = Annotated[int, Query(ge=0, lt=INTEGER_LIMIT), models.Decimal]
 Types = Annotated[list[str], Query(alias="type", description="several mean or")]
-OfBatch = Annotated[int | None, models.Decimal, Query(ge=0, lt=INTEGER_LIMIT)]
+OfBatch = Annotated[int | None, Query(ge=0, lt=INTEGER_LIMIT), models.Decimal]
 
 
 def _words(beginnings: Sequence[str]) -> str:
@@ -125,6 +127,8 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
             # The id too: who appends somebody else's first has the other's event taken for a repeat.
             if not caller.covers(value):
                 raise outside(caller, f"body.events[{place}].{name}", "events whose key and id begin")
+    access: Access = request.app.state.access
+    access.rates.bring(caller, len(body.events))
     new = [
         feed.New(each.id, each.type, each.key, None if each.data is None else encoded(each.data).decode())
         for each in body.events
@@ -143,7 +147,7 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
 async def read_events(
     request: Request,
     after: Annotated[Position | None, Query(description="by default all that are kept")] = None,
-    limit: Annotated[int, models.Decimal, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = 100,
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first event")] = 0,
     types: Types = [],  # noqa: B006
     batch: OfBatch = None,
@@ -207,7 +211,7 @@ async def stream_events(
 
 
 _RESUMED: Final = "header Last-Event-ID"
-_POSITION: Final = TypeAdapter(Annotated[int, models.Decimal, Field(ge=0, lt=INTEGER_LIMIT)])
+_POSITION: Final = TypeAdapter(Annotated[int, Field(ge=0, lt=INTEGER_LIMIT), models.Decimal])
 
 
 async def _stream(
@@ -222,7 +226,7 @@ async def _stream(
     yield b"retry: 1000\n\n"
     async with waiting.follow(types, batch, prefix) as follower:
         while not waiting.closed and is_welcome():
-            page = await waiting.read(follower, after, STREAM_READ)
+            page = await waiting.read(follower, after, STREAM_READ, STREAM_BYTES)
             after = page.next
             if page.events:
                 yield b"".join(map(_message, page.events))

@@ -40,7 +40,7 @@ _NAME: Final = r"^[A-Za-z0-9_][\x21-\x2e\x30-\x7e]{0,254}$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 AnyGroup = Annotated[Name, Path(alias="group")]
 GroupName = Annotated[Name, AfterValidator(_users_own), Path(alias="group")]
-PartitionNumber = Annotated[int, models.Decimal, Path(alias="partition", ge=0, lt=groups.MOST_PARTITIONS)]
+PartitionNumber = Annotated[int, Path(alias="partition", ge=0, lt=groups.MOST_PARTITIONS), models.Decimal]
 WorkerName = Annotated[Name, Path(alias="worker")]
 Session = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,64}$")]
 Partition = Annotated[int, Field(ge=0, lt=groups.MOST_PARTITIONS)]
@@ -161,6 +161,7 @@ class Synced(BaseModel):
     ttl: float = Field(description="seconds until the lease ends; sync every third of it")
     assigned: list[Held] = Field(description="all that it holds now, those of `release` too")
     release: list[int] = Field(description="of these, what to stop and drain: told again until it is drained")
+    release_within: float = Field(description="seconds that this may take, from when it was told first")
 
 
 class Committed(BaseModel):
@@ -216,8 +217,8 @@ def put_group(group: GroupName, body: GroupBody, request: Request, response: Res
 @needs(*ANY)
 def list_groups(
     request: Request,
-    limit: Annotated[int, models.Decimal, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(description="`next` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = 100,
+    cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The groups, by name; the service's own too."""
     found = _service(request).list_groups(cursors.decode_name("groups", cursor), limit)
@@ -258,7 +259,12 @@ def sync(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
         }
         for each in synced.assigned
     ]
-    return {"ttl": synced.ttl.total_seconds(), "assigned": assigned, "release": synced.release}
+    return {
+        "ttl": synced.ttl.total_seconds(),
+        "assigned": assigned,
+        "release": synced.release,
+        "release_within": synced.release_within.total_seconds(),
+    }
 
 
 @router.delete("/{group}/workers/{worker}", status_code=204, responses=documented(404, 422))

@@ -37,8 +37,12 @@ for _verb in Verb:
     for _result in RESULTS:
         ACKS.labels(_verb.value, _result)
 
-for _cause in ("bytes", "connections", "idle", "large", "slow", "requests"):
+for _cause in ("acks", "bytes", "connections", "idle", "large", "rate", "slow", "requests"):
     REFUSED.labels(_cause)
+
+SHED: Final = REFUSED.labels("acks")
+SENT_AWAY: Final = {verb: ACK_REQUESTS.labels(verb.value, "503") for verb in Verb}
+"""Ready made, for answers that are to cost nearly nothing."""
 
 FRESH: Final = 3.0
 """Seconds for which gauges that were read are good enough."""

@@ -10,6 +10,7 @@ from fastapi import Depends, Path, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
 from starlette.concurrency import run_in_threadpool
 
+from api import patterns
 from api.access import caller_of
 from core import batches, errors
 from core.lifecycle import State
@@ -29,7 +30,7 @@ def _decimal(value: Any) -> Any:
 Decimal = BeforeValidator(_decimal)
 
 
-async def _own_batch(request: Request, batch: Annotated[int, Decimal, Path(alias="id", ge=0, lt=INTEGER_LIMIT)]) -> int:
+async def _own_batch(request: Request, batch: Annotated[int, Path(alias="id", ge=0, lt=INTEGER_LIMIT), Decimal]) -> int:
     """The batch of the path. For a limited caller that of somebody else is one that isn't there."""
     prefix = caller_of(request).prefix
     if prefix is not None:
@@ -38,10 +39,11 @@ async def _own_batch(request: Request, batch: Annotated[int, Decimal, Path(alias
 
 
 BatchId = Annotated[int, Depends(_own_batch)]
-GroupNumber = Annotated[int, Decimal, Path(alias="group", ge=0, lt=INTEGER_LIMIT)]
+GroupNumber = Annotated[int, Path(alias="group", ge=0, lt=INTEGER_LIMIT), Decimal]
 Key = Annotated[str, StringConstraints(max_length=255)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^:]*$")]
 LabelValue = Annotated[str, StringConstraints(max_length=1024)]
+WantedLabel = Annotated[str, Field(json_schema_extra={"pattern": patterns.LABEL})]
 
 
 class Body(BaseModel):
@@ -50,13 +52,19 @@ class Body(BaseModel):
 
 class OpenBody(Body):
     key: Key | None = Field(None, description="a name of yours; need not be unique")
-    labels: dict[LabelName, LabelValue] = Field(default_factory=dict, max_length=MAX_LABELS)
+    labels: dict[LabelName, LabelValue] = Field(
+        default_factory=dict, max_length=MAX_LABELS, json_schema_extra={"additionalProperties": False}
+    )
     group_size: int = Field(
         DEFAULT_GROUP_SIZE, ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE, multiple_of=8, description="items of one bitfield"
     )
     items: int = Field(0, ge=0, le=MAX_ITEMS, description="extend by so many at once")
     sealed: bool = Field(False, description="seal at once")
-    parent: str | None = Field(None, description="the item of another batch that this batch is; acked when it succeeds")
+    parent: str | None = Field(
+        None,
+        description="the item of another batch that this batch is; acked when it succeeds",
+        json_schema_extra={"pattern": patterns.ITEM_ID},
+    )
     expires_in: int | None = Field(
         None, ge=1, le=MAX_EXPIRES_IN, description="seconds of idleness after which this batch expires"
     )

@@ -27,7 +27,7 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz", responses=documented())
 @open_to_all
 def readyz(request: Request) -> dict[str, str]:
-    """The database is reached, and its schema is current."""
+    """The database is reached, and its schema serves this release."""
     request.app.state.service.check_ready()
     return {"status": "ready"}
 

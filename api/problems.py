@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -11,7 +12,9 @@ import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from core import errors
 
@@ -46,6 +49,7 @@ STATUS: Final[dict[str, int]] = {
     "method_not_allowed": 405,
     "unsupported_media_type": 415,
     "too_large": 413,
+    "rate_limited": 429,
     "unavailable": 503,
     "internal": 500,
 }
@@ -147,11 +151,25 @@ def _from_pydantic(error: RequestValidationError) -> Problem:
     return invalid(places)
 
 
-def _from_starlette(error: HTTPException) -> Problem:
+@functools.cache
+def _pattern(path: str) -> re.Pattern[str]:
+    return compile_path(path)[0]
+
+
+def _allowed(request: Request) -> dict[str, str]:
+    """All methods of the path: the router names those of the first route that has it, and there may be others."""
+    methods: set[str] = set()
+    for route in iter_route_contexts(request.app.routes):
+        if route.path is not None and route.methods and _pattern(route.path).match(request.scope["path"]):
+            methods |= route.methods
+    return {"Allow": ", ".join(sorted(methods))} if methods else {}
+
+
+def _from_starlette(error: HTTPException, request: Request) -> Problem:
     if error.status_code == 404:
         return Problem("not_found", "there is no such path; the API's pages are at /docs")
     if error.status_code == 405:
-        return Problem("method_not_allowed", "this path has other methods", headers=error.headers)
+        return Problem("method_not_allowed", "this path has other methods", headers=_allowed(request) or error.headers)
     # FastAPI answers 400 for a body that its JSON parser gives up on (too deep, too long an integer).
     return invalid([Place("body", "expected JSON")])
 
@@ -159,7 +177,7 @@ def _from_starlette(error: HTTPException) -> Problem:
 def install(app: FastAPI) -> None:
     """Answer every error of the app as a problem."""
 
-    async def handle(_: Request, error: Exception) -> Response:
+    async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, Problem):
             return response(error)
         if isinstance(error, errors.CoreError):
@@ -169,7 +187,7 @@ def install(app: FastAPI) -> None:
         if isinstance(error, RequestValidationError):
             return response(_from_pydantic(error))
         if isinstance(error, HTTPException):
-            return response(_from_starlette(error))
+            return response(_from_starlette(error, request))
         return response(internal())
 
     for kind in (Problem, errors.CoreError, RequestValidationError, HTTPException, Exception):
@@ -209,6 +227,6 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "description": " or ".join(f"`{code}`" for code in codes),
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        if status == 503:
+        if status in (429, 503):
             result[status]["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
     return result

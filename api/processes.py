@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import time
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, field_validator
-from starlette.concurrency import run_in_threadpool
 
-from api import cursors, models
+from api import cursors, patterns
 from api.access import ANY, needs
 from api.body import JsonRoute
-from api.events import MAX_DATA, Name, Position, encoded, woken
+from api.commands import Command, Limit, command_json, value_of
+from api.events import MAX_DATA, Name, encoded
 from api.groups import Epoch
 from api.groups import Name as WorkerName
 from api.models import Body
 from api.problems import documented
-from core import definitions, feed, groups, outbox, processes, tables, timers
+from core import definitions, groups, outbox, processes, tables, timers
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role
 
 router = APIRouter(prefix="/v1/processes", route_class=JsonRoute, tags=["processes"])
-commands = APIRouter(prefix="/v1/commands", route_class=JsonRoute, tags=["processes"])
 
 MAX_STATE: Final = 1024 * 1024
 """Bytes of an instance's state."""
@@ -58,10 +55,18 @@ ProcessName = Annotated[
         description="a letter or digit, then up to 199 of these and of `.` `_` `:` `-`",
     ),
 ]
-InstanceName = Annotated[str, Path(alias="instance", min_length=1, max_length=255), AfterValidator(_in_a_path)]
+InstanceName = Annotated[
+    str,
+    Path(
+        alias="instance",
+        min_length=1,
+        max_length=255,
+        json_schema_extra={"pattern": patterns.INSTANCE},
+    ),
+    AfterValidator(_in_a_path),
+]
 CommandType = Annotated[str, StringConstraints(pattern=rf"^[\x21-\x7e]{{1,{tables.PROCESS_NAME}}}$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=255), AfterValidator(_unicode)]
-Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(description="`next` of the page before")]
 StatusName = Literal["running", "finished", "parked"]
 
@@ -197,17 +202,6 @@ class ProcessTimer(BaseModel):
     data: Any
 
 
-class Command(BaseModel):
-    id: str = Field(description="made of process, instance and step: act on it once")
-    position: int = Field(description="of its event in the feed")
-    process: str
-    instance: str
-    step: str
-    type: str
-    data: Any
-    at: datetime
-
-
 class InstanceDetails(ProcessInstance):
     history: list[InboxEntry] = Field(description="the newest 200 events that came to it, newest first")
     timers: list[ProcessTimer]
@@ -232,12 +226,6 @@ class Retried(BaseModel):
     retrying: int = Field(description="events that are handled again")
 
 
-class CommandPage(BaseModel):
-    commands: list[Command]
-    next: int = Field(description="the last position that was looked at: `after` of the next call")
-    last: int = Field(description="the feed's last position")
-
-
 def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
@@ -245,10 +233,6 @@ def _service(request: Request) -> Service:
 
 def _text(value: Any) -> str | None:
     return None if value is None else encoded(value).decode()
-
-
-def _value(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
 
 
 def _seconds(value: float | None) -> timedelta | None:
@@ -261,11 +245,7 @@ def _definition(definition: definitions.Definition) -> dict[str, Any]:
 
 def _instance(instance: processes.Instance) -> dict[str, Any]:
     shown = {name: getattr(instance, name) for name in ProcessInstance.model_fields}
-    return {**shown, "state": _value(instance.state)}
-
-
-def _command(command: outbox.Command) -> dict[str, Any]:
-    return {**{name: getattr(command, name) for name in Command.model_fields}, "data": _value(command.data)}
+    return {**shown, "state": value_of(instance.state)}
 
 
 @router.put(
@@ -308,15 +288,15 @@ def list_instances(
     request: Request,
     status: Annotated[StatusName | None, Query(description="parked: those with parked events")] = None,
     limit: Limit = 100,
-    cursor: Cursor = None,
+    cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The instances of a process, by name."""
     of = f"instances:{process}"
     wanted = None if status is None or status == "parked" else processes.Status(status)
-    found = _service(request).list_instances(
+    found, cut = _service(request).list_instances(
         process, wanted, cursors.decode_name(of, cursor), limit, parked=status == "parked"
     )
-    following = cursors.encode(of, found[-1].instance) if len(found) == limit else None
+    following = cursors.encode(of, found[-1].instance) if cut else None
     return {"instances": [_instance(each) for each in found], "next": following}
 
 
@@ -380,37 +360,8 @@ def get_instance(process: ProcessName, instance: InstanceName, request: Request)
     return {
         **_instance(details.instance),
         "history": [{name: getattr(each, name) for name in InboxEntry.model_fields} for each in details.history],
-        "timers": [{"timer": each.timer, "due_at": each.due_at, "data": _value(each.data)} for each in details.timers],
-        "commands": [_command(each) for each in details.commands],
+        "timers": [
+            {"timer": each.timer, "due_at": each.due_at, "data": value_of(each.data)} for each in details.timers
+        ],
+        "commands": [command_json(each) for each in details.commands],
     }
-
-
-@commands.get("", response_model=CommandPage, responses=documented(422))
-@needs(*ANY)
-async def read_commands(
-    request: Request,
-    after: Position = 0,
-    limit: Limit = 100,
-    wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first command")] = 0,
-    types: Annotated[list[str], Query(alias="type", description="several mean or")] = [],  # noqa: B006
-    process: str | None = None,
-) -> dict[str, Any]:
-    """The commands above a position, in the order of the feed; with `wait`, once there is one or the time is over."""
-    service, waiting = _service(request), request.app.state.waiting
-
-    def read() -> outbox.Page:
-        return service.commands(after, limit, types=types, process=process)
-
-    if not wait:
-        return _page(await run_in_threadpool(read))
-    until = time.monotonic() + wait
-    async with waiting.follow([f"{feed.COMMAND}.{each}" for each in types], beginning=f"{feed.COMMAND}.") as follower:
-        page = await run_in_threadpool(read)
-        while not page.commands and await woken(follower, until) and not waiting.closed:
-            follower.woken.clear()
-            page = await run_in_threadpool(read)
-    return _page(page)
-
-
-def _page(page: outbox.Page) -> dict[str, Any]:
-    return {"commands": [_command(each) for each in page.commands], "next": page.next, "last": page.last}

@@ -14,6 +14,7 @@ stop waits for its answer.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any, Final, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -22,11 +23,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from api import body, problems
 from api.access import NOBODY, digest_of
 from api.acks import PATHS, AckRoutes, Check, refusal
-from api.metrics import REFUSED
+from api.metrics import REFUSED, SENT_AWAY, SHED
 from api.problems import Problem
 from api.requests import USUAL, WIRE_HEADER
+from core import errors
 from core.calls import Call, Verb
-from core.combiner import Pending
+from core.combiner import TOO_MANY, Pending
 from lastbit.tokens import Token
 
 _VERBS: Final = {path.encode(): verb for path, verb in PATHS.items()}
@@ -132,6 +134,19 @@ _heads: Final[dict[bytes, _Head]] = {}
 parser makes of the same bytes is the same; so it need not be asked again."""
 _MOST_HEADS: Final = 4096
 _USUAL: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items())
+
+
+def _busy() -> bytes:
+    """The whole answer to who is sent away, but for the server's headers and its id."""
+    problem = problems.from_core(errors.Overloaded(TOO_MANY))
+    content = problem.body()
+    headers = {"content-type": problems.MEDIA_TYPE, "content-length": len(content), **problem.headers}
+    more = "".join(f"{name.lower()}: {value}\r\n" for name, value in headers.items())
+    named = WIRE_HEADER + b": %b\r\n\r\n"
+    return STATUS_LINE[problem.status] + b"%b" + _USUAL + more.encode() + named + content.replace(b"%", b"%%")
+
+
+_BUSY: Final = _busy()
 _LONGEST_HEAD: Final = 4096
 """Bytes of one that is remembered."""
 
@@ -241,6 +256,9 @@ class AckProtocol(HttpToolsProtocol):
         if known is not None and len(data) == end + known.length:
             caller = self.acks.access.consumer(known.digest)
             if caller is not None:
+                if self.acks.is_full():
+                    self._send_away(known.verb)
+                    return
                 exchange = _Exchange(self, known.verb, caller, None)
                 self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
                 self._begin(exchange, data[end:])
@@ -250,6 +268,8 @@ class AckProtocol(HttpToolsProtocol):
         if (
             made is not cycle
             and end <= _LONGEST_HEAD
+            # The parser skips blank lines before a request; `end` is behind them then, and no head's.
+            and data.startswith(b"POST ")
             and type(made) is _Exchange
             and made.key is made.request_id is None
             and len(data) == end + made.length
@@ -257,6 +277,14 @@ class AckProtocol(HttpToolsProtocol):
             if len(_heads) >= _MOST_HEADS:
                 _heads.clear()
             _heads[head] = _Head(made.verb, made.length, made.caller.digest)
+
+    def _send_away(self, verb: Verb) -> None:
+        """Answer a request whose body was not looked at: more acks come than can be committed. Under overload most
+        requests end here, so this has to cost as little as can be."""
+        SENT_AWAY[verb].inc()
+        SHED.inc()
+        self.transport.write(_BUSY % (self.default_headers(), uuid.uuid4().hex.encode()))
+        self.answered()
 
     def on_message_begin(self) -> None:
         self._between = self._head_ended = False
@@ -346,6 +374,10 @@ class AckProtocol(HttpToolsProtocol):
         room = self.acks.state.room
         held, exchange.held = exchange.held, 0
         try:
+            if self.acks.is_full():
+                raise errors.Overloaded(TOO_MANY)
+            if exchange.caller.requests is not None:
+                self.acks.access.rates.call(exchange.caller)
             call, check = self.acks.parse(exchange.verb, exchange.key, content, exchange.caller)
             if check is None:
                 self.acks.submit(call, exchange)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from api import body, cursors, models
-from api.access import GuardedRoute, needs
+from api.access import Access, GuardedRoute, caller_of, needs
 from api.problems import Problem, documented
 from core import groups, tallies
 from core.service import Service
@@ -30,8 +30,7 @@ TallyName = Annotated[
     ),
 ]
 TallyKey = Annotated[str, Path(alias="key", min_length=1, max_length=tallies.LONGEST)]
-Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
 
 Integer = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=tallies.LONGEST)]
@@ -139,6 +138,8 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
         )
         for each in wanted.entries
     ]
+    access: Access = request.app.state.access
+    access.rates.bring(caller_of(request), len(entries))
     held = wanted.fence
     fence = None if held is None else groups.Fence(held.group, held.partition, held.worker, held.epoch)
     answer = await run_in_threadpool(_service(request).apply_tally, tally, entries, fence)
@@ -161,7 +162,7 @@ def list_totals(
     request: Request,
     prefix: Annotated[str, Query(max_length=tallies.LONGEST, description="only keys that begin so")] = "",
     limit: Limit = 100,
-    cursor: Cursor = None,
+    cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The totals of the keys, by their bytes."""
     of = f"tally:{tally}:{len(prefix)}:{prefix}"

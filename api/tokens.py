@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from api.rates import Rates
 from core import errors
 from core.settings import Settings
 from lastbit import tokens
@@ -33,6 +35,8 @@ class Tokens:
         self._file = None if settings.tokens_file is None else Path(settings.tokens_file)
         self.required = self._text is not None or self._file is not None
         """Whether callers need one. Once they do they always do."""
+        self._default = settings.token_requests, settings.token_items
+        self.rates = Rates()
         self._stamp = self._look()
         self._known = self._read()
 
@@ -56,6 +60,7 @@ class Tokens:
         except errors.Misconfigured as error:
             log.error("tokens_not_reloaded", error=str(error))
         else:
+            self.rates.keep(self._known.keys())
             log.info("tokens_reloaded", tokens=len(self._known))
 
     def _look(self) -> tuple[int, int, int] | None:
@@ -79,7 +84,12 @@ class Tokens:
         if self.required and not known:
             said = " and ".join(said for _, said in self._texts())
             raise errors.Misconfigured(f"there is no token in {said}; `lastbit token new` makes one")
-        return {token.digest: token for token in known}
+        return {token.digest: self._rated(token) for token in known}
+
+    def _rated(self, token: Token) -> Token:
+        """With the settings' rates where its line says nothing else."""
+        requests, items = self._default
+        return replace(token, requests=token.requests or requests, items=token.items or items)
 
     def _texts(self) -> Iterator[tuple[Callable[[], str], str]]:
         """Where tokens stand: how to read it, and what it is called."""

@@ -17,7 +17,7 @@ from typing import Final
 from starlette.concurrency import run_in_threadpool
 
 from api import models
-from core import errors, feed
+from core import errors, feed, pages
 from core.service import Service
 
 POLL: Final = 0.25
@@ -120,7 +120,7 @@ class Waiting:
         found = await run_in_threadpool(self._service.get, batch)
         return models.Batch.model_validate(models.shown(found)).model_dump_json().encode()
 
-    async def read(self, follower: Follower, after: int, limit: int) -> feed.Page:
+    async def read(self, follower: Follower, after: int, limit: int, most: int | None = None) -> feed.Page:
         """What there is for a follower: from what is at hand, if that goes back so far, else from the database.
 
         Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future.
@@ -128,16 +128,13 @@ class Waiting:
         if after == self._position:
             return feed.Page([], after, after)
         if after < self._position and self._kept and self._kept[0].position <= after + 1:
-            position, found = self._position, []
-            for event in _above(self._kept, after):
-                if follower.wants(event):
-                    found.append(event)
-                    if len(found) == limit:
-                        return feed.Page(found, event.position, position)
-            return feed.Page(found, position, position)
+            position = self._position
+            wanted = filter(follower.wants, _above(self._kept, after))
+            found, cut = pages.within(wanted, feed.size, limit, most)
+            return feed.Page(found, found[-1].position if cut else position, position)
         return await run_in_threadpool(
             lambda: self._service.events(
-                after, limit, types=follower.types, batch=follower.batch, prefix=follower.prefix
+                after, limit, types=follower.types, batch=follower.batch, prefix=follower.prefix, most=most
             )
         )
 
@@ -203,14 +200,14 @@ class Waiting:
             self._position = page.next
             self._keep(page.events)
             self._tell(page.events)
-            if len(page.events) < READ:
+            if page.next == page.last:
                 return
 
     def _keep(self, events: Sequence[feed.Event]) -> None:
         self._kept.extend(events)
-        self._kept_bytes += sum(map(_size, events))
+        self._kept_bytes += sum(map(feed.size, events))
         while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
-            self._kept_bytes -= _size(self._kept.popleft())
+            self._kept_bytes -= feed.size(self._kept.popleft())
 
     def _forget(self) -> None:
         self._kept.clear()
@@ -224,10 +221,6 @@ class Waiting:
             for follower in self._followers:
                 if not follower.woken.is_set() and follower.wants(event):
                     follower.woken.set()
-
-
-def _size(event: feed.Event) -> int:
-    return len(event.data or "")
 
 
 def _above(kept: deque[feed.Event], after: int) -> Iterable[feed.Event]:

@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api import cursors, models
+from api import cursors, models, patterns
 from api.access import needs
 from api.body import JsonRoute
 from api.events import Name
@@ -23,9 +23,8 @@ from lastbit.tokens import Role
 router = APIRouter(prefix="/v1/webhooks", route_class=JsonRoute, tags=["webhooks"])
 of_batches = APIRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
 
-WebhookId = Annotated[int, models.Decimal, Path(alias="id", ge=0, lt=INTEGER_LIMIT)]
-Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+WebhookId = Annotated[int, Path(alias="id", ge=0, lt=INTEGER_LIMIT), models.Decimal]
+Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
 ProgressName = Literal["pending", "delivered", "dead"]
 
 
@@ -33,12 +32,22 @@ class NewWebhook(Body):
     url: str = Field(
         max_length=targets.LONGEST_URL,
         description="http or https, without a user name; its host must resolve to public addresses only",
+        json_schema_extra={"pattern": patterns.URL},
     )
     types: list[Name] | None = Field(None, min_length=1, max_length=100, description="of events; null means all")
     label: Key | None = Field(None, description="a name of yours")
 
 
 class Redelivery(Body):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "not": {
+                "properties": {"position": {"type": "integer"}, "event": {"type": "string"}},
+                "required": ["position", "event"],
+            }
+        }
+    )
+
     position: int | None = Field(None, ge=1, lt=INTEGER_LIMIT, description="of the event in the feed")
     event: Name | None = Field(None, description="its id")
 
@@ -134,7 +143,7 @@ def create_webhook(body: NewWebhook, request: Request, response: Response) -> di
 
 @router.get("", response_model=WebhookPage, responses=documented(422))
 @needs(Role.ADMIN)
-def list_webhooks(request: Request, limit: Limit = 100, cursor: Cursor = None) -> dict[str, Any]:
+def list_webhooks(request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
     """The webhooks, newest first."""
     found, before = _service(request).list_webhooks(cursors.decode("webhooks", cursor), limit)
     following = None if before is None else cursors.encode("webhooks", before)
@@ -163,7 +172,7 @@ def list_deliveries(
     request: Request,
     state: ProgressName | None = None,
     limit: Limit = 100,
-    cursor: Cursor = None,
+    cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """What was sent and what is to be sent, newest event first, with every attempt."""
     of = f"deliveries:{webhook}"

@@ -98,7 +98,7 @@ class Place:
             while client.llen("celery") or client.hlen("unacked"):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{client.llen('celery')} tasks wait, {client.hlen('unacked')} are under way")
-                time.sleep(LOOK)
+                time.sleep(LOOK)  # Redis tells nobody that a list is empty
 
 
 Work = Callable[[Place, int, float], float | None]

@@ -79,7 +79,7 @@ async def _until_it_listens(port: int) -> None:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # nothing tells when somebody listens
         else:
             writer.close()
             return

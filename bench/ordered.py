@@ -85,7 +85,7 @@ def tasks(lanes: int, wait: float) -> Callable[[Stream], None]:
     def run(stream: Stream) -> None:
         async def handle(record: int) -> None:
             if wait:
-                await asyncio.sleep(wait)
+                await asyncio.sleep(wait)  # what is measured, as above
             stream.handle(record)
 
         asyncio.run(

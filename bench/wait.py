@@ -55,12 +55,12 @@ class Heard:
 
     def wait_for_selects(self, count: int) -> None:
         while self.so_far()[1] < count:
-            time.sleep(0.05)
+            time.sleep(0.05)  # a counter of the server's, which tells nobody
 
     def rates(self, seconds: float) -> tuple[float, float]:
         """Statements and selects a second from now on."""
         begun, before = time.perf_counter(), self.so_far()
-        time.sleep(seconds)
+        time.sleep(seconds)  # what is measured: what is asked in that time
         after = self.so_far()
         seconds = time.perf_counter() - begun
         return (after[0] - before[0] - 1) / seconds, (after[1] - before[1]) / seconds
@@ -108,7 +108,7 @@ class Streams:
         while any(len(self.told.get(batch, ())) < self._count for batch in batches):
             if time.monotonic() > until:
                 raise RuntimeError("a stream was not told of a batch's end within a minute")
-            time.sleep(0.05)
+            time.sleep(0.05)  # the clock that counts is read where the messages come in
         if any(len(self.told[batch]) > self._count for batch in batches):
             raise RuntimeError("a stream was told twice")
 
@@ -173,6 +173,7 @@ class Waiters:
             self._batch_of[number] = batch
             self._connections.send(number, load.encoded(f"/v1/batches/{batch}?wait=60", None, "GET"))
         heard.wait_for_selects(looks)  # each waiter looks once before it waits
+        # The last ones have asked, and not all have their answers: that they wait then shows nowhere.
         time.sleep(0.5)
 
     def end(self, pace: float | None, streams: Streams | None = None) -> list[tuple[float, float]]:

@@ -21,12 +21,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import IntegrityError
 
-from core import errors, faults, feed, nested, tables
+from core import errors, faults, feed, nested, pages, tables
 from core.lifecycle import State, completes, judge
 from core.statements import LIST, chunks
 from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_ITEMS, ItemId, item_id
 
 SCAN: Final = 1000
+FIRST: Final = 32
+"""Batches of the first statement of a page: their labels may take a quarter of a mebibyte."""
 """How many rows one page of a list looks at, at most: a filter by label is not indexed."""
 
 
@@ -354,26 +356,32 @@ def page(
     before: int | None = None,
     limit: int = 100,
 ) -> Page:
-    """Batches newest first; with `prefix`, of those whose key begins so. A page looks at `SCAN` rows at most, so with
-    labels it may be empty and not the last."""
+    """Batches newest first; with `prefix`, of those whose key begins so. A page looks at `SCAN` rows at most, and ends
+    early where labels are large, so with labels it may be empty and not the last."""
     query = sa.select(*_COLUMNS).order_by(_table.id.desc())
     query = query.where(_table.state == state if state else _table.state != State.DELETING)
     if key is not None:
         query = query.where(_table.batch_key == key)
     if prefix is not None:
         query = query.where(tables.begins(_table.batch_key, prefix))
-    if before is not None:
-        query = query.where(_table.id < before)
+
+    def below(last: Batch | None, count: int) -> list[Batch]:
+        start = before if last is None else last.id
+        part = query if start is None else query.where(_table.id < start)
+        return [from_row(row) for row in tx.execute(part.limit(count)).mappings()]
+
     wanted = dict(labels or {})
     look = SCAN if wanted else limit + 1
+    rows = pages.stepwise(below, _label_bytes, first=min(look, FIRST))
+    seen, cut = pages.within(rows, _label_bytes, look)
     found: list[Batch] = []
-    seen = 0
-    for row in tx.execute(query.limit(look)).mappings():
+    for each in seen:
         if len(found) == limit:
             return Page(found, found[-1].id)
-        batch = from_row(row)
-        seen += 1
-        before = batch.id
-        if wanted.items() <= batch.labels.items():
-            found.append(batch)
-    return Page(found, before if seen == look else None)
+        if wanted.items() <= each.labels.items():
+            found.append(each)
+    return Page(found, seen[-1].id if cut else None)
+
+
+def _label_bytes(batch: Batch) -> int:
+    return sum(len(name) + len(value) for name, value in batch.labels.items())

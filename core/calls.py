@@ -220,6 +220,14 @@ class Call:
         return found
 
     @property
+    def items(self) -> int:
+        """Distinct ones that it names."""
+        return sum(
+            sum(map(len, unit.indexes.values())) + sum(mask.count() for mask in unit.masks.values())
+            for unit in self.units.values()
+        )
+
+    @property
     def may_be_retry(self) -> bool:
         """Whether an earlier attempt of this very request may have been committed: it has a name that was kept then."""
         return self._fingerprint is not None or self.idempotency_key is not None

@@ -19,6 +19,9 @@ concerned fails. Bad input never gets here.
 
 *Memory grows without end.* The queue is bounded; beyond the bound callers are told to come back (`errors.Overloaded`).
 
+*More comes than can be committed.* The main lane's queue is then bounded in time too (see `admission`): callers are
+told at once to come back, and those that are let in are answered soon. A unit that is refused has not been in a flush.
+
 *Stop loses calls.* `stop` takes no more, flushes what waits, and answers it.
 
 `Inline` is the twin without threads: same interface, each call its own transactions. The suite runs on both.
@@ -35,6 +38,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import structlog
 
 from core import errors, metrics
+from core.admission import Admission
 from core.calls import UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
 from core.faults import Fault
 
@@ -47,6 +51,8 @@ MAX_BYTES: Final = 256 * 2**20
 
 GATHER: Final = 0.002
 """Seconds to wait, after a flush that several calls shared, for those callers to come back."""
+
+TOO_MANY: Final = "more acks come at the moment than can be committed"
 
 log = structlog.get_logger(__name__)
 
@@ -62,6 +68,10 @@ class Acks(Protocol):
 
     def submit(self, call: Call, deliver: Deliver, to: Any = None) -> None:
         """Take the call; `deliver` is called with its `Pending`, and those of others, once it is over."""
+
+    def is_full(self) -> bool:
+        """Whether more acks come than can be committed, so that the next one will be refused: to be asked before
+        anything is spent on it."""
 
     def stop(self) -> None: ...
 
@@ -126,6 +136,9 @@ class Inline:
                 pending.fail(error)
         deliver([pending])
 
+    def is_full(self) -> bool:
+        return False
+
     def stop(self) -> None:
         pass
 
@@ -136,7 +149,14 @@ _Waiting: TypeAlias = tuple[Unit, Pending]
 class _Lane:
     """A queue per batch, and one thread that flushes from them in turns. All state is under `lock`."""
 
-    def __init__(self, name: str, lock: threading.Lock, flush: Callable[[list[_Waiting]], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        lock: threading.Lock,
+        flush: Callable[[list[_Waiting]], None],
+        admission: Admission | None = None,
+        send_away: Callable[[list[_Waiting]], None] | None = None,
+    ) -> None:
         self.queues: OrderedDict[int, deque[_Waiting]] = OrderedDict()
         self.wake = threading.Condition(lock)
         self.stopping = False
@@ -152,6 +172,8 @@ class _Lane:
         self.wake_at: int | None = None
         """The thread sleeps until so many wait; None: it is at work."""
         self._flush = flush
+        self.admission = admission
+        self._send_away = send_away
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def put(self, unit: Unit, pending: Pending) -> None:
@@ -166,17 +188,17 @@ class _Lane:
         if self.wake_at is not None and self.waiting >= self.wake_at:
             self.wake.notify()
 
-    def take(self) -> list[_Waiting]:
-        """The next flush: one unit of each waiting batch in turn, until the groups or units of a flush are full."""
+    def take(self, most: int) -> list[_Waiting]:
+        """The next flush: one unit of each waiting batch in turn, until its groups are full or it has `most` units."""
         taken: list[_Waiting] = []
         groups: dict[int, set[int]] = {}
         count = 0
-        while self.queues and len(taken) < FLUSH_UNITS:
+        while self.queues and len(taken) < most:
             batch, queue = self.queues.popitem(last=False)
             known = groups.setdefault(batch, set())
             # With one batch left there is nobody to take turns with.
             turn = len(queue) if not self.queues else 1
-            while turn and len(taken) < FLUSH_UNITS:
+            while turn and len(taken) < most:
                 more = len(queue[0][0].groups() - known)
                 if taken and count + more > UNIT_GROUPS:
                     self.queues[batch] = queue
@@ -199,6 +221,19 @@ class _Lane:
         self._leave(len(behind))
         return behind
 
+    def shorten(self, keep: int) -> list[_Waiting]:
+        """Take out the oldest until `keep` units wait, of each batch its share."""
+        surplus, waiting = self.waiting - keep, self.waiting
+        out: list[_Waiting] = []
+        due = 0
+        for batch, queue in list(self.queues.items()):
+            share, due = divmod(due + len(queue) * surplus, waiting)
+            out += [queue.popleft() for _ in range(share)]
+            if not queue:
+                del self.queues[batch]
+        self._leave(len(out))
+        return out
+
     def oldest(self) -> float | None:
         """When the unit came that has waited for longest, to within one flush."""
         return self._came[0][1] if self._came else None
@@ -219,15 +254,37 @@ class _Lane:
                 if shared > 1:
                     self._sleep(self.waiting + shared, GATHER)
                 self._sleep(1, None)
+                begun = time.monotonic()
                 oldest = self.oldest()
-                taken = self.take()
+                taken, surplus = self._admitted(begun, 0.0 if oldest is None else begun - oldest)
+            if surplus and self._send_away is not None:
+                self._send_away(surplus)
             if not taken:
                 return
             metrics.FLUSH_UNITS.observe(len(taken))
             if oldest is not None:
-                metrics.FLUSH_WAIT.observe(time.monotonic() - oldest)
+                metrics.FLUSH_WAIT.observe(begun - oldest)
             self._flush(taken)
             shared = len(taken)
+            if self.admission is not None:
+                over = time.monotonic()
+                self.admission.flushed(over, shared, over - begun)
+
+    def _admitted(self, now: float, wait: float) -> tuple[list[_Waiting], list[_Waiting]]:
+        """The next flush, and those that are to be sent away. Under the lock."""
+        admission = self.admission
+        if admission is None or self.stopping:
+            return self.take(FLUSH_UNITS), []
+        before = admission.limit
+        admission.taking(now, wait)
+        limit = admission.limit
+        surplus: list[_Waiting] = []
+        if before is None and limit is not None:
+            log.warning("acks_shed", waiting=self.waiting, limit=limit)
+            surplus = self.shorten(limit) if self.waiting > limit else []
+        elif before is not None and limit is None:
+            log.warning("acks_shed_no_more", waiting=self.waiting)
+        return self.take(admission.most(now, FLUSH_UNITS)), surplus
 
     def _sleep(self, until: int, seconds: float | None) -> None:
         """Until so many units wait, the time is over or the lane stops."""
@@ -237,9 +294,17 @@ class _Lane:
 
 
 class Combiner:
-    """See the module. `commit` is called from the combiner's own threads."""
+    """See the module. `commit` is called from the combiner's own threads. Without `admission` acks may wait for any
+    time."""
 
-    def __init__(self, commit: Commit, *, max_waiting: int = MAX_WAITING, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        commit: Commit,
+        *,
+        max_waiting: int = MAX_WAITING,
+        max_bytes: int = MAX_BYTES,
+        admission: Admission | None = None,
+    ) -> None:
         self._commit = commit
         self._max_waiting = max_waiting
         self._max_bytes = max_bytes
@@ -249,7 +314,8 @@ class Combiner:
         """Of the large units among them."""
         self._stuck: dict[int, int] = {}
         """Batches of the second lane → their units there."""
-        self._main = _Lane("combiner", self._lock, self._flush)
+        self._admission = admission
+        self._main = _Lane("combiner", self._lock, self._flush, admission, self._send_away)
         self._patient = _Lane("combiner-patient", self._lock, self._flush_patiently)
         self._stopping = False
         self._started = False
@@ -265,6 +331,8 @@ class Combiner:
         with self._lock:
             if self._stopping:
                 raise errors.Unavailable("the service is stopping")
+            if self.is_full():
+                raise errors.Overloaded(TOO_MANY)
             if self._waiting and self._waiting + len(units) > self._max_waiting:
                 raise errors.Overloaded(f"{self._waiting:,} acks are waiting already")
             if self._bytes and self._bytes + size > self._max_bytes:
@@ -281,6 +349,13 @@ class Combiner:
                     self._patient.put(unit, pending)
                 else:
                     self._main.put(unit, pending)
+
+    def is_full(self) -> bool:
+        admission = self._admission
+        if admission is None or admission.limit is None or self._main.waiting < admission.limit:
+            return False
+        admission.refused(time.monotonic())
+        return True
 
     def stop(self) -> None:
         """Take no more calls, flush and answer those that wait, end the threads. The main lane ends first: it may still
@@ -299,6 +374,13 @@ class Combiner:
         self._waiting -= len(taken)
         if self._bytes:
             self._bytes -= sum([unit.size for unit, _ in taken])
+
+    def _send_away(self, surplus: list[_Waiting]) -> None:
+        error = errors.Overloaded(TOO_MANY)
+        with self._lock:
+            self._leave(surplus)
+            over = [pending for _, pending in surplus if pending.fail(error)]
+        _deliver(over)
 
     def _flush(self, taken: list[_Waiting]) -> None:
         if self._attempt(taken, lock_waits=0):

@@ -4,7 +4,7 @@ Every operation of core takes the transaction (`Connection`) as an argument and 
 only function that does:
 
 * what the server calls a conflict (deadlock, lost certification, changed row) is begun again, often and soon, and
-  never reaches a caller as anything but a late answer;
+  never reaches a caller as anything but a late answer; at a COMMIT too, as nothing was committed then;
 * a lock wait (2 s, not the server's 50) is begun again a few times, then it is `LockTimeout`;
 * an outage is tried again a few times over about a second, then it is `Unavailable`.
 
@@ -16,20 +16,22 @@ and the caller's Idempotency-Key sorts it out.
 from __future__ import annotations
 
 import contextlib
+import math
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import pymysql
 import sqlalchemy as sa
 import tenacity
 from pymysql.constants import CLIENT
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection, Engine, ExceptionContext
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry
 
-from core import errors, faults, metrics, statements
+from core import cluster, errors, faults, metrics, statements
 
 T = TypeVar("T")
 
@@ -37,6 +39,9 @@ APPENDED: Final = "lastbit.appended"
 """In a connection's `info`: the feed's last position, where its transaction moved it."""
 LOCK_WAIT: Final = 2
 """Seconds that a statement waits for a row."""
+MOST_AGE: Final = 1800
+"""Seconds after which a connection to a server is replaced."""
+_MADE: Final = "lastbit.made"
 
 
 class _Faulted(Exception):  # it carries the trouble to the retry, and never leaves this module
@@ -128,55 +133,95 @@ class Database:
         begun = time.perf_counter()
         outcome = metrics.ROLLED_BACK
         try:
-            with self.engine.connect() as tx:
+            with self._connected() as tx:
                 if self.is_sqlite:
                     tx = tx.execution_options(lastbit_begin="IMMEDIATE")
-                # Said here, not left to the first statement: SQLAlchemy doesn't see those of `statements`.
-                tx.begin()
-                tx.info.pop(APPENDED, None)
-                result = work(tx)
-                appended = tx.info.get(APPENDED)
-                committing = True
                 try:
+                    # Said here, not left to the first statement: SQLAlchemy doesn't see those of `statements`.
+                    tx.begin()
+                    tx.info.pop(APPENDED, None)
+                    result = work(tx)
+                    appended = tx.info.get(APPENDED)
+                    committing = True
                     tx.commit()
-                except BaseException:
-                    # Nobody knows in which state it is now, so it must not go back into the pool.
-                    tx.invalidate()
+                except BaseException as error:
+                    self._judge(tx, error, committing=committing)
                     raise
             outcome = metrics.COMMITTED
             if appended is not None:
                 for react in self._on_append:
                     react(appended)
             return result
-        except Exception as error:
-            fault = faults.classify(error)
-            if fault is None:
-                raise
-            outcome = metrics.TROUBLED[fault]
-            raise _Faulted(fault, error, committing=committing) from error
+        except _Faulted as trouble:
+            outcome = metrics.TROUBLED[trouble.fault]
+            raise
         finally:
             outcome.observe(time.perf_counter() - begun)
 
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """A connection from the pool, and back. Raises `_Faulted` where there is none."""
+        try:
+            tx = self.engine.connect()
+        except Exception as error:
+            if faults.classify(error) is None:
+                raise
+            # Whatever its number says: there is no connection.
+            raise _Faulted(faults.Fault.OUTAGE, error, committing=False) from error
+        try:
+            yield tx
+        finally:
+            # It may be lost before the ROLLBACK that ends a read: what was read is right, and what was raised is told.
+            with contextlib.suppress(DBAPIError):
+                tx.close()
+
+    def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
+        """Raise `_Faulted` for trouble with the database, and keep a connection out of the pool that is of no use."""
+        fault = faults.classify(error)
+        if committing and fault is faults.Fault.CONFLICT:
+            self._rolled_back(tx)
+        elif committing:
+            # Nobody knows in which state it is now.
+            tx.invalidate()
+            fault = fault and faults.Fault.OUTAGE
+        elif fault is faults.Fault.LOCK_WAIT and cluster.is_apart(tx):
+            tx.invalidate()
+            fault = faults.Fault.OUTAGE
+        elif faults.is_elsewhere(error):
+            # The next connection may lead to a server that can.
+            tx.invalidate()
+        if fault is not None:
+            raise _Faulted(fault, error, committing=committing) from error
+
+    def _rolled_back(self, tx: Connection) -> None:
+        """The server has, and said so at the COMMIT; the driver should know it too."""
+        driver = tx.connection.dbapi_connection
+        assert driver is not None
+        try:
+            driver.rollback()
+        except Exception:  # noqa: BLE001  # the trouble that led here is told
+            tx.invalidate()
+
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which only reads, each statement seeing what is committed when it begins."""
-        return self._reading(work, None)
+        return self._reading(work, "")
 
     def snapshot(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which only reads, on one snapshot of the whole database."""
-        return self._reading(work, "REPEATABLE READ")
+        # Said as a statement and not as SQLAlchemy's `isolation_level`, which it sets behind its own back: a connection
+        # that is found dead there is neither classified as an outage nor taken out of the pool.
+        return self._reading(work, "" if self.is_sqlite else "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
-    def _reading(self, work: Callable[[Connection], T], isolation: Literal["REPEATABLE READ"] | None) -> T:
+    def _reading(self, work: Callable[[Connection], T], first: str) -> T:
         def attempt() -> T:
-            try:
-                with self.engine.connect() as tx:
-                    if isolation and not self.is_sqlite:
-                        tx = tx.execution_options(isolation_level=isolation)
+            with self._connected() as tx:
+                try:
+                    if first:
+                        tx.exec_driver_sql(first)
                     return work(tx)
-            except Exception as error:
-                fault = faults.classify(error)
-                if fault is None:
+                except Exception as error:
+                    self._judge(tx, error, committing=False)
                     raise
-                raise _Faulted(fault, error, committing=False) from error
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Faulted),
@@ -251,7 +296,6 @@ def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
         pool_size=pool_size,
         max_overflow=max_overflow,
         pool_timeout=10,
-        pool_recycle=1800,
         # What ends here has been committed or rolled back already; another ROLLBACK would be a round trip for nothing.
         pool_reset_on_return=None,
         connect_args={
@@ -268,7 +312,41 @@ def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
     def connect(_: object, __: object, arguments: Any, named: Any) -> _Connection:
         return _Connection(*arguments, **named)
 
+    @sa.event.listens_for(engine, "connect")
+    def prepare(connection: Any, record: Any) -> None:
+        cluster.prepare(connection, record.info)
+
+    _replace_old_connections(engine)
     return engine
+
+
+def _replace_old_connections(engine: Engine) -> None:
+    """Those that are older than `MOST_AGE`, and after one was found broken all that were made before.
+
+    SQLAlchemy does both by the wall clock. One that was ahead when a connection broke, and was set right, would have it
+    take all new connections for older than that: each transaction would make its own, until the clock has caught up.
+    """
+    broken = -math.inf
+
+    @sa.event.listens_for(engine, "connect")
+    def made(_: object, record: ConnectionPoolEntry) -> None:
+        record.info[_MADE] = time.monotonic()
+
+    @sa.event.listens_for(engine, "handle_error")
+    def look(trouble: ExceptionContext) -> None:
+        nonlocal broken
+        if trouble.is_disconnect and trouble.connection is not None and not trouble.connection.invalidated:
+            trouble.invalidate_pool_on_disconnect = False
+            if (
+                trouble.connection.info[_MADE] > broken
+            ):  # of those that were made together, the first one speaks for all
+                broken = time.monotonic()
+
+    @sa.event.listens_for(engine, "checkout")
+    def check(_: object, record: ConnectionPoolEntry, __: object) -> None:
+        made = record.info[_MADE]
+        if made <= broken or time.monotonic() - made > MOST_AGE:
+            raise sa.exc.DisconnectionError("it may be broken")  # the pool makes a new one, and goes on
 
 
 def _sqlite_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:

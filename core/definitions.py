@@ -66,8 +66,7 @@ def define(
     groups.put(tx, group, partitions or found or PARTITIONS, ttl, release)
     if row is None:
         # The head stays locked until the commit: nothing is trimmed that this process would still have to read.
-        position = feed.lock(tx)
-        trimmed = feed.trimmed(tx)
+        position, trimmed = feed.hold(tx)
         if after is not None and after < trimmed:
             raise errors.PositionTrimmed(after, trimmed)
         if after is not None and after > position:

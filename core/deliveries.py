@@ -10,6 +10,8 @@ Three steps, each a transaction of its own, with no transaction open while somet
   database's.
 * *record*: the attempt goes into the log, and the delivery moves on if it still has the token.
 
+Where the database's clock goes back, nothing waits for it to come by again (`bring_closer`).
+
 A dispatcher that is killed between sending and recording leaves a claim that runs out; the same event is sent again
 under the same webhook-id. That is what "at least once" means here, and why receivers go by the id.
 
@@ -215,6 +217,24 @@ def record(tx: Connection, claim: Claim, answer: Answer, backoff: Backoff, chanc
         .values(state=state, attempts=attempts, due_at=due_at, token=None)
     )
     return state
+
+
+def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> None:
+    """After the database's clock went back: what is pending is due no later than if it had been planned, claimed or
+    failed now. May be repeated."""
+    now = _now(tx)
+    tx.execute(
+        sa.update(tables.deliveries)
+        .where(_deliveries.state == Progress.PENDING, _deliveries.due_at > now)
+        .values(
+            due_at=sa.case(
+                (sa.and_(_deliveries.token.is_not(None), _deliveries.due_at > now + lease), now + lease),
+                (sa.and_(_deliveries.token.is_(None), _deliveries.attempts == 0), now),
+                (_deliveries.due_at > now + longest, now + longest),
+                else_=_deliveries.due_at,
+            )
+        )
+    )
 
 
 def needed(tx: Connection) -> int | None:

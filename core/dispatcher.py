@@ -16,11 +16,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import structlog
 
-from core import deliveries, errors, metrics, payments, timers, webhooks
+from core import deliveries, errors, groups, metrics, payments, timers, webhooks
 from core.backoff import Backoff
 from core.db import Database
 from core.deliveries import Claim
@@ -59,11 +59,14 @@ class Dispatcher:
         """By webhook, what is being sent."""
         self._sending: set[Future[None]] = set()
         self._stopping = False
+        self._last: datetime | None = None
+        """The database's time in the last round."""
 
     def run_once(self) -> int:
         """One round; returns how many sends it has begun. What the database refuses is left to the next round."""
         self._beat()
         try:
+            self._look_at_the_clock()
             payments.sweep(self._database)
             metrics.TIMERS_FIRED.inc(timers.fire(self._database))
             for webhook in self._database.read(deliveries.behind):
@@ -79,6 +82,14 @@ class Dispatcher:
             self._sending.add(future)
             future.add_done_callback(self._sending.discard)
         return len(claims)
+
+    def _look_at_the_clock(self) -> None:
+        """It may have gone back while no dispatcher was there, too."""
+        now = self._database.read(groups.clock)
+        if self._last is None or now < self._last:
+            longest = timedelta(seconds=self._backoff.longest)
+            self._database.write(lambda tx: deliveries.bring_closer(tx, self._lease, longest), repeatable=True)
+        self._last = now
 
     def settle(self) -> None:
         """Wait until nothing is being sent."""

@@ -9,8 +9,9 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-# Deadlock, record changed since it was read, rolled back by group replication, commit refused.
-_CONFLICTS: Final = {1213, 1020, 3101, 1180}
+# Deadlock, which a lost certification is too, record changed since it was read, rolled back by group replication. Also
+# at a COMMIT these say for certain that nothing was committed.
+_CONFLICTS: Final = {1213, 1020, 3101}
 _LOCK_WAITS: Final = {1205, 3572}
 _SQLITE_OUTAGE: Final = {
     # Busy: there is one lock for the whole file, so whoever holds it keeps everybody out, not just one row's callers.
@@ -26,9 +27,17 @@ _OUTAGES: Final = {
     *(2002, 2003, 2005, 2006, 2012, 2013, 2014, 2055),
     *(1040, 1042, 1043, 1047, 1053, 1077, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1290, 1792, 1836, 1927),
     *(1021, 1026, 1030, 1041, 1114, 1036, 3, 28),
+    # trouble during a commit, like a node that loses its cluster there; a statement that somebody has ended
+    *(1180, 1317),
 }
+_ELSEWHERE: Final = {1047, 1180, 1290, 1792, 1836}
+"""Not a node of its cluster now, or read-only: what this server refuses, another one may take."""
 
-
+_DONE_ALREADY: Final = {
+    # a table, column, index or row that is there; one to be dropped that is not
+    *(1050, 1060, 1061, 1062),
+    *(1051, 1091),
+}
 _LOST: Final = {0, 2006, 2013, 2014, 2045, 2055, 1927, 4031}
 
 
@@ -50,6 +59,12 @@ def is_duplicate(error: IntegrityError) -> bool:
     return _mysql_code(error) == 1062
 
 
+def is_done_already(error: DBAPIError) -> bool:
+    """Whether a step of a migration fails because it was done before. Of MariaDB and MySQL: on SQLite it is undone with
+    the others."""
+    return _mysql_code(error) in _DONE_ALREADY
+
+
 def _mysql_code(error: DBAPIError) -> int | None:
     args = getattr(error.orig, "args", ())
     return args[0] if args and isinstance(args[0], int) else None
@@ -59,6 +74,11 @@ def is_lost(error: Exception) -> bool:
     """Whether the connection of a driver's error is gone."""
     args: tuple[object, ...] = error.args
     return len(args) > 0 and args[0] in _LOST
+
+
+def is_elsewhere(error: BaseException) -> bool:
+    """Whether the server can't do now what another one behind the same address may."""
+    return isinstance(error, DBAPIError) and _mysql_code(error) in _ELSEWHERE
 
 
 def classify(error: BaseException) -> Fault | None:

@@ -24,7 +24,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import cluster, errors, pages, tables
 from core.db import APPENDED, Database
 from core.lifecycle import State
 from core.statements import LIST, chunks
@@ -120,7 +120,7 @@ def append_once(tx: Connection, events: Sequence[New]) -> list[Appended]:
 
 
 def lock(tx: Connection) -> int:
-    """The position of the last event. Until the commit none is appended, and none is trimmed."""
+    """The position of the last event. Until the commit none is appended. For those who append; see `hold`."""
     position: int = tx.execute(sa.select(_head.position).where(_head.id == 1).with_for_update()).scalar_one()
     return position
 
@@ -129,6 +129,14 @@ def trimmed(tx: Connection) -> int:
     """The position up to which events were removed."""
     position: int = tx.execute(sa.select(_head.trimmed)).scalar_one()
     return position
+
+
+def hold(tx: Connection) -> tuple[int, int]:
+    """The position of the last event, and up to which they were removed. Until the commit none is appended, and none is
+    trimmed. For those who write nothing to the feed, and need what it has."""
+    row = tx.execute(sa.select(_head.position, _head.trimmed).where(_head.id == 1).with_for_update()).one()
+    cluster.guard(tx, _head.trimmed, _head.id == 1)
+    return row.position, row.trimmed
 
 
 def _insert(tx: Connection, events: Sequence[New], position: int) -> None:
@@ -162,10 +170,10 @@ def read(
     types: Collection[str] = (),
     batch: int | None = None,
     prefix: str | None = None,
+    most: int | None = None,
 ) -> Page:
-    """Events above `after` (None: all that are kept), at most `limit`; with `prefix`, of those whose key begins so.
-    `snapshot` is one, so that what was trimmed
-    can't look like a gap.
+    """Events above `after` (None: all that are kept), at most `limit`, and `most` bytes of data; with `prefix`, of
+    those whose key begins so. `snapshot` is one, so that what was trimmed can't look like a gap.
 
     Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was never given.
     """
@@ -176,15 +184,26 @@ def read(
         raise errors.PositionTrimmed(after, trimmed)
     if after > position:
         raise errors.InvalidRequest("query.after", f"expected at most {position}, the feed's last position")
-    query = sa.select(tables.feed).where(_feed.position > after).order_by(_feed.position).limit(limit)
+    query = sa.select(tables.feed).order_by(_feed.position)
     if types:
         query = query.where(_feed.type.in_(types))
     if batch is not None:
         query = query.where(_feed.batch_id == batch)
     if prefix is not None:
         query = query.where(tables.begins(_feed.event_key, prefix))
-    events = [event(row) for row in snapshot.execute(query)]
-    return Page(events, events[-1].position if len(events) == limit else position, position)
+
+    def above(last: Event | None, count: int) -> list[Event]:
+        start = after if last is None else last.position
+        return [event(row) for row in snapshot.execute(query.where(_feed.position > start).limit(count))]
+
+    rows = pages.stepwise(above, size, first=min(limit, FIRST), most=most)
+    events, cut = pages.within(rows, size, limit, most)
+    return Page(events, events[-1].position if cut else position, position)
+
+
+def size(event: Event) -> int:
+    """About how many bytes of users' text it bears."""
+    return len(event.data or "")
 
 
 def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], int | None] = lambda tx: None) -> int:
@@ -252,6 +271,8 @@ def ended(event: Event) -> bool:
     return event.type in _ENDS
 
 
+FIRST: Final = 128
+"""Events of the first statement of a page: not more than a page's bytes, however large they are."""
 _ENDS: Final[frozenset[Any]] = frozenset(
     {f"{BATCH}.completed", f"{BATCH}.{State.EXPIRED}", f"{BATCH}.{State.CANCELLED}"}
 )

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from core import errors, faults, metrics, tables
+from core import cluster, errors, faults, metrics, tables
 from lastbit.streams.errors import CorruptSnapshot
 from lastbit.streams.snapshot import Snapshot
 
@@ -138,7 +138,9 @@ def clock(tx: Connection) -> datetime:
 def lock(tx: Connection, name: str) -> Group:
     """The group; until the commit nobody else joins it, leaves it, or gets a partition. Raises
     `errors.ConsumerGroupNotFound`."""
-    return _find(tx, name, locked=True)
+    found = _find(tx, name, locked=True)
+    cluster.guard(tx, _groups.first_epoch, _groups.name == name)
+    return found
 
 
 def _find(tx: Connection, name: str, *, locked: bool = False) -> Group:
@@ -260,6 +262,7 @@ def fence(tx: Connection, group: str, partition: int, worker: str, epoch: int) -
     if row is None or row.owner != worker or row.epoch != epoch:
         metrics.STALE_EPOCHS.inc()
         raise errors.StaleEpoch(group, partition, worker, epoch)
+    cluster.guard(tx, _positions.epoch, *this)
 
 
 def commit(

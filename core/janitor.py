@@ -15,7 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import batches, definitions, deliveries, errors, feed, nested, payments, purge, tables
+from core import batches, definitions, deliveries, errors, feed, nested, payments, purge, tables, tombstones
 from core.db import Database
 from core.lifecycle import LIVE, TERMINAL, State, is_idle
 
@@ -27,7 +27,8 @@ _table = tables.batches.c
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How long a batch may be idle while it is open or sealed, and how long an ended one and events are kept."""
+    """How long a batch may be idle while it is open or sealed, and how long ended ones, ended instances of processes,
+    and events are kept."""
 
     open_idle: timedelta = timedelta(days=7)
     sealed_idle: timedelta = timedelta(days=30)
@@ -49,6 +50,8 @@ class Report:
     """Events that were removed."""
     inbox: int = 0
     """Rows of the processes' inboxes that were removed."""
+    instances: int = 0
+    """Instances of processes that were removed."""
 
 
 def run_once(
@@ -76,6 +79,7 @@ def run_once(
         report.events = feed.trim(database, policy.keep_events, needed=_needed)
         deliveries.trim(database)
         report.inbox = definitions.prune(database)
+        report.instances = tombstones.forget(database, policy.keep)
         definitions.sweep(database)
     return report
 

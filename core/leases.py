@@ -76,11 +76,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """All that the worker holds now, and which of these it is to give back."""
+    """All that the worker holds now, and which of these it is to give back, drained within a time."""
 
     ttl: timedelta
     assigned: list[Held]
     release: list[int]
+    release_within: timedelta
     joined: bool
     """It was not in the group, or it was another process."""
     gone: list[str]
@@ -154,7 +155,7 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     _renew(tx, name, caller, before, now, now + group.ttl)
     assigned, release = _held(tx, name, caller.worker)
     joined = before is None or restarted
-    return Synced(group.ttl, assigned, release, joined, gone, found.overdue)
+    return Synced(group.ttl, assigned, release, group.release, joined, gone, found.overdue)
 
 
 def synced(database: Database, name: str, caller: Caller) -> Synced:

@@ -4,7 +4,7 @@ A command's id is made of its process, its instance and its step, so whatever is
 again, and a repeat. It becomes an event of the feed in the transaction that issues it, and has that event's position:
 commands leave as webhooks do, and whoever pulls them reads positions that are given in commit order (see `feed`).
 
-Rows stay: an id that was issued is known for ever.
+An id that was issued is known for as long as its instance: their rows go together (`tombstones`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
+from core import errors, feed, pages, tables
 from core.statements import LIST, chunks
 
 NAMESPACE: Final = uuid.UUID("6b1a5b0e-6c1f-5d0b-9a53-0d2a3a2c7b11")
@@ -121,18 +121,31 @@ def _event(id: str, process: str, instance: str, command: New) -> feed.New:
 def read(
     snapshot: Connection, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None
 ) -> Page:
-    """Commands above the position `after`. They are kept, so no position is too old. Raises `errors.InvalidRequest` for
-    one that was never given."""
-    last = feed.head(snapshot)
+    """Commands above the position `after`, 0: all whose events are kept in the feed. `snapshot` is one, so that what
+    was trimmed can't look like a gap. Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was
+    never given."""
+    last, trimmed = feed.head(snapshot), feed.trimmed(snapshot)
+    if 0 < after < trimmed:
+        raise errors.PositionTrimmed(after, trimmed)
     if after > last:
         raise errors.InvalidRequest("query.after", f"expected at most {last}, the feed's last position")
-    query = sa.select(tables.outbox).where(_outbox.position > after).order_by(_outbox.position).limit(limit)
+    query = sa.select(tables.outbox).order_by(_outbox.position)
     if types:
         query = query.where(_outbox.type.in_(types))
     if process is not None:
         query = query.where(_outbox.name == process)
-    found = [_command(row) for row in snapshot.execute(query)]
-    return Page(found, found[-1].position if len(found) == limit else last, last)
+
+    def above(before: Command | None, count: int) -> list[Command]:
+        start = max(after, trimmed) if before is None else before.position
+        return [_command(row) for row in snapshot.execute(query.where(_outbox.position > start).limit(count))]
+
+    rows = pages.stepwise(above, _size, first=min(limit, feed.FIRST))
+    found, cut = pages.within(rows, _size, limit)
+    return Page(found, found[-1].position if cut else last, last)
+
+
+def _size(command: Command) -> int:
+    return len(command.data or "")
 
 
 def of_instance(snapshot: Connection, process: str, instance: str, limit: int) -> list[Command]:

@@ -10,7 +10,7 @@ can't:
   until the commit, says whose. A worker that slept through the loss of its partition is refused.
 * *A state that is not the current one any more*: the version that it was computed from must be the instance's.
 * *A command twice*: its id is made of process, instance and step, and is issued once.
-* *A restart by a late event*: a finished instance stays, as a tombstone.
+* *A restart by a late event*: a finished instance stays, as a tombstone, for as long as `tombstones` says.
 * *An event that no handler can take*: it is parked, with the error, for that instance alone; all others go on.
 
 The process's workers are a consumer group (`definitions`); its partitions share the instances, by the CRC-32 of their
@@ -32,10 +32,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from core import definitions, errors, faults, groups, inbox, outbox, tables, timers
+from core import definitions, errors, faults, groups, inbox, outbox, pages, tables, timers
 from lastbit.streams.partitions import partition_of
 
 SHOWN: Final = 200
+FIRST: Final = 8
+"""Instances of the first statement of a page: their states have a mebibyte, at the most."""
 """Events and commands of an instance that are shown, the newest."""
 
 _processes = tables.processes.c
@@ -109,7 +111,7 @@ class Handling:
 @dataclass(frozen=True, slots=True)
 class Handled:
     """What became of the event; `repeated`: that had been so before this call. The instance as it is now, None where
-    its event was pruned and it never came to be."""
+    it was forgotten, or its event was pruned and it never came to be."""
 
     status: inbox.Status
     repeated: bool
@@ -247,21 +249,28 @@ def page(
     limit: int,
     *,
     parked: bool = False,
-) -> list[Instance]:
-    """The instances above `after`, by the bytes of their names: of a status, or those with parked events. Raises
-    `errors.ProcessNotFound`."""
+) -> tuple[list[Instance], bool]:
+    """The instances above `after`, by the bytes of their names: of a status, or those with parked events; and whether
+    there may be more. Raises `errors.ProcessNotFound`."""
     definitions.get(snapshot, process)
-    query = sa.select(tables.processes).where(_processes.name == process).order_by(_processes.instance).limit(limit)
+    query = sa.select(tables.processes).where(_processes.name == process).order_by(_processes.instance)
     if status is not None:
         query = query.where(_processes.status == status)
-    if after is not None:
-        query = query.where(_processes.instance > after)
     if parked:
         some = sa.select(_inbox.instance).where(_inbox.name == process, _inbox.status == inbox.Status.PARKED)
         query = query.where(_processes.instance.in_(some))
-    rows = snapshot.execute(query).all()
+
+    def above(last: sa.Row[Any] | None, count: int) -> Sequence[sa.Row[Any]]:
+        start = after if last is None else last.instance
+        part = query if start is None else query.where(_processes.instance > start)
+        return snapshot.execute(part.limit(count)).all()
+
+    def size(row: sa.Row[Any]) -> int:
+        return len(row.state or "")
+
+    rows, cut = pages.within(pages.stepwise(above, size, first=min(limit, FIRST)), size, limit)
     counts = inbox.parked(snapshot, process, [row.instance for row in rows])
-    return [_instance(row, counts.get(row.instance, 0)) for row in rows]
+    return [_instance(row, counts.get(row.instance, 0)) for row in rows], cut
 
 
 def summaries(snapshot: Connection) -> list[Summary]:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from bitarray import bitarray
 from sqlalchemy.engine import Connection
 
-from core import bitfield, journal, tables
+from core import bitfield, journal, pages, tables
 from core.batches import Batch
 from lastbit.watermark import Piece, first_unresolved
 
@@ -156,10 +156,19 @@ def _with_reasons(tx: Connection, batch: Batch, found: Page) -> Page:
     query = sa.select(known.number, known.reason).where(
         known.batch_id == batch.id, known.number >= start, known.number < end
     )
-    reasons = list(tx.execute(query.order_by(known.number).limit(REASONS + 1)))
+    ordered = query.order_by(known.number)
+
+    def above(last: Any, count: int) -> Sequence[Any]:
+        part = ordered if last is None else ordered.where(known.number > last.number)
+        return tx.execute(part.limit(count)).all()
+
+    def size(row: Any) -> int:
+        return len(row.reason)
+
+    reasons, cut = pages.within(pages.stepwise(above, size), size, REASONS + 1)
     stop, next_start = end, found.next
-    if len(reasons) > REASONS:
-        stop = next_start = reasons.pop().number
+    if cut:
+        stop = next_start = reasons.pop().number if len(reasons) > REASONS else reasons[-1].number + 1
     by_number = {row.number: row.reason for row in reasons}
     ranges = []
     numbers = iter(sorted(by_number))

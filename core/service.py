@@ -125,6 +125,10 @@ class Service:
         calls that ended in the same commit. Raises `errors.Overloaded`."""
         self._acks.submit(call, deliver, to)
 
+    def is_full(self) -> bool:
+        """Whether acks would be refused now, as more come than can be committed."""
+        return self._acks.is_full()
+
     def ack(self, call: Call) -> Future[Answer]:
         """`submit` with a future. Raises `errors.Overloaded`; the future raises `errors.Unavailable`."""
         future: Future[Answer] = Future()
@@ -257,9 +261,12 @@ class Service:
         types: Collection[str] = (),
         batch: int | None = None,
         prefix: str | None = None,
+        most: int | None = None,
     ) -> feed.Page:
         """Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future."""
-        return self.database.snapshot(lambda tx: feed.read(tx, after, limit, types=types, batch=batch, prefix=prefix))
+        return self.database.snapshot(
+            lambda tx: feed.read(tx, after, limit, types=types, batch=batch, prefix=prefix, most=most)
+        )
 
     def feed_head(self) -> int:
         """The position of the last event."""
@@ -402,8 +409,8 @@ class Service:
 
     def list_instances(
         self, process: str, status: processes.Status | None, after: str | None, limit: int, *, parked: bool = False
-    ) -> list[processes.Instance]:
-        """Raises `errors.ProcessNotFound`."""
+    ) -> tuple[list[processes.Instance], bool]:
+        """And whether there may be more. Raises `errors.ProcessNotFound`."""
         return self.database.snapshot(lambda tx: processes.page(tx, process, status, after, limit, parked=parked))
 
     def get_instance(self, process: str, instance: str) -> processes.Details:
@@ -415,7 +422,7 @@ class Service:
         return self.database.write(lambda tx: processes.retry(tx, process, instance, event))
 
     def commands(self, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None) -> outbox.Page:
-        """Raises `errors.InvalidRequest` for a position from the future."""
+        """Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future."""
         return self.database.snapshot(lambda tx: outbox.read(tx, after, limit, types=types, process=process))
 
     @property

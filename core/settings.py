@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.backoff import Backoff
+
+SECRET: Final = ("tokens", "session_key")
+"""Settings whose values nobody is to read off a terminal."""
 
 
 class Settings(BaseSettings):
@@ -23,6 +28,10 @@ class Settings(BaseSettings):
     them, callers need a token."""
     tokens_file: str | None = None
     """The same in a file, which is read again when it has changed."""
+    token_requests: int | None = Field(default=None, ge=1, lt=10**9)
+    """Calls a second and process that a token may make whose line doesn't say how many."""
+    token_items: int | None = Field(default=None, ge=1, lt=10**9)
+    """Items a second and process that it may bring."""
     insecure: bool = False
     """Listen where others can reach it though there are no tokens."""
     session_key: str | None = Field(default=None, min_length=32, repr=False)
@@ -31,6 +40,8 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_waiting_acks: int = Field(default=50_000, ge=1)
     """Acks that may wait for the combiner before callers are told to come back."""
+    shed_after: float = Field(default=0.3, ge=0, le=60)
+    """Seconds for which acks may have to wait for long before callers are told to come back; 0: never."""
     max_waiting_bytes: int = Field(default=256 * 2**20, ge=2**20)
     """Bytes of large requests that may be under way: of bodies that are being read, and of acks that wait."""
     max_waiting_requests: int = Field(default=2000, ge=1)
@@ -63,3 +74,13 @@ class Settings(BaseSettings):
     def lease(self) -> timedelta:
         """After which a delivery that was being sent is taken for lost."""
         return timedelta(seconds=self.webhooks_timeout + 45)
+
+
+def settings_of(parser: ArgumentParser, given: Mapping[str, Any]) -> Settings:
+    """The environment's, and the flags that were `given` before these. A value that can't be is the parser's error."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        value = "" if first["loc"][0] in SECRET else f", got {first['input']!r}"
+        parser.error(f"{first['loc'][0]}: {first['msg']}{value}")

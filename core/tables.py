@@ -405,3 +405,12 @@ timers = sa.Table(
     **MYSQL_OPTIONS,
 )
 """`token` is random, new at each setting: the id of its event."""
+
+schema_support = sa.Table(
+    "schema_support",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("oldest", sa.String(32), nullable=False),
+    **MYSQL_OPTIONS,
+)
+"""One row: of the releases that this schema serves, the newest revision that the oldest of them knows."""

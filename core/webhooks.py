@@ -34,7 +34,6 @@ _webhooks = tables.webhooks.c
 _deliveries = tables.deliveries.c
 _attempts = tables.delivery_attempts.c
 _feed = tables.feed.c
-_head = tables.feed_head.c
 
 
 class State(StrEnum):
@@ -139,7 +138,7 @@ def create(tx: Connection, url: str, types: Sequence[str] | None, label: str | N
     """From the feed's end on, as it is now."""
     # The head stays locked until the commit: no event is trimmed that this webhook would still have to plan. What is
     # inserted after it is new, so nobody is waited for.
-    position = feed.lock(tx)
+    position, _ = feed.hold(tx)
     inserted = tx.execute(
         sa.insert(tables.webhooks).values(
             url=url,
@@ -285,7 +284,7 @@ def redeliver(database: Database, webhook: int, *, position: int | None = None, 
         if found is not None:
             _make_due(tx, [found])
         # Locked last, and so that no pass of the janitor can trim what is due again by now.
-        trimmed = _trimmed(tx)
+        _, trimmed = feed.hold(tx)
         if wanted is not None and wanted <= trimmed:
             raise errors.PositionTrimmed(wanted - 1, trimmed)
         if found is None:
@@ -309,7 +308,7 @@ def _redeliver_dead(database: Database, webhook: int) -> int:
         if not rows:
             return 0, 0
         _make_due(tx, [row.id for row in rows])
-        trimmed = _trimmed(tx)
+        _, trimmed = feed.hold(tx)
         late = [row.id for row in rows if row.position <= trimmed]
         if late:  # their events are as good as gone
             tx.execute(
@@ -328,11 +327,6 @@ def _redeliver_dead(database: Database, webhook: int) -> int:
 def _active(tx: Connection, webhook: int) -> None:
     if get(tx, webhook).state is not State.ACTIVE:
         raise errors.WebhookDisabled(webhook)
-
-
-def _trimmed(tx: Connection) -> int:
-    trimmed: int = tx.execute(sa.select(_head.trimmed).where(_head.id == 1).with_for_update()).scalar_one()
-    return trimmed
 
 
 def _make_due(tx: Connection, ids: Collection[int]) -> None:

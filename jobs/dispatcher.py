@@ -16,13 +16,12 @@ import sys
 import threading
 
 import structlog
-from pydantic import ValidationError
 
 from core import errors, logs, schema
 from core.db import Database
 from core.dispatcher import Dispatcher
 from core.replicas import Replica
-from core.settings import Settings
+from core.settings import settings_of
 from core.ticker import ticking
 from senders.webhooks import WebhookSender
 
@@ -46,13 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--threads", dest="dispatcher_threads", type=int, metavar="N", help="deliveries that are sent at once (16)"
     )
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    given = vars(parser.parse_args(arguments))
     once = given.pop("once")
-    try:
-        settings = Settings(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        parser.error(f"{first['loc'][0]}: {first['msg']}, got {first['input']!r}")
+    settings = settings_of(parser, given)
     logs.configure(settings.log_level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -4,7 +4,10 @@ Tells the parents of nested batches what a crash kept from them, expires what is
 `expires_in` comes before these defaults), deletes what ended long ago, and trims the feed. Safe to run twice at once,
 to kill anywhere and to run again; the rules live in `core.janitor`.
 
-Exit status: 0 done, 1 the database can't be worked with, 2 wrong use.
+A clock that is wrong by days would make everything look old. So where the database's and this machine's differ by more
+than an hour, one of them is, and nothing is done.
+
+Exit status: 0 done, 1 the database or its clock can't be worked with, 2 wrong use.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import sys
 from datetime import timedelta
 from typing import Final
 
-from core import errors, schema
+from core import checks, errors, schema
 from core.db import Database
 from core.janitor import Policy, Report, run_once
-from core.settings import Settings
+from core.settings import settings_of
 
+CLOCKS: Final = 3600
+"""Seconds that the database's clock and this machine's may differ."""
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -46,6 +51,7 @@ def shown(report: Report) -> dict[str, object]:
         "parents": report.parents,
         "events": report.events,
         "inbox": report.inbox,
+        "instances": report.instances,
         "batches": {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)},
     }
 
@@ -74,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=duration,
         default=defaults.keep,
         metavar="30d",
-        help="delete batches that ended so long ago (30d)",
+        help="delete batches, and instances of processes, that ended so long ago (30d)",
     )
     parser.add_argument(
         "--keep-events",
@@ -86,10 +92,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     parser.add_argument("--database-url", metavar="URL", help="LASTBIT_DATABASE_URL, if not given")
     given = parser.parse_args(arguments)
-    settings = Settings(**({"database_url": given.database_url} if given.database_url else {}))
+    settings = settings_of(parser, {"database_url": given.database_url})
     try:
         with Database(settings.database_url) as database:
             database.read(schema.check)
+            ahead = database.read(checks.clock_ahead)
+            if abs(ahead) > CLOCKS:
+                raise errors.Misconfigured(
+                    f"the database's clock differs from this machine's by {abs(ahead):,.0f} s: one is wrong, and "
+                    "nothing can be said to be old until it is set right"
+                )
             policy = Policy(given.open_idle, given.sealed_idle, given.keep, given.keep_events)
             report = run_once(database, policy, dry_run=given.dry_run)
     except errors.CoreError as error:

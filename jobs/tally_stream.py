@@ -23,15 +23,16 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from pyspark.errors import AnalysisException, ParseException, StreamingQueryException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.spark import TallyReport, tally_stream
+from lastbit.spark.arguments import add_reader, add_service, token_of
 from lastbit.spark.driver_output import keep_standard_output_clean
+from lastbit.spark.failures import SPARK_ERRORS, is_wrong_use, told
 
 GOOD, FAILED, WRONG_USE = 0, 1, 2
 
@@ -57,28 +58,23 @@ class _Counted:
 def main(arguments: list[str] | None = None) -> int:
     keep_standard_output_clean()
     given = _parser().parse_args(arguments)
-    try:
-        token = given.token_file.read_text().strip() if given.token_file else None
-    except OSError as error:
-        _say(f"the token can't be read: {error}")
-        return WRONG_USE
     begun = time.monotonic()
     counted = _Counted()
-    spark = SparkSession.builder.appName(f"lastbit tally_stream {given.tally}").getOrCreate()
     try:
-        sink = _sink(given, token, counted)
+        sink = _sink(given, token_of(given.token_file), counted)
+        spark = SparkSession.builder.appName(f"lastbit tally_stream {given.tally}").getOrCreate()
         writer = _read(spark, given).writeStream.foreachBatch(sink).option("checkpointLocation", given.checkpoint)
         trigger: dict[str, Any] = (
             {"processingTime": f"{given.every} seconds"} if given.every else {"availableNow": True}
         )
         writer.trigger(**trigger).start().awaitTermination()
-    except (AnalysisException, ParseException, InvalidArgument) as error:
+    except (AnalysisException, InvalidArgument) as error:
         _say(str(error))
         return WRONG_USE
-    except StreamingQueryException as error:
+    except SPARK_ERRORS as error:
         # What our own sink raised has come through the JVM and lost its type.
-        _say(str(counted.failure or error))
-        return WRONG_USE if isinstance(counted.failure, InvalidArgument) else FAILED
+        _say(str(counted.failure or told(error)))
+        return WRONG_USE if isinstance(counted.failure, InvalidArgument) or is_wrong_use(error) else FAILED
     print(json.dumps({"batches": counted.batches, **counted.total.to_dict()}), flush=True)  # noqa: T201  # the report
     _say(f"done in {time.monotonic() - begun:.1f} s")
     return GOOD
@@ -91,15 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", default="parquet", help="kafka, parquet, json, csv, orc, … (parquet)")
     parser.add_argument("--input", metavar="PATH", help="a folder, of the formats that are files")
     parser.add_argument("--schema", metavar="DDL", help="of files: 'topic string, partition int, offset bigint, …'")
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        type=_option,
-        metavar="NAME=VALUE",
-        help="of Spark's reader; repeatable",
-    )
-    parser.add_argument("--where", metavar="SQL", help="take only these rows")
+    add_reader(parser)
     parser.add_argument("--explode", metavar="SQL", help="an array: each of its elements is a row, as the column item")
     parser.add_argument("--key", required=True, metavar="SQL", help="which key of the tally a row counts for")
     parser.add_argument("--delta", default="1", metavar="SQL", help="how much it counts (1)")
@@ -108,18 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--offset", default="offset", metavar="SQL", help="(offset)")
     parser.add_argument("--generation", default="0", metavar="SQL", help="of a topic that was made anew (0)")
     parser.add_argument("--header", metavar="SQL", help="the source chain of messages that were republished")
-    parser.add_argument("--url", help="of the service; LASTBIT_URL of the driver, else http://127.0.0.1:8000")
-    parser.add_argument("--token-file", type=Path, metavar="PATH", help="on the driver; LASTBIT_TOKEN without")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="go on, with a micro-batch so often")
-    parser.add_argument("--parallel", type=int, default=8, metavar="N", help="tasks that send at a time (8)")
+    add_service(parser, "tasks that send at a time")
     return parser
-
-
-def _option(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is no option of a reader; expected NAME=VALUE")
-    return name, value
 
 
 def _read(spark: SparkSession, given: argparse.Namespace) -> DataFrame:

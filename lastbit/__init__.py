@@ -6,8 +6,9 @@ and their arithmetic, an executor of a cluster for example, gets by on the stand
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
+
+from lastbit._lazy import lazy
 
 __version__: Final = "0.1.0"
 
@@ -71,16 +72,13 @@ if TYPE_CHECKING:
         Reason,
         Rejected,
         Sealed,
-        SubCounter,
-        TallyApplied,
-        TallyTotal,
-        TallyValue,
         Verification,
         Watermark,
     )
     from lastbit.retry import Retry
-    from lastbit.tallies import AsyncTally, Tally
-    from lastbit.tally_buffer import AsyncTallyBuffer, TallyBuffer
+    from lastbit.tallies.buffer import AsyncTallyBuffer, TallyBuffer
+    from lastbit.tallies.models import SubCounter, TallyApplied, TallyTotal, TallyValue
+    from lastbit.tallies.tally import AsyncTally, Tally
     from lastbit.webhooks import AsyncWebhooks, Attempt, CreatedWebhook, Delivery, Tested, Webhook, Webhooks
 
 _HOMES: Final = {
@@ -143,16 +141,13 @@ _HOMES: Final = {
         "Reason",
         "Rejected",
         "Sealed",
-        "SubCounter",
-        "TallyApplied",
-        "TallyTotal",
-        "TallyValue",
         "Verification",
         "Watermark",
     ),
     "lastbit.retry": ("Retry",),
-    "lastbit.tallies": ("AsyncTally", "Tally"),
-    "lastbit.tally_buffer": ("AsyncTallyBuffer", "TallyBuffer"),
+    "lastbit.tallies.buffer": ("AsyncTallyBuffer", "TallyBuffer"),
+    "lastbit.tallies.models": ("SubCounter", "TallyApplied", "TallyTotal", "TallyValue"),
+    "lastbit.tallies.tally": ("AsyncTally", "Tally"),
     "lastbit.webhooks": (
         "AsyncWebhooks",
         "Attempt",
@@ -163,7 +158,6 @@ _HOMES: Final = {
         "Webhooks",
     ),
 }
-_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AckResult",
@@ -254,15 +248,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    # Hidden from type checkers, which would else believe in any name.
-    def __getattr__(name: str) -> object:
-        home = _HOME_OF.get(name)
-        if home is None:
-            raise AttributeError(f"module 'lastbit' has no attribute {name!r}")
-        found = getattr(import_module(home), name)
-        globals()[name] = found  # the next look-up does not come here
-        return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy(__name__, _HOMES)

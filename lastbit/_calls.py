@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
-from urllib.parse import quote
 
 from lastbit import _masks, errors, models
 from lastbit._protocol import Emit, Flow, Pause, Service, T, visible_ascii
-from lastbit.chains import Source, SourceChain, source_of
 from lastbit.ids import ItemId
 
 LONGEST_HOLD = 30
@@ -25,8 +23,6 @@ MOST_EVENTS = 1000
 """Events of one page."""
 
 Ids = str | ItemId | Iterable[str | ItemId]
-Entry = tuple[str, int, Source | SourceChain]
-"""Of a tally: key, delta, and where it comes from. `TallyEntry` is one."""
 
 
 def _ask(service: Service, method: str, path: str, decode: Callable[[Any], T], **options: Any) -> Flow[T]:
@@ -252,15 +248,26 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
     """Emits `Event`s, for ever. Each poll begins where the one before ended, whatever came between, so none is lost or
     comes twice."""
     types = types if isinstance(types, str) else tuple(types)
+
+    def poll(after: int | None) -> Flow[tuple[Sequence[models.Event], int]]:
+        page = yield from events(service, after, types, batch, LONGEST_HOLD, MOST_EVENTS)
+        return page.events, page.next
+
+    return _following(service, after, poll)
+
+
+def _following(
+    service: Service, after: int | None, poll: Callable[[int | None], Flow[tuple[Sequence[Any], int]]]
+) -> Flow[None]:
+    """Emits what each long poll finds above the position where the one before ended, for ever."""
     while True:
         polled = service.now()
-        page = yield from events(service, after, types, batch, LONGEST_HOLD, MOST_EVENTS)
-        for event in page.events:
-            yield Emit(event)
-        after = page.next
+        found, after = yield from poll(after)
+        for each in found:
+            yield Emit(each)
         # A poll that comes back at once with nothing must not become a storm: the service is stopping.
         rest = 1.0 - (service.now() - polled)
-        if not page.events and rest > 0:
+        if not found and rest > 0:
             yield Pause(rest)
 
 
@@ -280,47 +287,3 @@ def append(
         return tuple(map(models.Appended.from_json, data["events"]))
 
     return _ask(service, "POST", "/v1/events", appended, body=body)
-
-
-def tally_entry(entry: Entry) -> models.Json:
-    """An entry as it travels. Raises `InvalidArgument`."""
-    key, delta, source = entry
-    topic, partition, offset, child, generation = source_of(source)
-    place: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
-    if child:
-        place["child"] = child
-    if generation:
-        place["generation"] = generation
-    return {"key": key, "delta": delta, "source": place}
-
-
-def apply_tally(
-    service: Service, tally: str, entries: Iterable[models.Json], fence: models.Fence | None = None
-) -> Flow[models.TallyApplied]:
-    """`entries` as `tally_entry` makes them."""
-    body: dict[str, Any] = {"entries": list(entries)}
-    if fence is not None:
-        body["fence"] = fence.to_json()
-    return _ask(service, "POST", _tally(tally, "apply"), models.TallyApplied.from_json, body=body)
-
-
-def tally_value(service: Service, tally: str, key: str) -> Flow[models.TallyValue]:
-    if not isinstance(key, str) or not key:
-        raise errors.InvalidArgument(f"a key is a text, not {key!r}")
-    return _ask(service, "GET", _tally(tally, key), models.TallyValue.from_json)
-
-
-def tally_totals(service: Service, tally: str, prefix: str, page_size: int) -> Flow[None]:
-    """Emits `TallyTotal`s."""
-    params = [("prefix", prefix)] if prefix else []
-    return _pages(service, _tally(tally), "totals", models.TallyTotal.from_json, params, page_size)
-
-
-def delete_tally(service: Service, tally: str) -> Flow[None]:
-    yield from service.call("DELETE", _tally(tally))
-
-
-def _tally(tally: str, *rest: str) -> str:
-    if not isinstance(tally, str) or not tally:
-        raise errors.InvalidArgument(f"a tally's name is a text, not {tally!r}")
-    return "/".join(["/v1/tallies", *(quote(part, safe="") for part in (tally, *rest))])

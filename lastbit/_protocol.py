@@ -168,7 +168,10 @@ class Service:
             retry_after = retry_after_seconds(outcome.headers) if isinstance(outcome, Answer) else None
             pause = None
             if not (isinstance(outcome, Failure) and outcome.lasting):
-                pause = self.retry.pause(attempt, now - troubled, retry_after, self.chance())
+                # Who is told to go slower has not failed, and may go on so until the deadline.
+                told = isinstance(outcome, Answer) and outcome.status == 429
+                failed = min(attempt, max(1, self.retry.attempts - 1)) if told else attempt
+                pause = self.retry.pause(failed, now - troubled, retry_after, self.chance())
             if pause is None or (within is not None and elapsed + pause > within):
                 if isinstance(outcome, Answer):
                     raise self.error(named, outcome)

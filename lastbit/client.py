@@ -34,7 +34,7 @@ from lastbit.ids import ItemId
 from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage, Fence
 from lastbit.processes.calls import AsyncProcesses, Processes
 from lastbit.retry import Retry
-from lastbit.tallies import AsyncTally, Tally
+from lastbit.tallies.tally import AsyncTally, Tally
 from lastbit.webhooks import AsyncWebhooks, Webhooks
 
 T = TypeVar("T")

@@ -163,15 +163,18 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """All that a worker holds now, for `ttl` seconds from when it asked, and which of that it is to give back."""
+    """All that a worker holds now, for `ttl` seconds from when it asked, and which of that it is to give back, within
+    `release_within` seconds from when it was told first."""
 
     ttl: float
     assigned: tuple[Granted, ...]
     release: tuple[int, ...]
+    release_within: float
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        return cls(data["ttl"], tuple(map(Granted.from_json, data["assigned"])), tuple(data["release"]))
+        assigned = tuple(map(Granted.from_json, data["assigned"]))
+        return cls(data["ttl"], assigned, tuple(data["release"]), data["release_within"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How long to insist: at most `attempts` times, and not beyond `deadline` seconds after the first. The pause after
-    attempt n is random between 0 and min(cap, base * 2^(n-1)) seconds, but no shorter than Retry-After."""
+    attempt n is random between 0 and min(cap, base * 2^(n-1)) seconds, after Retry-After where there is one."""
 
     attempts: int = 8
     deadline: float = 60.0
@@ -38,7 +38,8 @@ class Retry:
         # The exponent is bounded because 2.0**1024 overflows, long after the cap has decided.
         pause = chance * min(self.cap, self.base * 2.0 ** min(attempt - 1, 60))
         if retry_after is not None:
-            pause = max(pause, retry_after)
+            # On top of it: all who were refused at once would otherwise be back at once.
+            pause += retry_after
         return pause if elapsed + pause < self.deadline else None
 
 

@@ -3,10 +3,10 @@
 A token is 256 random bits, so what is stored is its plain SHA-256: nobody guesses such a token, with or without its
 digest, and the slow hashes that protect passwords, which people choose, would only make each call slow. A line is
 
-    NAME ROLE[,ROLE…] sha256:HEX [prefix=PREFIX]
+    NAME ROLE[,ROLE…] sha256:HEX [prefix=PREFIX] [requests=N/s] [items=N/s]
 
-where the prefix is percent-encoded. Blank lines and those that begin with `#` say nothing; where there are no lines, as
-in a variable, `;` stands between two.
+where the prefix is percent-encoded, and the rates are whole numbers a second. Blank lines and those that begin with `#`
+say nothing; where there are no lines, as in a variable, `;` stands between two.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ LONGEST: Final = 8192
 _BEGINS: Final = "lastbit_"
 """So that whoever looks for secrets where they don't belong finds ours."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RATE: Final = re.compile(r"([1-9][0-9]{0,8})/s")
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -43,12 +44,14 @@ class InvalidTokens(ValueError):
 @dataclass(frozen=True, slots=True)
 class Token:
     """What is known of a token, which is not the token itself. With a `prefix` it is limited to batches whose key
-    begins so."""
+    begins so, with `requests` and `items` to so many a second."""
 
     name: str
     roles: frozenset[Role]
     digest: bytes = field(repr=False)
     prefix: str | None = None
+    requests: int | None = None
+    items: int | None = None
 
     def has(self, roles: Iterable[Role]) -> bool:
         """Whether it has one of them."""
@@ -62,6 +65,8 @@ class Token:
         """As it stands in the service's file."""
         roles = ",".join(role for role in Role if role in self.roles)
         limit = "" if self.prefix is None else f" prefix={quote(self.prefix, safe='')}"
+        for name, rate in (("requests", self.requests), ("items", self.items)):
+            limit += "" if rate is None else f" {name}={rate}/s"
         return f"{self.name} {roles} sha256:{self.digest.hex()}{limit}"
 
 
@@ -74,13 +79,23 @@ def digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
 
 
-def known(token: str, name: str, roles: Iterable[Role], prefix: str | None = None) -> Token:
-    """What a service is told of a token. Raises `ValueError` for a name or prefix that can't be one."""
+def known(
+    token: str,
+    name: str,
+    roles: Iterable[Role],
+    prefix: str | None = None,
+    *,
+    requests: int | None = None,
+    items: int | None = None,
+) -> Token:
+    """What a service is told of a token. Raises `ValueError` for a name, prefix or rate that can't be one."""
     if not _NAME.fullmatch(name):
         raise ValueError("a token's name is 1 to 64 letters, digits, dots, underscores and hyphens")
     if prefix is not None and not 1 <= len(prefix) <= 255:
         raise ValueError("a prefix is 1 to 255 characters")
-    return Token(name, frozenset(roles), digest(token.encode()), prefix)
+    if any(rate is not None and not 1 <= rate < 10**9 for rate in (requests, items)):
+        raise ValueError("a rate is at least 1 a second, and below a billion")
+    return Token(name, frozenset(roles), digest(token.encode()), prefix, requests, items)
 
 
 def parse(text: str) -> list[Token]:
@@ -103,8 +118,8 @@ def _token(number: int, words: list[str]) -> Token:
     def refused(what: str) -> InvalidTokens:
         return InvalidTokens(f"line {number}: {what}; `lastbit token new` makes such lines")
 
-    if not 3 <= len(words) <= 4:
-        raise refused("expected a name, roles, sha256:… and perhaps prefix=…")
+    if not 3 <= len(words) <= 6:
+        raise refused("expected a name, roles, sha256:… and perhaps prefix=…, requests=…/s, items=…/s")
     if not _NAME.fullmatch(words[0]):
         raise refused("expected a name of letters, digits, dots, underscores and hyphens")
     try:
@@ -114,10 +129,17 @@ def _token(number: int, words: list[str]) -> Token:
     digest = _DIGEST.fullmatch(words[2])
     if digest is None:
         raise refused("expected sha256: and 64 hexadecimal digits")
-    prefix = None
-    if len(words) == 4:
-        name, _, value = words[3].partition("=")
-        prefix = unquote(value)
-        if name != "prefix" or not 1 <= len(prefix) <= 255:
-            raise refused("expected prefix= and 1 to 255 characters, percent-encoded")
-    return Token(words[0], roles, bytes.fromhex(digest[1]), prefix)
+    prefix: str | None = None
+    rates: dict[str, int] = {}
+    for word in words[3:]:
+        option, _, value = word.partition("=")
+        if option == "prefix" and prefix is None and 1 <= len(unquote(value)) <= 255:
+            prefix = unquote(value)
+        elif option in ("requests", "items") and option not in rates and (rate := _RATE.fullmatch(value)):
+            rates[option] = int(rate[1])
+        else:
+            raise refused(
+                "expected prefix= and 1 to 255 characters, percent-encoded, or requests= or items= and a rate like "
+                "100/s, each once"
+            )
+    return Token(words[0], roles, bytes.fromhex(digest[1]), prefix, rates.get("requests"), rates.get("items"))

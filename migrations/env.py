@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from alembic import context
+from alembic.ddl.mysql import MySQLImpl
+from sqlalchemy.exc import DBAPIError
 
-from core import tables
+from core import faults, tables
 from core.db import Database
+
+
+class Resuming(MySQLImpl):
+    """Data definition commits by itself on MariaDB and MySQL, statement by statement. So a migration that was killed,
+    or could not wait for a table, begins again from its start, and finds there what it has made already."""
+
+    __dialect__ = "mysql"
+
+    def _exec(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            return super()._exec(*arguments, **named)
+        except DBAPIError as error:
+            if faults.is_done_already(error):
+                return None
+            raise
 
 
 def _run(connection: object) -> None:

@@ -77,7 +77,8 @@ class WebhookSender:
                 pool.stream("POST", _url(target), headers=_headers(target, headers), content=body) as answer,
             ):
                 status = answer.status
-                retry_after = _seconds({name.lower(): value for name, value in answer.headers}.get(b"retry-after"))
+                said = {name.lower(): value for name, value in answer.headers}
+                retry_after = _seconds(said.get(b"retry-after"), said.get(b"date"))
                 size = 0
                 for part in answer.iter_stream():
                     size += len(part)
@@ -136,15 +137,24 @@ def _headers(target: Target, signed: dict[str, str]) -> list[tuple[str, str]]:
     return [*own.items(), *signed.items(), ("Connection", "close")]
 
 
-def _seconds(retry_after: bytes | None) -> float | None:
-    """Of a Retry-After header: seconds, or a date. None where it can't be read."""
+def _seconds(retry_after: bytes | None, sent: bytes | None) -> float | None:
+    """Of a Retry-After header: seconds, or a date. None where it can't be read. A date is compared with the answer's
+    own, so that a clock that is off on either side makes no difference."""
     if retry_after is None:
         return None
     text = retry_after.decode("ascii", "replace").strip()
     if text.isdecimal() and text.isascii():
         return float(text[:12])
+    until = _date(text)
+    if until is None:
+        return None
+    now = None if sent is None else _date(sent.decode("ascii", "replace"))
+    return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
+
+
+def _date(text: str) -> datetime | None:
     try:
-        at = parsedate_to_datetime(text)
+        moment = parsedate_to_datetime(text)
     except ValueError:
         return None
-    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    return moment.replace(tzinfo=moment.tzinfo or UTC)

@@ -1,8 +1,10 @@
-"""The database's clock, in the test's hand: it stands still, and goes where it is told to."""
+"""Clocks in the test's hand: the database's, which stands still and goes where it is told to; and the wall clock of
+whole processes, which goes on and jumps."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,3 +36,27 @@ class Clock:
     def go(self, seconds: float) -> None:
         """Forward, or back."""
         self.now += timedelta(seconds=seconds)
+
+
+LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+
+
+class WallClock:
+    """Of all processes that are started with its `environment`: libfaketime asks a file how far it is off. Clocks that
+    only go forward are left alone, as they are when somebody sets a machine's time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "clock"
+        self.jump(0)
+        self.environment = {
+            "LD_PRELOAD": str(LIBRARY),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def jump(self, days: float) -> None:
+        """So far away from the true time, at once."""
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{days * 86_400:+.0f}")
+        new.replace(self._file)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from core import schema
 from core.combiner import Inline
 from core.db import Database
 from core.service import Service
+from tests import templates
 from tests.brokers import RabbitMQ, RedisServer, redis_server
+from tests.galera import Cluster
+from tests.nursery import Nursery
 from tests.receivers import Receiver, receiving
-from tests.servers import MariaDB, running_service, sqlite_file
+from tests.servers import MariaDB, ServiceProcess, running_service, sqlite_file
 
 hypothesis.settings.register_profile(
     "lastbit",
@@ -29,6 +31,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("lastbit")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nursery() -> Iterator[Nursery]:
+    """Services and commands start at once: most of a second of their start is imports. Services of several workers
+    are started anew, as users start them."""
+    ServiceProcess.nursery = running = Nursery()
+    yield running
+    ServiceProcess.nursery = None
+    running.close()
+
+
 def need(package: str, available: bool) -> None:
     """What is missing is a failure in CI, a skip at home."""
     if not available:
@@ -36,8 +48,10 @@ def need(package: str, available: bool) -> None:
 
 
 @contextlib.contextmanager
-def running_mariadb(*, folder: Path | None = None, options: Sequence[str] = ()) -> Iterator[MariaDB]:
-    server = MariaDB(folder=folder, options=options)
+def running_mariadb(
+    *, folder: Path | None = None, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[MariaDB]:
+    server = MariaDB(folder=folder, options=options, environment=environment)
     try:
         need("mariadb-server", server.available)
         server.install()
@@ -59,6 +73,18 @@ def mortal_mariadb() -> Iterator[MariaDB]:
     """A server that only this test knows, so that it may be killed."""
     with running_mariadb() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def galera() -> Iterator[Cluster]:
+    """Three nodes of our own. They take ten seconds to start, so their tests say `xdist_group("galera")`."""
+    cluster = Cluster()
+    try:
+        need("galera-4", cluster.available)
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
 
 
 @pytest.fixture(scope="session")
@@ -107,14 +133,14 @@ def database_url(request: pytest.FixtureRequest) -> str:
 def database(database_url: str) -> Iterator[Database]:
     """A database with the current schema, on each kind."""
     with Database(database_url) as opened:
-        schema.migrate(opened)
+        templates.migrate(opened)
         yield opened
 
 
 @pytest.fixture
 def mariadb_database(mariadb_url: str) -> Iterator[Database]:
     with Database(mariadb_url) as opened:
-        schema.migrate(opened)
+        templates.migrate(opened)
         yield opened
 
 
@@ -137,7 +163,7 @@ def service_url() -> Iterator[str]:
 def api_url(database_url: str) -> Iterator[str]:
     """A real service on a fresh database, on each kind."""
     with Database(database_url) as opened:
-        schema.migrate(opened)
+        templates.migrate(opened)
     with running_service(database_url) as running:
         yield running.url
 

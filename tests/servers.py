@@ -14,10 +14,12 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 import httpx
 import pymysql
+
+from tests.nursery import Child, Nursery
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -64,14 +66,23 @@ def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float
 
 
 class MariaDB:
-    """A server at its defaults, but for where it lives, and `options` as on its command line."""
+    """A server at its defaults, but for where it lives, `options` as on its command line, and its `environment`."""
 
-    def __init__(self, *, in_memory: bool = True, folder: Path | None = None, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        in_memory: bool = True,
+        folder: Path | None = None,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.options = tuple(options)
+        self.environment = dict(environment or {})
         parent = folder or (memory() if in_memory else None)
         self.folder = Path(tempfile.mkdtemp(prefix="lastbit-mariadb-", dir=parent))
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
+        self.user = getpass.getuser()
         path = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"
         self.program = shutil.which("mariadbd", path=path)
         self.installer = shutil.which("mariadb-install-db", path=path)
@@ -85,27 +96,27 @@ class MariaDB:
         assert self.installer is not None
         command = [
             *(self.installer, "--no-defaults", f"--datadir={self.folder}/data", "--skip-test-db"),
-            *("--auth-root-authentication-method=normal", f"--user={getpass.getuser()}"),
+            *("--auth-root-authentication-method=normal", f"--user={self.user}"),
         ]
         # Not the machine's /tmp, as below.
         environment = {**os.environ, "TMPDIR": str(self.folder)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def start(self) -> None:
+    def command(self) -> list[str]:
         assert self.program is not None
-        self.process = subprocess.Popen(
-            [
-                *(self.program, "--no-defaults", f"--user={getpass.getuser()}", f"--datadir={self.folder}/data"),
-                *(f"--socket={self.folder}/socket", f"--pid-file={self.folder}/pid", f"--port={self.port}"),
-                # Not the machine's: a server that starts clears what looks like its own there.
-                f"--tmpdir={self.folder}",
-                *("--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=400"),
-                *self.options,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return [
+            *(self.program, "--no-defaults", f"--user={self.user}", f"--datadir={self.folder}/data"),
+            *(f"--socket={self.folder}/socket", f"--pid-file={self.folder}/pid", f"--port={self.port}"),
+            # Not the machine's: a server that starts clears what looks like its own there.
+            f"--tmpdir={self.folder}",
+            *("--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=400"),
+            *self.options,
+        ]
+
+    def start(self) -> None:
+        environment = {**os.environ, **self.environment}
+        self.process = subprocess.Popen(self.command(), env=environment, stderr=subprocess.PIPE, text=True)
         wait_until_it_says(self.process, "ready for connections")
 
     def stop(self, number: int = signal.SIGTERM) -> None:
@@ -119,7 +130,10 @@ class MariaDB:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def connect(self, database: str | None = None) -> pymysql.Connection:
-        return pymysql.connect(host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True)
+        # Where there may be TLS, PyMySQL reads all certificates of the machine for each connection.
+        return pymysql.connect(
+            host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True, ssl_disabled=True
+        )
 
     def new_database(self) -> str:
         """The URL of an empty database."""
@@ -137,6 +151,9 @@ class MariaDB:
 class ServiceProcess:
     """`python -m api` (or another module) on a free port."""
 
+    nursery: ClassVar[Nursery | None] = None
+    """Where there is one, services of one process are forked from it."""
+
     def __init__(
         self,
         database_url: str,
@@ -145,6 +162,7 @@ class ServiceProcess:
         module: str = "api",
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
+        root: Path = ROOT,
     ) -> None:
         self.database_url = database_url
         self.workers = workers
@@ -152,9 +170,11 @@ class ServiceProcess:
         self.environment = dict(environment or {})
         self.log = log
         """Where its standard error goes, if not to ours."""
+        self.root = root
+        """The folder of its code."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Child | None = None
 
     def start(self) -> ServiceProcess:
         with contextlib.ExitStack() as stack:
@@ -163,14 +183,19 @@ class ServiceProcess:
         return self
 
     def _spawn(self, log: IO[bytes] | None) -> None:
+        arguments = ["--port", str(self.port), "--workers", str(self.workers), "--database-url", self.database_url]
+        # A line a request is of use only where somebody reads it.
+        environment = {**({} if log else {"LASTBIT_LOG_LEVEL": "warning"}), **os.environ, **self.environment}
+        nursery = _nursery(environment)
+        if nursery is not None and self.workers == 1 and self.root == ROOT:
+            self.process = nursery.start(
+                self.module, arguments, environment=environment, stderr=2 if log is None else log
+            )
+            return
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", self.module, "--port", str(self.port), "--workers", str(self.workers)),
-                *("--database-url", self.database_url),
-            ],
-            cwd=ROOT,
-            # A line a request is of use only where somebody reads it.
-            env={**({} if log else {"LASTBIT_LOG_LEVEL": "warning"}), **os.environ, **self.environment},
+            [sys.executable, "-m", self.module, *arguments],
+            cwd=self.root,
+            env=environment,
             stderr=log,
             start_new_session=True,
         )
@@ -199,6 +224,26 @@ class ServiceProcess:
             else:
                 self.process.send_signal(number)
         return self.process.wait(60)
+
+
+def _nursery(environment: Mapping[str, str]) -> Nursery | None:
+    """None for what the linker reads when a program begins, as a library of a false clock: a fork comes too late."""
+    return None if "LD_PRELOAD" in environment else ServiceProcess.nursery
+
+
+def run_module(
+    module: str, *arguments: str, stdin: str | bytes = "", environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -m MODULE ARGUMENTS` in the checkout's root, to its end; by default with our environment."""
+    environment = os.environ if environment is None else environment
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    nursery = _nursery(environment)
+    if nursery is not None:
+        done = nursery.run(module, arguments, environment=environment, input=given, timeout=60)
+    else:
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=environment, input=given, capture_output=True, timeout=60)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @contextlib.contextmanager

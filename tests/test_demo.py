@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,35 +14,12 @@ import pytest
 from examples.demo.broker import Statistics
 from examples.demo.proof import Ledger
 from lastbit import AckResult, Batch, Completed, Counted, Verification
-from tests.servers import ROOT
-
-COMMAND = [sys.executable, "-m", "examples.demo"]
+from tests.examples import Example
 
 
-def left_behind(folder: Path) -> list[str]:
-    """Files in the demo's folder for temporary files, and processes that still have it in their environment."""
-    mark = f"TMPDIR={folder}".encode()
-    found = [str(path) for path in folder.iterdir()]
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdecimal() and mark in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except (FileNotFoundError, PermissionError, ProcessLookupError):
-            continue
-    return found
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """Its temporary files go where we see them."""
-    return {**os.environ, "TMPDIR": str(tmp_path), "TERM": "dumb"}
-
-
-def test_the_demo_ends_with_the_completed_batch_and_its_proof(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_demo_ends_with_the_completed_batch_and_its_proof(tmp_path: Path) -> None:
     """Crashes and duplicates on the way, one call that completed the batch, bits that agree with the counts."""
-    ran = subprocess.run(COMMAND, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
-    said = ran.stdout
-    assert ran.returncode == 0, said + ran.stderr
+    said = Example("demo", tmp_path).said()
     assert "complete, exactly" in said
     assert "producer killed" in said
     assert "the same ids" in said
@@ -60,23 +34,12 @@ def test_the_demo_ends_with_the_completed_batch_and_its_proof(tmp_path: Path, en
     assert re.search(r"^  proof +verify ok: .* 0 pending$", said, re.MULTILINE)
     assert re.search(r"^  storage +at most [\d,]+ bytes", said, re.MULTILINE)
     assert "Try next" in said
-    assert ran.stderr == ""
-    assert left_behind(tmp_path) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, environment: dict[str, str], number: int) -> None:
+def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: int) -> None:
     """Ctrl-C in the middle: one line, exit status 130, no process, no folder."""
-    demo = subprocess.Popen(
-        COMMAND, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert demo.stdout is not None
-    assert any("opened batch" in line for line in demo.stdout)
-    demo.send_signal(number)
-    _, complaint = demo.communicate(timeout=60)
-    assert demo.returncode == 130
-    assert complaint.strip() == "lastbit demo: interrupted; nothing is left behind"
-    assert left_behind(tmp_path) == []
+    Example("demo", tmp_path).interrupt("opened batch", number)
 
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)

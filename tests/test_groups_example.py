@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +10,12 @@ from typing import Any
 import pytest
 
 from examples.groups.ledger import Ledger, Move, Step, equal_shares, most_moves_of_a_join
-from tests.servers import ROOT
-from tests.test_demo import left_behind
-
-COMMAND = [sys.executable, "-m", "examples.groups"]
+from tests.examples import Example
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """Its temporary files go where we see them."""
-    return {**os.environ, "TMPDIR": str(tmp_path), "TERM": "dumb", "PYTHONPATH": str(ROOT)}
-
-
-def test_the_moves_match_the_arithmetic_of_equal_shares(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_moves_match_the_arithmetic_of_equal_shares(tmp_path: Path) -> None:
     """Six workers join one by one, one is killed; each step says who gave what to whom, and all of it held."""
-    ran = subprocess.run(COMMAND, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
-    said = ran.stdout
-    assert ran.returncode == 0, said + ran.stderr
+    said = Example("groups", tmp_path).said()
     steps = re.findall(r"^(\w+) (?:joins|is killed \(SIGKILL\)): (\d+) partitions move \(at most (\d+)\)", said, re.M)
     assert [(name, int(most)) for name, _, most in steps] == [
         *(("ann", 40), ("bob", 20), ("cid", 14), ("dan", 10), ("eve", 8), ("fay", 7), ("fay", int(steps[-1][2]))),
@@ -40,22 +25,11 @@ def test_the_moves_match_the_arithmetic_of_equal_shares(tmp_path: Path, environm
     assert re.search(r"^    fay → \w+: \d", said, re.M)
     assert re.search(r"^    now ann 8, bob 8, cid 8, dan 8, eve 8$", said, re.M)
     assert "All of it held" in said
-    assert ran.stderr == ""
-    assert left_behind(tmp_path) == []
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     """Ctrl-C in the middle: one line, exit status 130, no process, no folder."""
-    run = subprocess.Popen(
-        COMMAND, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert run.stdout is not None
-    assert any("ann joins" in line for line in run.stdout)
-    run.send_signal(signal.SIGINT)
-    _, complaint = run.communicate(timeout=60)
-    assert run.returncode == 130
-    assert complaint.strip() == "lastbit groups: interrupted; nothing is left behind"
-    assert left_behind(tmp_path) == []
+    Example("groups", tmp_path).interrupt("ann joins")
 
 
 def test_equal_shares() -> None:

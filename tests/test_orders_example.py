@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,44 +11,22 @@ import pytest
 
 from examples.orders.proof import faults
 from lastbit import Event
-from tests.servers import ROOT
-from tests.test_demo import left_behind
-
-COMMAND = [sys.executable, "-m", "examples.orders"]
+from tests.examples import Example
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """Its temporary files go where we see them."""
-    return {**os.environ, "TMPDIR": str(tmp_path), "TERM": "dumb", "PYTHONPATH": str(ROOT)}
-
-
-def test_each_order_ships_once_though_a_worker_is_killed(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_each_order_ships_once_though_a_worker_is_killed(tmp_path: Path) -> None:
     """Every permutation, events that come twice, one command for each order, and it says so."""
-    ran = subprocess.run(COMMAND, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
-    said = ran.stdout
-    assert ran.returncode == 0, said + ran.stderr
+    said = Example("orders", tmp_path).said()
     assert "36 orders, 6 of each of the 6 ways in which three events can come" in said
     assert re.search(r"^worker ann is killed \(SIGKILL\), \d+ orders have shipped$", said, re.M)
     assert re.search(r"^\d+ events in the feed, \d\d+ facts came twice$", said, re.M)
     assert "36 orders shipped, one command each; 12 wait for what they lack" in said
     assert "All of it held" in said
-    assert ran.stderr == ""
-    assert left_behind(tmp_path) == []
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     """Ctrl-C in the middle: one line, exit status 130, no process, no folder."""
-    run = subprocess.Popen(
-        COMMAND, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert run.stdout is not None
-    assert any("3 workers" in line for line in run.stdout)
-    run.send_signal(signal.SIGINT)
-    _, complaint = run.communicate(timeout=60)
-    assert run.returncode == 130
-    assert complaint.strip() == "lastbit orders: interrupted; nothing is left behind"
-    assert left_behind(tmp_path) == []
+    Example("orders", tmp_path).interrupt("3 workers")
 
 
 def event(position: int, type: str, order: str = "o1") -> Event:

@@ -7,12 +7,12 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
 
+from examples.course import Interrupted, interrupted, listen_for_the_end, temporary_folder
 from examples.demo import proof
-from examples.demo.processes import ENDING, Failed, Processes
-from examples.demo.run import Demo, temporary_folder
+from examples.demo.run import Demo
 from examples.demo.show import Show, show
+from examples.processes import Failed, Processes
 from lastbit import LastbitError
 
 LONGEST = 180
@@ -27,35 +27,16 @@ Try next
   examples/demo/                      how this was done"""
 
 
-class Interrupted(BaseException):
-    """Somebody wants the demo to end."""
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    # Once is enough: what follows is cleaning up, which another signal must not tear.
-    for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)
-    raise Interrupted
-
-
-def give_up(number: int, frame: FrameType | None) -> None:
-    raise Failed(f"it is not over after {LONGEST} seconds")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description="A real fan-out to its exact end.")
     parser.add_argument("--stay", action="store_true", help="keep the service up afterwards, until Ctrl-C")
     given = parser.parse_args()
-    for number in ENDING:
-        signal.signal(number, interrupt)
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(LONGEST)
+    listen_for_the_end(LONGEST)
     try:
-        with show() as shown, temporary_folder() as folder, Processes(Path(folder)) as processes:
+        with show() as shown, temporary_folder("demo") as folder, Processes(Path(folder)) as processes:
             return _run(shown, processes, Path(folder), given.stay)
     except Interrupted:
-        print("\nlastbit demo: interrupted; nothing is left behind", file=sys.stderr)
-        return 130
+        return interrupted("demo")
 
 
 def _run(shown: Show, processes: Processes, folder: Path, stay: bool) -> int:

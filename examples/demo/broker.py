@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from examples.demo.speech import say
+from examples.speech import say
 
 DUPLICATED = 0.1
 MOST_WAITING = 250

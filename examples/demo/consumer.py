@@ -13,7 +13,7 @@ from pathlib import Path
 
 from examples.demo.broker import Message, Subscription
 from examples.demo.files import fault
-from examples.demo.speech import say
+from examples.speech import say
 from lastbit import Client, Completed
 
 AT_ONCE = 8

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from examples.demo.broker import Publisher
 from examples.demo.files import standard_library, uneven_chunks
-from examples.demo.speech import say
+from examples.speech import say
 from lastbit import Client
 
 GROUP_SIZE = 256

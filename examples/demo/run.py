@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ from examples.demo import proof
 from examples.demo.broker import Publisher
 from examples.demo.consumer import AT_ONCE
 from examples.demo.files import standard_library, uneven_chunks
-from examples.demo.processes import Failed, Process, Processes, start_service
 from examples.demo.proof import Ledger
 from examples.demo.show import Show
+from examples.processes import Failed, Process, Processes, start_service
 from lastbit import BatchHandle, Client
 
 CONSUMERS = 3
@@ -183,7 +182,3 @@ class Demo:
         for done in ledger.once_more.completed:
             self._told("the demo", done.newly)
         ledger.batch = batch.refresh()
-
-
-def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="lastbit-demo-", ignore_cleanup_errors=True)

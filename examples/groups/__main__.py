@@ -6,19 +6,17 @@ of equal shares. Exit status: 0 all of it held, 1 something did not, 130 interru
 
 from __future__ import annotations
 
-import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
-from examples.demo.processes import ENDING, Failed, Process, Processes, start_service
+from examples.course import prove
 from examples.groups.ledger import Ledger, Step, most_moves_of_a_join
-from lastbit import Client, LastbitError
+from examples.processes import Failed, Process, Processes, start_service
+from lastbit import Client
 
 PARTITIONS = 40
 TTL = 1.5
@@ -29,20 +27,6 @@ LONGEST = 60
 """Seconds after which it is given up."""
 GROUP = "orders"
 WORKERS = ("ann", "bob", "cid", "dan", "eve", "fay")
-
-
-class Interrupted(BaseException):
-    """Somebody wants it to end."""
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)  # what follows is cleaning up
-    raise Interrupted
-
-
-def give_up(number: int, frame: FrameType | None) -> None:
-    raise Failed(f"it is not over after {LONGEST} seconds")
 
 
 class Run:
@@ -82,7 +66,7 @@ class Run:
         )
         self.steps.append(step)
         for line in step.lines():
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._console.print(line)
 
     def _hear(self) -> dict[str, Any]:
         heard = self._processes.hear(LONGEST)
@@ -101,39 +85,11 @@ class Run:
         return said
 
 
-def main() -> int:
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    for number in ENDING:
-        signal.signal(number, interrupt)
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(LONGEST)
-    began = time.monotonic()
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="lastbit-groups-", ignore_cleanup_errors=True) as folder,
-            Processes(Path(folder)) as processes,
-        ):
-            faults = _run(console, processes, Path(folder))
-    except (Failed, LastbitError, OSError) as error:
-        faults = [str(error)]
-    except Interrupted:
-        print("\nlastbit groups: interrupted; nothing is left behind", file=sys.stderr)
-        return 130
-    signal.alarm(0)
-    if faults:
-        console.print(
-            "\nIt did not come out as it should:", *(f"  {fault}" for fault in faults), sep="\n", markup=False
-        )
-        return 1
-    console.print(f"\nAll of it held, in {time.monotonic() - began:.1f} s.", highlight=False)
-    return 0
-
-
 def _run(console: Console, processes: Processes, folder: Path) -> list[str]:
     _, url = start_service(processes, folder / "lastbit.db", seconds=30)
     with Client(url) as client:
         client.groups.create(GROUP, partitions=PARTITIONS, ttl=TTL, release=RELEASE)
-        console.print(f"{PARTITIONS} partitions; a lease of {TTL:g} s, and {RELEASE:g} s to drain", highlight=False)
+        console.print(f"{PARTITIONS} partitions; a lease of {TTL:g} s, and {RELEASE:g} s to drain")
         run = Run(console, processes, url)
         for name in WORKERS:
             run.join(name)
@@ -148,4 +104,4 @@ def _run(console: Console, processes: Processes, folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(prove("groups", LONGEST, _run))

@@ -9,7 +9,7 @@ import argparse
 import signal
 import time
 
-from examples.demo.speech import say
+from examples.speech import say
 from lastbit import Client
 from lastbit.streams import Assignment, ConsumerGroup
 

@@ -23,7 +23,7 @@ def main() -> None:
     window = AckWindow() if position is None else AckWindow.restore(position)
 
     def handle(event: Event) -> None:
-        """Here a real one would write to a database or send a mail. One user's take longer."""
+        """Here a real one would write to a database or send a mail, for which this waits. One user's take longer."""
         time.sleep(random.uniform(0.005, 0.015) * (4 if event.user == SLOW else 1))  # noqa: S311
         files.write_effect(event.offset)
 

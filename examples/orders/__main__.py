@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import itertools
 import random
-import signal
 import sys
-import tempfile
-import time
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
-from examples.demo.processes import ENDING, Failed, Process, Processes, start_service
+from examples.course import prove
 from examples.orders.proof import faults
 from examples.orders.shipping import NEEDED
-from lastbit import Client, Event, LastbitError
+from examples.processes import Process, Processes, start_service
+from lastbit import Client, Event
 
 EACH = 6
 """Orders of each permutation."""
@@ -33,20 +30,6 @@ TTL = 1.0
 WORKERS = ("ann", "bob", "cid")
 LONGEST = 90
 """Seconds after which it is given up."""
-
-
-class Interrupted(BaseException):
-    """Somebody wants it to end."""
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)  # what follows is cleaning up
-    raise Interrupted
-
-
-def give_up(number: int, frame: FrameType | None) -> None:
-    raise Failed(f"it is not over after {LONGEST} seconds")
 
 
 class Shop:
@@ -129,31 +112,5 @@ def _run(console: Console, processes: Processes, folder: Path) -> list[str]:
     return found
 
 
-def main() -> int:
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, soft_wrap=True)
-    for number in ENDING:
-        signal.signal(number, interrupt)
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(LONGEST)
-    began = time.monotonic()
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="lastbit-orders-", ignore_cleanup_errors=True) as folder,
-            Processes(Path(folder)) as processes,
-        ):
-            wrong = _run(console, processes, Path(folder))
-    except (Failed, LastbitError, OSError) as error:
-        wrong = [str(error)]
-    except Interrupted:
-        print("\nlastbit orders: interrupted; nothing is left behind", file=sys.stderr)
-        return 130
-    signal.alarm(0)
-    if wrong:
-        console.print("\nIt did not come out as it should:", *(f"  {fault}" for fault in wrong), sep="\n", markup=False)
-        return 1
-    console.print(f"\nAll of it held, in {time.monotonic() - began:.1f} s.")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(prove("orders", LONGEST, _run))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import signal
 
-from examples.demo.speech import say
 from examples.orders.shipping import ship_order
+from examples.speech import say
 from lastbit import Client
 from lastbit.processes import ProcessWorker
 

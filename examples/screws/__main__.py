@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 
-from examples.demo.processes import Failed, Process, Processes, start_service
+from examples.course import temporary_folder
+from examples.processes import Failed, Process, Processes, start_service
 from examples.screws.logs import Topic
 from lastbit import Client
 
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the chance; without it, another one each time")
     given = parser.parse_args()
     dice = random.Random(given.seed)  # noqa: S311  # screws are no secrets
-    with tempfile.TemporaryDirectory(prefix="lastbit-screws-", ignore_cleanup_errors=True) as name:
+    with temporary_folder("screws") as name:
         folder = Path(name)
         truth = fasten(Topic(folder, "reports", REPORTS), given.reports, dice)
         print(f"{given.reports:,} reports of {ROBOTS} robots, {truth.total():,} screws of {len(truth)} kinds")

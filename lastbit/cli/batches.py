@@ -95,12 +95,9 @@ def extend(s: Session, batch: int, count: int, idempotency_key: str | None, each
 def seal(s: Session, batch: int) -> None:
     """Promise that no more items of BATCH will come."""
     sealed = s.client.batch(batch).seal()
-    if s.output.as_json:
-        s.output.document(sealed)
-        return
     left = f", {sealed.pending:,} of {rendering.number(sealed.items, 'item')} pending" if sealed.pending else ""
     how = ": this seal completed it" if sealed.newly else ""
-    s.output.say(f"{rendering.title(sealed.id, sealed.key)}  {rendering.state(sealed)}{left}{how}")
+    s.output.answer(sealed, f"{rendering.title(sealed.id, sealed.key)}  {rendering.state(sealed)}{left}{how}")
 
 
 @click.command()
@@ -109,11 +106,8 @@ def seal(s: Session, batch: int) -> None:
 def cancel(s: Session, batch: int) -> None:
     """End BATCH now; what is acked afterwards is rejected."""
     ended = s.client.batch(batch).cancel()
-    if s.output.as_json:
-        s.output.document(ended)
-        return
     left = f"{ended.pending:,} of {rendering.number(ended.items, 'item')} pending"
-    s.output.say(f"{rendering.title(ended.id, ended.key)}  {rendering.state(ended)}, {left}")
+    s.output.answer(ended, f"{rendering.title(ended.id, ended.key)}  {rendering.state(ended)}, {left}")
 
 
 @click.command()
@@ -134,12 +128,8 @@ def status(s: Session, batch: int) -> None:
 def explain(s: Session, batch: int) -> None:
     """Say why BATCH is not done."""
     found = s.client.batch(batch).explain()
-    if s.output.as_json:
-        reasons = [{"code": reason.code, "text": reason.text, **reason.facts} for reason in found.reasons]
-        s.output.document({**plain(found), "reasons": reasons})
-    else:
-        for line in rendering.explanation(found):
-            s.output.say(line)
+    reasons = [{"code": reason.code, "text": reason.text, **reason.facts} for reason in found.reasons]
+    s.output.answer({**plain(found), "reasons": reasons}, *rendering.explanation(found))
 
 
 @click.command("list")

@@ -44,10 +44,7 @@ def events(
     if follow:
         with _ended_by_signals():
             for event in islice(s.client.follow(after=after, types=types, batch=batch), limit):
-                if s.output.as_json:
-                    s.output.document(event)
-                else:
-                    s.output.say(rendering.event(event))
+                s.output.answer(event, rendering.event(event))
         return
     page = s.client.events(after=after, types=types, batch=batch, limit=min(limit or 50, 1000))
     found, next_after = list(page.events), page.next
@@ -100,8 +97,5 @@ def append(s: Session, id: str, type: str, key: str | None, data: Any) -> None:
     ID makes it one event: the same again is a repeat.
     """
     appended = s.client.append_event(id=id, type=type, key=key, data=data)
-    if s.output.as_json:
-        s.output.document(appended)
-    else:
-        again = ", where it stood before" if appended.repeated else ""
-        s.output.say(f"position [bold]{appended.position}[/]{again}")
+    again = ", where it stood before" if appended.repeated else ""
+    s.output.answer(appended, f"position [bold]{appended.position}[/]{again}")

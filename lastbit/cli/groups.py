@@ -26,17 +26,7 @@ def groups() -> None:
 def list_groups(s: Session) -> None:
     """List consumer groups by name."""
     found = list(s.client.groups.list())
-    if s.output.as_json:
-        s.output.document({"groups": found})
-        return
-    for each in found:
-        free = each.partitions - each.owned
-        s.output.say(
-            f"[bold]{safe(each.name)}[/]  {number(each.workers, 'worker')}, {number(each.partitions, 'partition')}"
-            + (f", [yellow]{free:,} without an owner[/]" if free else "")
-        )
-    if not found:
-        s.output.say("no consumer groups")
+    s.output.listing("groups", found, _summary, "no consumer groups")
 
 
 @groups.command()
@@ -48,10 +38,7 @@ def list_groups(s: Session) -> None:
 def create(s: Session, name: str, partitions: int, ttl: float | None, release: float | None) -> None:
     """Create the consumer group NAME, or change its times."""
     created = s.client.groups.create(name, partitions=partitions, ttl=ttl, release=release)
-    if s.output.as_json:
-        s.output.document(created)
-    else:
-        s.output.say(_head(created))
+    s.output.answer(created, _head(created))
 
 
 @groups.command()
@@ -75,10 +62,7 @@ def show(s: Session, name: str, each: bool) -> None:
 def delete(s: Session, name: str) -> None:
     """Delete the group NAME with its positions; no worker may be in it."""
     s.client.groups.delete(name)
-    if s.output.as_json:
-        s.output.document({"deleted": name})
-    else:
-        s.output.say(f"{safe(name)} is deleted")
+    s.output.answer({"deleted": name}, f"{safe(name)} is deleted")
 
 
 @groups.command()
@@ -91,10 +75,16 @@ def kick(s: Session, name: str, worker: str) -> None:
     What it still writes is refused. If it lives, it joins again with its next heartbeat.
     """
     s.client.groups.leave(name, worker)
-    if s.output.as_json:
-        s.output.document({"kicked": worker})
-    else:
-        s.output.say(f"{safe(worker)} holds nothing in {safe(name)}")
+    s.output.answer({"kicked": worker}, f"{safe(worker)} holds nothing in {safe(name)}")
+
+
+def _summary(group: model.GroupSummary) -> str:
+    free = group.partitions - group.owned
+    without = f", [yellow]{free:,} without an owner[/]" if free else ""
+    return (
+        f"[bold]{safe(group.name)}[/]  {number(group.workers, 'worker')}, "
+        f"{number(group.partitions, 'partition')}{without}"
+    )
 
 
 def _head(group: model.Group) -> str:

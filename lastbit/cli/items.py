@@ -50,11 +50,7 @@ def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckRe
         if sent:
             click.echo(f"The first {sent:,} ids were sent; sending them again is safe.", err=True)
         raise
-    if s.output.as_json:
-        s.output.document(result)
-    else:
-        for line in rendering.resolved(result, verb):
-            s.output.say(line)
+    s.output.answer(result, *rendering.resolved(result, verb))
     if result.rejected:
         end(NOT_SUCCEEDED)
 

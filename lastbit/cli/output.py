@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 from rich.markup import escape
 
 from lastbit.models import Rejected
+
+T = TypeVar("T")
 
 # Where nobody looks, no line is cut to fit a screen.
 UNSEEN_WIDTH = 200
@@ -35,6 +37,18 @@ class Output:
     def document(self, value: Any) -> None:
         """One JSON document for scripts."""
         click.echo(json.dumps(value, default=plain, ensure_ascii=False))
+
+    def answer(self, value: Any, *lines: str) -> None:
+        """What came of it: a document for scripts, lines for people."""
+        if self.as_json:
+            self.document(value)
+        else:
+            for line in lines:
+                self.say(line)
+
+    def listing(self, name: str, found: Sequence[T], line: Callable[[T], str], nothing: str) -> None:
+        """What was found: a document with the array `name`, or a line for each."""
+        self.answer({name: found}, *(map(line, found) if found else [nothing]))
 
     def stream(self, head: Mapping[str, Any], name: str, values: Iterable[Any]) -> None:
         """One JSON document whose array `name` is written as it comes, in constant memory."""

@@ -12,7 +12,7 @@ from lastbit.cli.app import Session, session
 from lastbit.cli.events import _ended_by_signals
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
-from lastbit.processes.models import Instance, IssuedCommand
+from lastbit.processes.models import Instance, IssuedCommand, ProcessSummary
 
 STYLES = {
     "running": "yellow",
@@ -34,17 +34,7 @@ def processes() -> None:
 def list_processes(s: Session) -> None:
     """List processes, with the numbers of their instances."""
     found = s.client.processes.list()
-    if s.output.as_json:
-        s.output.document({"processes": list(found)})
-        return
-    for each in found:
-        parked = f", [red]{number(each.parked, 'parked event')}[/]" if each.parked else ""
-        s.output.say(
-            f"[bold]{safe(each.name)}[/]  {each.running:,} running, {each.finished:,} finished{parked}, "
-            f"{number(each.timers, 'timer')}, handled up to position {each.floor:,}"
-        )
-    if not found:
-        s.output.say("no processes")
+    s.output.listing("processes", found, _summary, "no processes")
 
 
 @processes.command()
@@ -56,13 +46,7 @@ def instances(s: Session, process: str, status: str | None, limit: int) -> None:
     """List the instances of PROCESS by name; with --status parked those that have parked events."""
     matching = s.client.processes.instances(process, status=status, page_size=min(limit, 1000))
     found = list(islice(matching, limit))
-    if s.output.as_json:
-        s.output.document({"instances": found})
-        return
-    for each in found:
-        s.output.say(_line(each))
-    if not found:
-        s.output.say("no instances")
+    s.output.listing("instances", found, _line, "no instances")
 
 
 @processes.command()
@@ -95,10 +79,7 @@ def show(s: Session, process: str, instance: str) -> None:
 def retry(s: Session, process: str, instance: str, event: str | None) -> None:
     """Have the parked events of INSTANCE handled again."""
     count = s.client.processes.retry(process, instance, event=event)
-    if s.output.as_json:
-        s.output.document({"retrying": count})
-    else:
-        s.output.say(f"{number(count, 'event')} handled again")
+    s.output.answer({"retrying": count}, f"{number(count, 'event')} handled again")
 
 
 @processes.command()
@@ -107,10 +88,7 @@ def retry(s: Session, process: str, instance: str, event: str | None) -> None:
 def delete(s: Session, process: str) -> None:
     """Remove PROCESS with its instances. What it issued stays issued."""
     s.client.processes.delete(process)
-    if s.output.as_json:
-        s.output.document({"deleted": process})
-    else:
-        s.output.say(f"process {safe(process)} is deleted")
+    s.output.answer({"deleted": process}, f"process {safe(process)} is deleted")
 
 
 @click.command()
@@ -130,10 +108,7 @@ def commands(
     if follow:
         with _ended_by_signals():
             for command in islice(s.client.processes.follow(after=after, types=types, process=process), limit):
-                if s.output.as_json:
-                    s.output.document(command)
-                else:
-                    s.output.say(_command(command))
+                s.output.answer(command, _command(command))
         return
     page = s.client.processes.commands(after=after, types=types, process=process, limit=min(limit or 50, 1000))
     if s.output.as_json:
@@ -150,6 +125,14 @@ def commands(
 
 def _status(status: str) -> str:
     return f"[{STYLES.get(status, 'default')}]{safe(status)}[/]"
+
+
+def _summary(process: ProcessSummary) -> str:
+    parked = f", [red]{number(process.parked, 'parked event')}[/]" if process.parked else ""
+    return (
+        f"[bold]{safe(process.name)}[/]  {process.running:,} running, {process.finished:,} finished{parked}, "
+        f"{number(process.timers, 'timer')}, handled up to position {process.floor:,}"
+    )
 
 
 def _line(instance: Instance) -> str:

@@ -46,13 +46,9 @@ def value(s: Session, name: str, key: str) -> None:
 def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
     """Show the totals, by key."""
     found = list(islice(s.client.tally(name).totals(prefix=prefix, page_size=min(limit, 1000)), limit))
-    if s.output.as_json:
-        s.output.document({"totals": found})
-        return
-    for each in found:
-        s.output.say(f"[bold]{each.value:>12,}[/]  {safe(each.key)}")
-    if not found:
-        s.output.say("nothing was counted")
+    s.output.listing(
+        "totals", found, lambda each: f"[bold]{each.value:>12,}[/]  {safe(each.key)}", "nothing was counted"
+    )
 
 
 @tally.command(context_settings={"ignore_unknown_options": True})
@@ -78,12 +74,7 @@ def apply(
 ) -> None:
     """Add DELTA to KEY, once for this message and for none before it."""
     applied = s.client.tally(name).apply([(key, delta, Source(topic, partition, offset, child, generation))])
-    if s.output.as_json:
-        s.output.document(applied)
-    elif applied.applied:
-        s.output.say("added")
-    else:
-        s.output.say("a repeat: it was counted before")
+    s.output.answer(applied, "added" if applied.applied else "a repeat: it was counted before")
 
 
 @tally.command()
@@ -92,7 +83,4 @@ def apply(
 def delete(s: Session, name: str) -> None:
     """Remove TALLY with its guards: what is replayed counts again."""
     s.client.tally(name).delete()
-    if s.output.as_json:
-        s.output.document({"deleted": name})
-    else:
-        s.output.say(f"{safe(name)} is deleted")
+    s.output.answer({"deleted": name}, f"{safe(name)} is deleted")

@@ -27,15 +27,26 @@ def token() -> None:
     help="What it may do; may be given several times.",
 )
 @click.option("--prefix", help="Only with batches whose key begins so.")
+@click.option("--requests", type=int, help="At most so many calls a second.")
+@click.option("--items", type=int, help="At most so many items a second, of acks, failures, events and tallies.")
 @click.option("--name", help="How logs and the page call it.  [default: the roles and a number]")
 @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
 @click.pass_context
-def new(ctx: click.Context, roles: tuple[str, ...], prefix: str | None, name: str | None, as_json: bool) -> None:
+def new(
+    ctx: click.Context,
+    roles: tuple[str, ...],
+    prefix: str | None,
+    requests: int | None,
+    items: int | None,
+    name: str | None,
+    as_json: bool,
+) -> None:
     """Make a token. It is shown this once: keep it for the client, and give the service the line."""
     given: Settings = ctx.obj
     made = tokens.new()
     try:
-        known = tokens.known(made, name or "-".join((*roles, secrets.token_hex(3))), map(Role, roles), prefix)
+        named = name or "-".join((*roles, secrets.token_hex(3)))
+        known = tokens.known(made, named, map(Role, roles), prefix, requests=requests, items=items)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     output = Output(as_json or given.json)

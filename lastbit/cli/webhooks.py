@@ -29,11 +29,9 @@ def webhooks() -> None:
 def create(s: Session, target: str, types: tuple[str, ...], label: str | None) -> None:
     """Tell URL of the events from now on. The secret is shown this once."""
     created = s.client.webhooks.create(target, types=types or None, label=label)
-    if s.output.as_json:
-        s.output.document(created)
-    else:
-        s.output.say(_line(created))
-        s.output.say(f"secret {created.secret}\n[dim]Keep it for the receiver: it is not shown again.[/]")
+    s.output.answer(
+        created, _line(created), f"secret {created.secret}\n[dim]Keep it for the receiver: it is not shown again.[/]"
+    )
 
 
 @webhooks.command("list")
@@ -41,13 +39,7 @@ def create(s: Session, target: str, types: tuple[str, ...], label: str | None) -
 def list_webhooks(s: Session) -> None:
     """List webhooks, newest first."""
     found = list(s.client.webhooks.list())
-    if s.output.as_json:
-        s.output.document({"webhooks": found})
-        return
-    for each in found:
-        s.output.say(_line(each))
-    if not found:
-        s.output.say("no webhooks")
+    s.output.listing("webhooks", found, _line, "no webhooks")
 
 
 @webhooks.command()
@@ -56,10 +48,7 @@ def list_webhooks(s: Session) -> None:
 def delete(s: Session, webhook: int) -> None:
     """Send WEBHOOK nothing more, and remove it with its deliveries."""
     s.client.webhooks.delete(webhook)
-    if s.output.as_json:
-        s.output.document({"deleted": webhook})
-    else:
-        s.output.say(f"webhook {webhook} is deleted")
+    s.output.answer({"deleted": webhook}, f"webhook {webhook} is deleted")
 
 
 @webhooks.command()
@@ -71,16 +60,7 @@ def deliveries(s: Session, webhook: int, state: str | None, limit: int) -> None:
     """Show what WEBHOOK was sent and is to be sent, newest event first."""
     matching = s.client.webhooks.deliveries(webhook, state=state, page_size=min(limit, 1000))
     found = list(islice(matching, limit))
-    if s.output.as_json:
-        s.output.document({"deliveries": found})
-        return
-    for each in found:
-        s.output.say(
-            f"[bold]{each.position:,}[/] {safe(each.event)}  {safe(each.type)}  {_state(each.state)}, "
-            f"{number(each.attempts, 'attempt')}" + (f", last {_answer(each.log[-1])}" if each.log else "")
-        )
-    if not found:
-        s.output.say("no deliveries")
+    s.output.listing("deliveries", found, _delivery, "no deliveries")
 
 
 @webhooks.command()
@@ -93,10 +73,7 @@ def redeliver(s: Session, webhook: int, position: int | None, event: str | None)
     if position is not None and event is not None:
         raise click.UsageError("name a position or an event, not both")
     count = s.client.webhooks.redeliver(webhook, position=position, event=event)
-    if s.output.as_json:
-        s.output.document({"redelivered": count})
-    else:
-        s.output.say(f"{count:,} due again")
+    s.output.answer({"redelivered": count}, f"{count:,} due again")
 
 
 @webhooks.command()
@@ -122,6 +99,14 @@ def _line(webhook: model.Webhook) -> str:
     types = "all events" if webhook.types is None else ", ".join(map(safe, webhook.types))
     label = f" {safe(webhook.label)}" if webhook.label else ""
     return f"[bold]webhook {webhook.id}[/]{label}  {_state(webhook.state)}  {safe(webhook.url)}  {types}"
+
+
+def _delivery(delivery: model.Delivery) -> str:
+    last = f", last {_answer(delivery.log[-1])}" if delivery.log else ""
+    return (
+        f"[bold]{delivery.position:,}[/] {safe(delivery.event)}  {safe(delivery.type)}  {_state(delivery.state)}, "
+        f"{number(delivery.attempts, 'attempt')}{last}"
+    )
 
 
 def _answer(seen: model.Attempt | model.Tested) -> str:

@@ -6,8 +6,9 @@ Each name is imported when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
+
+from lastbit._lazy import lazy
 
 if TYPE_CHECKING:
     from lastbit.processes.calls import AsyncProcesses, Processes
@@ -51,7 +52,6 @@ _HOMES: Final = {
     ),
     "lastbit.processes.worker": ("ProcessWorker", "run"),
 }
-_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AsyncProcesses",
@@ -79,15 +79,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    # Hidden from type checkers, which would else believe in any name.
-    def __getattr__(name: str) -> object:
-        home = _HOME_OF.get(name)
-        if home is None:
-            raise AttributeError(f"module 'lastbit.processes' has no attribute {name!r}")
-        found = getattr(import_module(home), name)
-        globals()[name] = found  # the next look-up does not come here
-        return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy(__name__, _HOMES)

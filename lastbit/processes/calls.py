@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lastbit import errors
-from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, _ask, _pages
-from lastbit._protocol import Emit, Flow, Pause, Service
+from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, _ask, _following, _pages
+from lastbit._protocol import Flow, Service
 from lastbit.models import Json
 from lastbit.processes.models import (
     CommandPage,
@@ -70,7 +70,7 @@ def _handle(service: Service, name: str, instance: str, body: Mapping[str, Any])
 
 
 def _commands(
-    service: Service, after: int, types: str | Iterable[str], process: str | None, wait: float, limit: int | None
+    service: Service, after: int | None, types: str | Iterable[str], process: str | None, wait: float, limit: int | None
 ) -> Flow[CommandPage]:
     asked = [("after", after), ("process", process), ("wait", wait or None), ("limit", limit)]
     params = [(name, str(value)) for name, value in asked if value is not None]
@@ -81,16 +81,12 @@ def _commands(
 def _follow(service: Service, after: int, types: str | Iterable[str], process: str | None) -> Flow[None]:
     """Emits `IssuedCommand`s, for ever."""
     types = types if isinstance(types, str) else tuple(types)
-    while True:
-        polled = service.now()
+
+    def poll(after: int | None) -> Flow[tuple[Sequence[IssuedCommand], int]]:
         page = yield from _commands(service, after, types, process, LONGEST_HOLD, MOST_EVENTS)
-        for command in page.commands:
-            yield Emit(command)
-        after = page.next
-        # A poll that comes back at once with nothing must not become a storm: the service is stopping.
-        rest = 1.0 - (service.now() - polled)
-        if not page.commands and rest > 0:
-            yield Pause(rest)
+        return page.commands, page.next
+
+    return _following(service, after, poll)
 
 
 def _handling(
@@ -153,15 +149,15 @@ class Processes:
         wait: float = 0,
         limit: int | None = None,
     ) -> CommandPage:
-        """One page of the commands that were issued, above a position of the feed. `wait`: seconds to wait, up to 60,
-        where there is none yet."""
+        """One page of the commands that were issued, above a position of the feed, or with 0 of all that are kept.
+        `wait`: seconds to wait, up to 60, where there is none yet. Raises `PositionTrimmed`."""
         return self._client._run(_commands(self._client._service, after, types, process, wait, limit))
 
     def follow(
         self, *, after: int = 0, types: str | Iterable[str] = (), process: str | None = None
     ) -> Iterator[IssuedCommand]:
         """The commands above `after`, and then each one when it comes, for ever. Keep the `position` of the last one
-        that you are done with, and act on an `id` once."""
+        that you are done with, and act on an `id` once. Raises `PositionTrimmed`."""
         return self._client._iterate(_follow(self._client._service, after, types, process))
 
     def handle(

@@ -24,12 +24,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegralType, StringType
 
-from lastbit import _calls
 from lastbit._urllib import Connection, run
 from lastbit.chains import BITS, STAGES, Source
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.models import Json
 from lastbit.retry import Retry
+from lastbit.tallies import calls
 
 Expression: TypeAlias = Column | str
 """A Column, or SQL."""
@@ -100,7 +100,7 @@ def apply_tally(
     source = {"topic": topic, "partition": partition, "offset": offset, "child": child, "generation": generation}
     rows = _rows(df, {"key": key, "delta": delta, **source}, header, explode)
     # Nothing, before Spark computes anything: is the service there, does it let us, can this be a tally?
-    run(_calls.apply_tally(connection.service(), tally, []))
+    run(calls.apply(connection.service(), tally, []))
     return _sent(_in_order(rows, parallel), connection, tally, entries)
 
 
@@ -217,7 +217,7 @@ def _send(rows: Iterable[Any], connection: Connection, tally: str, most: int) ->
     waiting: list[Json] = []
 
     def flush() -> None:
-        answer = run(_calls.apply_tally(service, tally, waiting))
+        answer = run(calls.apply(service, tally, waiting))
         sent.entries += len(waiting)
         sent.applied += answer.applied
         sent.repeated += answer.repeated
@@ -244,4 +244,4 @@ def _entry(row: Any) -> Json:
             f"the message at {source} is there twice, and brings {row.key!r} {row.delta} and {row.most}; what a flat "
             "map makes of one message is made by `explode`"
         )
-    return _calls.tally_entry((row.key, row.delta, source))
+    return calls.entry_json((row.key, row.delta, source))

@@ -161,7 +161,7 @@ class Membership(Generic[A]):
         self.error: BaseException | None = None
         """Why it ended, if not because it was told to."""
         self.release: float | None = None
-        """Seconds in which what is asked back must be drained, once the service said so."""
+        """Seconds in which what is asked back must be drained, as the service said last."""
         self.gone = False
         """The service knows, or need not be told, that we leave."""
         self._make = make
@@ -235,7 +235,7 @@ class Membership(Generic[A]):
     def _answered(self, sync: Sync, answer: Synced) -> None:
         self._failures = 0
         self.expire()
-        self.ttl = answer.ttl
+        self.ttl, self.release = answer.ttl, answer.release_within
         for partition, epoch in sync.drained:
             if self._owed.get(partition) == epoch:
                 del self._owed[partition]
@@ -253,7 +253,7 @@ class Membership(Generic[A]):
             self._take(each, each.partition in answer.release)
         for partition in answer.release:
             if partition in self._held:
-                self._ask_back(self._held[partition], sync.sent + (self.release or 0.0))
+                self._ask_back(self._held[partition], sync.sent + answer.release_within)
         if self._owed.items() - set(sync.drained) or (self.stopping and not sync.leaving):
             self._next_sync = self._now()
 
@@ -332,9 +332,11 @@ class Membership(Generic[A]):
         self._lane(partition).waiting.append(Call(assignment, assigned=True))
 
     def _ask_back(self, assignment: A, by: float) -> None:
-        if assignment._release_by < math.inf:
+        asked_before = assignment._release_by < math.inf
+        # Told again it stays; less time than before is all that there is.
+        assignment._release_by = min(assignment._release_by, by)
+        if asked_before:
             return
-        assignment._release_by = by
         if self._forget_unbegun(assignment):
             self._give_back(assignment)
         else:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lastbit import errors
-from lastbit.groups import Granted, Synced, _commit, _get, _leave, _sync
+from lastbit.groups import Granted, Synced, _commit, _leave, _sync
 from lastbit.models import Fence
 from lastbit.retry import Retry
 from lastbit.streams._membership import A, Call, Held, Lease, Membership, Sync
@@ -44,11 +44,9 @@ def beat(
 ) -> Flow[Synced]:
     # One attempt, which leaves time for another: the next one is a sync of its own, with a lease of its own.
     hasty = replace(service, timeout=min(service.timeout, step.timeout), retry=Retry(attempts=1))
-    if membership.release is None:
-        membership.release = (yield from _get(hasty, name)).release
     drained = [partition for partition, _ in step.drained]
     capacity = 0 if step.leaving else capacity
-    return (yield from _sync(hasty, name, worker, membership.session, drained, capacity))
+    return _sync(hasty, name, worker, membership.session, drained, capacity)
 
 
 def for_a_lease(service: Service, ttl: float) -> Service:

@@ -84,7 +84,7 @@ class Load:
 
     def _run(self) -> None:
         try:
-            with httpx.Client(base_url=self.url, timeout=self._timeout) as client:
+            with httpx.Client(timeout=self._timeout) as client:
                 while not self._stop.is_set():
                     self._batch(client)
         except _Stopped:
@@ -93,6 +93,10 @@ class Load:
             with self._changed:
                 self._trouble.append(error)
                 self._changed.notify_all()
+
+    def _target(self) -> str:
+        """The service that is asked now."""
+        return self.url
 
     def _batch(self, client: httpx.Client) -> None:
         batch: int = self._ask(client, "/v1/batches", {"items": OWN, "sealed": True, "group_size": GROUP})["id"]
@@ -117,7 +121,7 @@ class Load:
             response = None
             lost = 0
             try:
-                response = client.post(path, json=body, headers=headers)
+                response = client.post(self._target() + path, json=body, headers=headers)
             except httpx.ConnectError:
                 pass  # nobody has heard it
             except httpx.TransportError:

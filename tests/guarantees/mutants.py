@@ -90,6 +90,8 @@ _DIES = _STREAMS + (
     "test_killed.py::test_a_stream_whose_process_dies_at_any_point_is_handled_at_least_once_and_in_order"
 )
 
+_GALERA = "test_galera.py::"
+
 _PROCESSES = "test_processes.py::"
 _ANY_ORDER = "test_in_any_order_with_any_repeats_one_command_when_all_has_come"
 _LATE = "test_a_late_event_does_not_restart_a_finished_instance"
@@ -101,7 +103,39 @@ _TURNS = "test_held.py::test_processes_that_take_turns_at_a_group_see_each_other
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
+_CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_what_is_stored_whatever_is_killed"
+
 MUTANTS = [
+    # Everything at once.
+    Mutant(
+        "a-commit-that-failed-is-answered",
+        "core.db:Database._once",
+        "self._judge(tx, error, committing=committing)\n                raise",
+        "tx.invalidate()\n                if not committing:\n"
+        "                    self._judge(tx, error, committing=False)\n                    raise",
+        _CHAOS,
+    ),
+    Mutant(
+        "some-completions-are-not-announced",
+        "core.completion:_announce",
+        "if not ended:",
+        "if not ended or ended[0].id % 4 == 0:",
+        _CHAOS,
+    ),
+    Mutant(
+        "each-call-with-a-key-is-told-newly",
+        "core.completion:told",
+        "newly = newly or batch.completed_by == mine",
+        "newly = True",
+        _CHAOS,
+    ),
+    Mutant(
+        "some-groups-are-counted-and-not-written",
+        "core.acks:_write_groups",
+        "for key in sorted(work.changed):",
+        "for key in sorted(work.changed)[id(work) // 64 % 100 == 0 :]:",
+        _CHAOS,
+    ),
     # The last two acks.
     Mutant("completion-decided-on-a-plain-read", "core.completion:write", '" FOR UPDATE"', '""', _TWO_LAST),
     # The journal.
@@ -404,6 +438,20 @@ MUTANTS = [
         _COMBINER + "test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered",
     ),
     Mutant(
+        "what-is-sent-away-is-committed-all-the-same",
+        "core.combiner:_Lane.shorten",
+        "queue.popleft() for",
+        "queue[0] for",
+        _COMBINER + "test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place",
+    ),
+    Mutant(
+        "acks-in-excess-are-queued",
+        "core.combiner:Combiner.is_full",
+        "self._main.waiting < admission.limit",
+        "True",
+        _COMBINER + "test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place",
+    ),
+    Mutant(
         "large-calls-have-no-bound",
         "core.combiner:Combiner.submit",
         "self._bytes + size > self._max_bytes",
@@ -413,8 +461,9 @@ MUTANTS = [
     Mutant(
         "a-commit-that-broke-is-taken-for-done",
         "core.db:Database._once",
-        "tx.invalidate()",
-        "tx.invalidate()\n                return result",
+        "self._judge(tx, error, committing=committing)",
+        "if committing:\n                    tx.invalidate()\n                    return result\n"
+        "                self._judge(tx, error, committing=committing)",
         _FAILURES + "test_connections_that_are_cut_at_the_commit",
     ),
     Mutant(
@@ -562,7 +611,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-buffer-adds-deltas-up",
-        "lastbit.tally_buffer:Gatherer.take",
+        "lastbit.tallies.buffer:Gatherer.take",
         "entries += message.entries",
         "entries += message.entries\n"
         "        sums = {}\n"
@@ -574,7 +623,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-buffer-acks-what-it-has-sent-and-was-not-answered",
-        "lastbit.tally_buffer:TallyBuffer._work",
+        "lastbit.tallies.buffer:TallyBuffer._work",
         "if call.entries:",
         "self._ack(call)\n            call = call._replace(acks=[])\n            if call.entries:",
         _BUFFER,
@@ -755,6 +804,34 @@ MUTANTS = [
     # Process managers.
     Mutant("no-inbox", "core.inbox:known", "if status is not None:", "if False:", _PROCESSES + _ANY_ORDER),
     Mutant("no-tombstone", "core.processes:handle", "instance.status is Status.FINISHED", "False", _PROCESSES + _LATE),
+    Mutant(
+        "a-tombstone-goes-before-its-late-events",
+        "core.tombstones:_handled_until",
+        "tx.scalar(first) or ",
+        "",
+        _PROCESSES + "test_a_tombstone_stays_for_late_events_that_nobody_has_handled_yet",
+    ),
+    Mutant(
+        "an-instance-is-forgotten-with-its-parked-events",
+        "core.tombstones:_remove",
+        "~unsettled, ",
+        "",
+        _PROCESSES + "test_an_instance_with_parked_events_is_not_forgotten",
+    ),
+    Mutant(
+        "commands-are-forgotten-while-the-feed-has-them",
+        "core.tombstones:_remove",
+        ", ~in_the_feed",
+        "",
+        _PROCESSES + "test_an_instance_that_ended_long_ago_is_forgotten_with_what_it_issued",
+    ),
+    Mutant(
+        "commands-that-are-gone-are-passed-over",
+        "core.outbox:read",
+        "0 < after < trimmed",
+        "False",
+        _PROCESSES + "test_commands_are_pulled_for_as_long_as_the_feed_has_their_events",
+    ),
     Mutant(
         "no-fence",
         "core.processes:handle",
@@ -1010,6 +1087,49 @@ MUTANTS = [
         "due is None",
         "True",
         _ORDERED + "test_a_cancelled_stream_commits_what_is_safe",
+    ),
+    # A cluster of servers.
+    Mutant(
+        "a-node-answers-by-what-it-has-applied",
+        "core.cluster:prepare",
+        "wsrep_sync_wait = {SYNC_WAIT}",
+        "wsrep_sync_wait = 0",
+        _GALERA + "test_an_ack_on_one_node_right_after_the_extend_on_another_is_not_refused",
+    ),
+    Mutant(
+        "a-fence-is-locked-on-its-node-alone",
+        "core.cluster:guard",
+        "if not is_node(tx)",
+        "if True",
+        _GALERA + "test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_on_another_node",
+    ),
+    Mutant(
+        "the-head-is-locked-on-its-node-alone",
+        "core.cluster:guard",
+        "if not is_node(tx)",
+        "if column.name == 'trimmed'",
+        _GALERA + "test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with",
+    ),
+    Mutant(
+        "a-group-is-locked-on-its-node-alone",
+        "core.cluster:guard",
+        "if not is_node(tx)",
+        "if column.name == 'first_epoch'",
+        _GALERA + "test_workers_that_join_on_two_nodes_hold_no_partition_together",
+    ),
+    Mutant(
+        "a-lost-certification-may-have-been-committed",
+        "core.db:Database._judge",
+        "committing and fault is faults.Fault.CONFLICT",
+        "False",
+        _GALERA + "test_a_lost_certification_is_begun_again_and_costs_no_connection",
+    ),
+    Mutant(
+        "a-node-apart-is-taken-for-a-locked-row",
+        "core.cluster:is_apart",
+        'value != "ON"',
+        "False",
+        _GALERA + "test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not_kept",
     ),
 ]
 

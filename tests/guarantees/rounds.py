@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,7 +26,7 @@ from core.db import Database
 from core.lifecycle import State
 from core.service import Service
 
-ROUNDS = 40_000 if os.environ.get("LASTBIT_SOAK") == "1" else 1_000
+ROUNDS = 40_000 if os.environ.get("LASTBIT_SOAK") == "1" else 400
 GROUP = 64
 """The group size of all batches here."""
 HEAD_START = 7
@@ -120,8 +120,11 @@ class _Start:
                 self.others_begin.set()
 
 
-def race(database: Database, rounds: int, *moves: Move, check: Callable[..., None]) -> None:
-    """Run the moves against each other, and `check(number, *answers)` after each round, while nothing else runs."""
+def race(
+    database: Database, rounds: int, *moves: Move, check: Callable[..., None], urls: Sequence[str] | None = None
+) -> None:
+    """Run the moves against each other, and `check(number, *answers)` after each round, while nothing else runs. With
+    `urls`, each runner goes to the database by a way of its own."""
     number = -1
     answers: list[Any] = [None] * len(moves)
     trouble: list[BaseException] = []
@@ -138,7 +141,7 @@ def race(database: Database, rounds: int, *moves: Move, check: Callable[..., Non
     barrier = threading.Barrier(len(moves), action=judge)
 
     def run(runner: int, move: Move) -> None:
-        url = database.url.render_as_string(hide_password=False)
+        url = database.url.render_as_string(hide_password=False) if urls is None else urls[runner]
         service = Service(Database(url, pool_size=1, max_overflow=1), combiner=Inline)
 
         @sa.event.listens_for(service.database.engine, "after_cursor_execute")

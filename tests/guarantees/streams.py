@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lastbit.chains import SourceChain
-from lastbit.tally_buffer import Gatherer, Message, message
+from lastbit.tallies.buffer import Gatherer, Message, message
 
 STAGES = 3
 

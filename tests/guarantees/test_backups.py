@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from core.combiner import Inline
 from core.db import Database
 from core.service import Service
 from tests.guarantees.load import Load, check, open_shared
-from tests.servers import ROOT, MariaDB, running_service
+from tests.servers import ROOT, MariaDB, run_module, running_service
 
 NEXT_ID = 1_000_000
 """From which ids begin in the restored database, as the page has it."""
@@ -93,8 +92,7 @@ def assert_restored(url: str, before: Before) -> None:
         assert [event.position for event in events] == list(range(1, len(events) + 1))
     with running_service(url) as running:
         environment = {**os.environ, "LASTBIT_URL": running.url}
-        command = [sys.executable, "-m", "lastbit", "verify", "--all", "--json"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+        done = run_module("lastbit", "verify", "--all", "--json", environment=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         told: dict[str, Any] = json.loads(done.stdout)
         assert told["ok"]

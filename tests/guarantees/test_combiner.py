@@ -9,6 +9,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pymysql
 import pytest
@@ -16,6 +17,7 @@ import sqlalchemy as sa
 from prometheus_client import REGISTRY
 
 from core import batches, combiner, db, errors, schema, tables
+from core.admission import Admission
 from core.calls import UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
 from core.combiner import Acks, Combiner, Commit, Inline
 from core.db import Database
@@ -44,7 +46,7 @@ class Gate:
 class Gated:
     """A service whose combiner has a gate."""
 
-    def __init__(self, database: Database, **options: int) -> None:
+    def __init__(self, database: Database, **options: Any) -> None:
         self.service = Service(database, combiner=lambda commit: Combiner(self._gate(commit), **options))
 
     def _gate(self, commit: Commit) -> Gate:
@@ -67,7 +69,7 @@ def either(request: pytest.FixtureRequest, database: Database) -> Iterator[Servi
 
 
 @contextlib.contextmanager
-def gated(database: Database, **options: int) -> Iterator[Gated]:
+def gated(database: Database, **options: Any) -> Iterator[Gated]:
     made = Gated(database, **options)
     try:
         yield made
@@ -207,6 +209,52 @@ def test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered
         gate.gate.opened.set()
         assert [future.result(30).applied for future in futures] == [1, 1, 1]
         assert ack(gate.service, (batch, 0, 9)).applied == 1
+
+
+class Shut(Admission):
+    """Lets in two units, from the first flush on until it is told otherwise."""
+
+    shut = True
+
+    def taking(self, now: float, wait: float) -> None:
+        self.limit = 2 if self.shut and self.before else None
+        self.before = True
+
+    before = False
+
+
+def test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place(database: Database) -> None:
+    """Of each batch its share; what was sent away is pending, the rest is done. While there is a bound the next one is
+    refused before it is queued."""
+    admission = Shut()
+    with gated(database, admission=admission) as gate:
+        one, other = new(gate.service, 20), new(gate.service, 20)
+        gate.occupy()
+        queued = [
+            gate.service.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(4) for batch in (one, other)
+        ]
+        both = gate.service.ack(Call.of(Verb.ACK, [(one, 0, 19), (other, 0, 19)]))
+        assert not gate.service.is_full()
+        gate.gate.opened.set()
+        sent_away = [future for future in queued if isinstance(future.exception(30), errors.Overloaded)]
+        assert sent_away == queued
+        assert both.result(30).applied == 2  # the newest of each batch
+        assert [gate.service.get(batch).acked for batch in (one, other)] == [1, 1]
+
+        gate.gate.opened.clear()
+        while gate.gate.came.acquire(blocking=False):
+            pass
+        gate.occupy()
+        waiting = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])) for batch in (one, other)]
+        assert gate.service.is_full()
+        with pytest.raises(errors.Overloaded, match="more acks come"):
+            gate.service.ack(Call.of(Verb.ACK, [(one, 0, 1)]))
+        admission.shut = False
+        gate.gate.opened.set()
+        assert [future.result(30).applied for future in waiting] == [1, 1]
+        assert ack(gate.service, (one, 0, 18)).applied == 1
+        assert not gate.service.is_full()
+        assert [gate.service.verify(batch).ok for batch in (one, other)] == [True, True]
 
 
 def test_large_calls_are_sent_away_before_they_fill_the_memory(database: Database) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import definitions, errors, feed, inbox, outbox, tables, timers
+from core import definitions, errors, feed, inbox, outbox, tables, timers, tombstones
 from core.combiner import Inline
 from core.db import Database
 from core.inbox import Status
@@ -339,6 +339,103 @@ def test_a_poisoned_event_is_parked_while_others_go_on_and_then_retried(service:
     assert [command.instance for command in service.commands(0, 10).commands] == ["o1"]
 
 
+def handle_all(service: Service, worker: Worker) -> None:
+    """To the feed's end, in all partitions."""
+    events = everything(service)
+    for event in events:
+        if event.type in NEEDED:
+            worker.deliver(event)
+    for partition in range(PARTITIONS):
+        worker.commit(partition, everything(service)[-1].position)
+
+
+def trim(service: Service) -> None:
+    feed.trim(service.database, timedelta(0), needed=definitions.needed)
+
+
+KEEP = timedelta(days=30)
+DAY = 86_400
+
+
+def test_an_instance_that_ended_long_ago_is_forgotten_with_what_it_issued(service: Service) -> None:
+    """No sooner than it may be; a running one stays with its commands, and what comes again is a repeat."""
+    clock = Clock(service.database)
+    worker = Worker(service, function=ship_again_and_again)
+    handled = append(service, *(("running", type) for type in NEEDED))
+    handle_all(service, worker)
+    worker.function = ship
+    handled += append(service, *((f"o{number}", type) for number in range(3) for type in NEEDED))
+    handle_all(service, worker)
+    clock.go(30 * DAY)
+    assert tombstones.forget(service.database, KEEP) == 0, "it is not yet longer"
+    clock.go(1)
+    assert tombstones.forget(service.database, KEEP) == 0, "their commands are still in the feed"
+    trim(service)
+    assert tombstones.forget(service.database, KEEP) == 3
+    assert [row["instance"] for row in rows(service, tables.processes)] == ["running"]
+    assert [row["instance"] for row in rows(service, tables.outbox)] == ["running"]
+    for pruned in (False, True):
+        if pruned:
+            definitions.prune(service.database, keep=0)
+            assert not rows(service, tables.inbox)
+        assert all(worker.deliver(event).repeated for event in handled)
+    assert [row["instance"] for row in rows(service, tables.processes)] == ["running"]
+
+
+def test_a_tombstone_stays_for_late_events_that_nobody_has_handled_yet(service: Service) -> None:
+    """However long no worker was there: what came within `keep` of the end is late, whenever it is handled."""
+    clock = Clock(service.database)
+    worker = Worker(service)
+    append(service, *(("o1", type) for type in NEEDED))
+    handle_all(service, worker)
+    clock.go(30 * DAY - 1)
+    service.append([feed.New("again", "charged", "o1")])
+    late = everything(service)[-1]
+    clock.go(300 * DAY)
+    trim(service)
+    assert tombstones.forget(service.database, KEEP) == 0
+    assert worker.deliver(late).status is Status.LATE
+    handle_all(service, worker)
+    assert tombstones.forget(service.database, KEEP) == 1
+    assert worker.deliver(late).repeated
+    assert not rows(service, tables.processes)
+
+
+def test_an_instance_with_parked_events_is_not_forgotten(service: Service) -> None:
+    """Until they were handled again; that they are then late is an end, too."""
+    clock = Clock(service.database)
+    worker = Worker(service, function=poisoned)
+    append(service, ("o1", "reserved"), ("o1", "charged"))
+    handle_all(service, worker)
+    worker.function = lambda state, event: Outcome(state, finish=True)
+    append(service, ("o1", "complete"))
+    handle_all(service, worker)
+    clock.go(31 * DAY)
+    trim(service)
+    assert tombstones.forget(service.database, KEEP) == 0
+    service.retry_parked(PROCESS, "o1")
+    again = everything(service)[-1]
+    assert worker.deliver(again).status is Status.LATE
+    handle_all(service, worker)
+    assert tombstones.forget(service.database, KEEP) == 1
+
+
+def test_commands_are_pulled_for_as_long_as_the_feed_has_their_events(service: Service) -> None:
+    """Who was away for longer is told so; from 0 on is whatever is kept."""
+    worker = Worker(service, function=ship_again_and_again)
+    append(service, *((f"o{number}", type) for number in range(2) for type in NEEDED))
+    handle_all(service, worker)
+    [first, second] = service.commands(0, 10).commands
+    trim(service)
+    with pytest.raises(errors.PositionTrimmed) as caught:
+        service.commands(first.position, 10)
+    append(service, *(("o2", type) for type in NEEDED))
+    handle_all(service, worker)
+    assert caught.value.trimmed == second.position
+    for after in (0, second.position):
+        assert [each.instance for each in service.commands(after, 10).commands] == ["o2"]
+
+
 def test_a_time_out_fires_once_when_it_is_due_and_not_before(service: Service) -> None:
     """As an event of the feed, under a stable id; then the instance does what it wants."""
     clock = Clock(service.database)
@@ -537,4 +634,4 @@ def test_names_that_differ_in_case_or_blanks_are_different_instances(service: Se
     [event] = append(service, ("any", "charged"))
     for name in names[4:]:
         assert worker.deliver(event, name).instance is not None
-    assert sorted(each.instance for each in service.list_instances(PROCESS, None, None, 10)) == sorted(names)
+    assert sorted(each.instance for each in service.list_instances(PROCESS, None, None, 10)[0]) == sorted(names)

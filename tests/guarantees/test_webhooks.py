@@ -33,7 +33,7 @@ from senders.webhooks import WebhookSender
 from tests.clocks import Clock
 from tests.guarantees.dying import Written, dispatch, mortals
 from tests.receivers import Got, Handler, Receiver, receiving, status
-from tests.servers import ROOT, free_port, wait_until_it_says
+from tests.servers import ROOT, free_port, run_module, wait_until_it_says
 
 EVENTS = 300
 
@@ -442,8 +442,7 @@ def test_the_command_says_what_was_wrong(sqlite_url: str) -> None:
     """Wrong use is exit status 2, a database without a schema 1; both with a sentence, none with a traceback."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "jobs.dispatcher", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        return run_module("jobs.dispatcher", *arguments)
 
     for arguments in (["--every", "-1"], ["--threads", "0"], ["--threads", "x"], ["--nope"]):
         wrong = run(*arguments)

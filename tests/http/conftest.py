@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from core import schema
 from core.db import Database
+from tests import templates
 from tests.servers import running_service, sqlite_file
 
 
@@ -21,7 +21,7 @@ def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
         else:
             url = request.getfixturevalue("mariadb").new_database()
             with Database(url) as database:
-                schema.migrate(database)
+                templates.migrate(database)
         running = stack.enter_context(running_service(url))
         yield stack.enter_context(httpx.Client(base_url=running.url, timeout=70))
 

@@ -483,3 +483,26 @@ def test_a_stop_ends_streams_and_long_polls_at_once(sqlite_url: str) -> None:
         assert time.monotonic() - began < 10
         assert [each.result(10) for each in polls] == [{"events": [], "next": 0, "last": 0}] * 3
         assert [each.result(10) for each in streams] == [[]] * 3
+
+
+def test_a_page_is_bounded_in_bytes_and_those_who_follow_miss_nothing(http: httpx.Client) -> None:
+    """Page by page, held back, and as a stream, also where the stream reads what is at hand."""
+    begin = end(http)
+    with stream(http, after=begin) as events:
+        sent: list[str] = []
+        for _ in range(2):
+            part = [new(data="x" * 65_000) for _ in range(100)]
+            append(http, *part)
+            sent += [event["id"] for event in part]
+        assert [next(events)["id"] for _ in sent] == sent
+    with stream(http, after=begin) as events:
+        assert [next(events)["id"] for _ in sent] == sent
+    for wait in (0, 5):
+        found, after, pages = [], begin, 0
+        while after < begin + len(sent):
+            response = http.get("/v1/events", params={"after": after, "limit": 1000, "wait": wait})
+            assert len(response.content) < 9 * 2**20
+            found += [event["id"] for event in response.json()["events"]]
+            after, pages = response.json()["next"], pages + 1
+        assert found == sent
+        assert pages == 2

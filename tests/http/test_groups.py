@@ -66,7 +66,7 @@ def test_two_workers_share_and_hand_over(http: httpx.Client) -> None:
     epoch of before, with the position that was committed."""
     made(http, "shared")
     one = sync(http, "shared", "one")
-    assert one["ttl"] == 10.0
+    assert (one["ttl"], one["release_within"]) == (10.0, 30.0)
     assert one["assigned"] == [
         {"partition": number, "epoch": 1, "floor": None, "high": None, "outstanding": None, "token": None}
         for number in range(4)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
+from api.__main__ import _serve
 from core import schema
 from core.db import Database
-from tests.servers import ROOT, free_port, running_service
+from core.settings import Settings
+from tests.servers import free_port, run_module, running_service
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "api", "--port", str(free_port()), *arguments]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=env)
+    return run_module("api", "--port", str(free_port()), *arguments, environment={**os.environ, **environment})
 
 
 def test_an_old_schema_is_refused_with_the_command_that_mends_it(mariadb_url: str) -> None:
@@ -54,6 +54,14 @@ def test_wrong_use_is_exit_status_2(arguments: list[str]) -> None:
     refused = run(*arguments)
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
+
+
+def test_a_worker_may_take_its_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine; with uvicorn's own patience each is killed while it still imports, and none ever serves."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(uvicorn, "run", lambda *_, **named: given.update(named))
+    _serve(Settings(workers=2))
+    assert given["timeout_worker_healthcheck"] >= 60
 
 
 def test_a_url_of_another_database_is_refused() -> None:

@@ -176,6 +176,13 @@ def test_retry_after_can_be_a_date(receiver: Receiver) -> None:
     assert (send(receiver.url).retry_after or 0) > 10**9
 
 
+def test_a_date_to_retry_after_is_told_by_the_receivers_own_clock(receiver: Receiver) -> None:
+    """Which may be years off, and so may ours."""
+    said = b"Date: Wed, 21 Oct 2015 07:28:00 GMT\r\nRetry-After: Wed, 21 Oct 2015 07:30:00 GMT\r\nContent-Length: 0"
+    receiver.reply = raw(b"HTTP/1.1 503 Busy\r\n" + said + b"\r\n\r\n")
+    assert send(receiver.url).retry_after == 120
+
+
 @pytest.mark.parametrize(
     "host",
     [

@@ -20,7 +20,7 @@ import pytest
 
 from lastbit import Client, ItemIds
 from tests.sdk.test_protocol import BATCH
-from tests.servers import running_service
+from tests.servers import run_module, running_service
 
 COMMANDS = [
     *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "verify"),
@@ -34,17 +34,12 @@ class Lastbit:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def __call__(self, *arguments: str, stdin: str | bytes | None = "") -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments: str, stdin: str | bytes = "") -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "LASTBIT_URL": self.url, "COLUMNS": "120", "NO_PROXY": "*"}
         environment.pop("LASTBIT_TOKEN", None)
-        raw = stdin.encode() if isinstance(stdin, str) else stdin
-        done = subprocess.run(
-            [sys.executable, "-m", "lastbit", *arguments], env=environment, input=raw, capture_output=True, timeout=60
-        )
-        assert b"Traceback" not in done.stderr, done.stderr.decode()
-        return subprocess.CompletedProcess(
-            done.args, done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8")
-        )
+        done = run_module("lastbit", *arguments, stdin=stdin, environment=environment)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
 
     def json(self, *arguments: str, code: int = 0, stdin: str = "") -> Any:
         done = self(*arguments, "--json", stdin=stdin)

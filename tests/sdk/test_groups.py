@@ -37,7 +37,7 @@ from lastbit.streams import (
     WindowClosed,
     WindowFull,
 )
-from tests.servers import ROOT, running_service, sqlite_file
+from tests.servers import ROOT, run_module, running_service, sqlite_file
 
 PATIENCE = 30
 """Seconds until what should happen is missed."""
@@ -626,8 +626,7 @@ def test_the_command_line(url: str, client: Client) -> None:
 
     def lastbit(*arguments: str, code: int = 0) -> str:
         environment = {**os.environ, "LASTBIT_URL": url, "COLUMNS": "120", "NO_PROXY": "*", "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "lastbit", "groups", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = run_module("lastbit", "groups", *arguments, environment=environment)
         assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
         return done.stdout
 

@@ -35,7 +35,7 @@ class Worker:
     def __init__(self) -> None:
         self.now = 1000.0
         self.membership: Membership[Held] = Membership(self.make, lambda: self.now, lambda: 0.5)
-        self.membership.release = RELEASE
+        self.release = RELEASE
 
     def make(self, granted: Granted, lease: Lease) -> Held:
         return Held(Fence("g", granted.partition, "w", granted.epoch), None, Window(), lease)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ class Worker:
     def answer(self, sync: Sync, *assigned: tuple[int, int], release: tuple[int, ...] = ()) -> list[Call[Held]]:
         """The callbacks that are to be made after `assigned` (partition, epoch) was answered."""
         granted = tuple(Granted(partition, epoch, None, None, None, None) for partition, epoch in assigned)
-        self.membership.done(sync, Synced(TTL, granted, release))
+        self.membership.done(sync, Synced(TTL, granted, release, self.release))
         syncs, calls = self.due()
         self.early = syncs
         return calls
@@ -179,6 +179,23 @@ def test_a_drain_beyond_its_deadline_is_lost(worker: Worker) -> None:
     assert worker.membership.held == ()
     assert syncs == []
     assert worker.sync().drained == ()
+
+
+@pytest.mark.parametrize("share", [3, 1 / 8])
+def test_a_release_time_that_was_changed_is_learned_with_the_next_answer(worker: Worker, share: float) -> None:
+    """For what is asked back from then on; of what was asked back before only less time counts."""
+    worker.joined((0, 1), (1, 1))
+    asked = worker.sync()
+    (call,) = worker.answer(asked, (0, 1), (1, 1), release=(0,))
+    worker.release = share * RELEASE
+    told = worker.sync()
+    assert worker.answer(told, (0, 1), (1, 1), release=(0,)) == []
+    worker.now = min(asked.sent + RELEASE, told.sent + worker.release) - 0.001
+    assert not call.assignment.lost
+    worker.now += 0.001
+    assert call.assignment.lost
+    worker.membership.stop()
+    assert worker.membership._stop_by == worker.now + worker.release
 
 
 def test_another_epoch_is_lost_and_assigned(worker: Worker) -> None:

@@ -18,7 +18,7 @@ import pytest
 from lastbit import AsyncClient, Client, ConsumerGroupInUse, InstanceNotFound, InvalidArgument, ProcessNotFound
 from lastbit.models import Event
 from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, process, run, timer_of
-from tests.servers import ROOT, running_service, sqlite_file
+from tests.servers import ROOT, run_module, running_service, sqlite_file
 
 NEEDED = ("charged", "complete", "reserved")
 
@@ -290,8 +290,9 @@ def test_the_same_calls_awaited(url: str, client: Client) -> None:
 
 
 def lastbit(url: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", "lastbit", *arguments, "--url", url]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    done = run_module("lastbit", *arguments, "--url", url)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_command_line_shows_and_retries(url: str, client: Client) -> None:

@@ -29,7 +29,7 @@ from lastbit import (
     TallyValue,
 )
 from lastbit.streams import AckWindow
-from lastbit.tally_buffer import Gatherer, Message
+from lastbit.tallies.buffer import Gatherer, Message
 
 
 @pytest.fixture
@@ -173,10 +173,17 @@ def test_a_buffer_acks_a_real_window_and_a_late_ack_is_no_failure(client: Client
 
 
 def test_a_fence_travels_with_the_entries(client: Client) -> None:
-    """Of a group that does not exist, nothing is applied."""
+    """Of a group that does not exist, nothing is applied; awaited neither."""
     fence = Fence("nowhere", 0, "one", 1)
-    with pytest.raises(NotFound):
-        client.tally("fenced").apply([("k", 1, read(0))], fence=fence)
+    entries = [("k", 1, read(0))]
+
+    async def awaited() -> None:
+        async with AsyncClient(client.url) as other:
+            await other.tally("fenced").apply(entries, fence=fence)
+
+    for apply in (lambda: client.tally("fenced").apply(entries, fence=fence), lambda: asyncio.run(awaited())):
+        with pytest.raises(NotFound):
+            apply()
     assert client.tally("fenced").value("k") == 0
 
 

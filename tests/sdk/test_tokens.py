@@ -40,15 +40,22 @@ def test_a_token_is_random_and_its_line_has_its_digest_alone() -> None:
             st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"),
             st.sets(st.sampled_from(Role), min_size=1),
             st.none() | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=255),
+            st.none() | st.integers(1, 10**9 - 1),
+            st.none() | st.integers(1, 10**9 - 1),
         ),
         unique_by=lambda each: each[0],
         max_size=5,
     ),
     st.sampled_from(["\n", ";", "\n\n  # a comment\n"]),
 )
-def test_lines_are_read_as_they_were_written(made: list[tuple[str, set[Role], str | None]], between: str) -> None:
+def test_lines_are_read_as_they_were_written(
+    made: list[tuple[str, set[Role], str | None, int | None, int | None]], between: str
+) -> None:
     """Whatever the prefix is made of: blanks, semicolons, newlines, any letters."""
-    known = [tokens.known(tokens.new(), name, roles, prefix) for name, roles, prefix in made]
+    known = [
+        tokens.known(tokens.new(), name, roles, prefix, requests=requests, items=items)
+        for name, roles, prefix, requests, items in made
+    ]
     assert tokens.parse(between.join(token.line() for token in known)) == known
 
 
@@ -65,10 +72,15 @@ def test_lines_are_read_as_they_were_written(made: list[tuple[str, set[Role], st
         f"ci read sha256:{'0' * 64} shop-",
         f"ci read sha256:{'0' * 64} prefix={'x' * 256}",
         f"ci read sha256:{'0' * 64} prefix=a prefix=b",
+        f"ci read sha256:{'0' * 64} requests=5",
+        f"ci read sha256:{'0' * 64} requests=0/s",
+        f"ci read sha256:{'0' * 64} requests=1.5/s",
+        f"ci read sha256:{'0' * 64} items=5/s items=6/s",
+        f"ci read sha256:{'0' * 64} rate=5/s",
         f"ci read sha256:{'0' * 64}\nci read sha256:{'1' * 64}",
         f"ci read sha256:{'0' * 64}\nother read sha256:{'0' * 64}",
     ],
-    ids=range(12),  # SECRET is random, and each process must find the same names
+    ids=range(17),  # SECRET is random, and each process must find the same names
 )
 def test_a_line_that_is_none_is_refused_without_being_shown(line: str) -> None:
     """It may be a token that was put in the wrong place."""
@@ -114,7 +126,17 @@ def test_the_command_makes_a_token_that_its_line_knows(guarded: Lastbit) -> None
     told = guarded.json("token", "new", "--role", "admin")
     (known,) = tokens.parse(told["line"])
     assert (known.name, known.digest) == (told["name"], tokens.digest(told["token"].encode()))
-    for wrong in (["--role", "write"], [], ["--role", "read", "--name", "a b"], ["--role", "read", "--prefix", ""]):
+    limited = guarded.json("token", "new", "--role", "consume", "--requests", "20", "--items", "5000")
+    (known,) = tokens.parse(limited["line"])
+    assert (known.requests, known.items) == (20, 5000)
+    assert limited["line"].endswith(" requests=20/s items=5000/s")
+    for wrong in (
+        ["--role", "write"],
+        [],
+        ["--role", "read", "--name", "a b"],
+        ["--role", "read", "--prefix", ""],
+        ["--role", "read", "--items", "0"],
+    ):
         assert guarded("token", "new", *wrong).returncode == 2
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +15,7 @@ from standardwebhooks import Webhook as Verifier
 from lastbit import AsyncClient, Client, InvalidArgument, InvalidRequest, Retry, ServiceUnreachable, WebhookNotFound
 from lastbit.webhooks import Webhook
 from tests.receivers import Receiver, status
-from tests.servers import running_service, sqlite_file
+from tests.servers import run_module, running_service, sqlite_file
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +120,7 @@ def test_the_command_line(url: str, receiver: Receiver) -> None:
 
     def lastbit(*arguments: str, code: int = 0) -> str:
         environment = {**os.environ, "LASTBIT_URL": url, "COLUMNS": "120", "NO_PROXY": "*"}
-        command = [sys.executable, "-m", "lastbit", "webhooks", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = run_module("lastbit", "webhooks", *arguments, environment=environment)
         assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
         return done.stdout
 

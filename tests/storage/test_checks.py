@@ -7,7 +7,6 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,11 @@ from typing import Any
 import pytest
 
 from core import checks, schema
-from core.checks import Finding, Verdict, file_system
+from core.checks import Finding, Verdict, sqlite
+from core.checks.sqlite import file_system
 from core.db import Database
 from tests.conftest import running_mariadb
-from tests.servers import ROOT, MariaDB
+from tests.servers import MariaDB, run_module
 
 FLUSH = "SET GLOBAL innodb_flush_log_at_trx_commit"
 PACKET = "SET GLOBAL max_allowed_packet"
@@ -131,7 +131,7 @@ def test_a_file_on_a_disk_is_fine_and_one_in_memory_is_not(tmp_path: Path) -> No
     """SQLite: by the file system that it is on. Memory forgets."""
     for folder, memory in ((tmp_path, False), (Path("/dev/shm"), True)):
         kind = file_system(folder.resolve(), Path("/proc/self/mountinfo").read_text())
-        if (kind in checks.MEMORY) is not memory:
+        if (kind in sqlite.MEMORY) is not memory:
             continue  # this machine has it otherwise
         file = folder / f"lastbit-check-{os.getpid()}.db"
         try:
@@ -172,7 +172,7 @@ def test_the_file_system_of_a_path_is_the_innermost_mount(path: str, kind: str) 
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])
 def test_a_file_on_a_network_is_unsafe(kind: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's locks and flushes may not hold there."""
-    monkeypatch.setattr(checks, "file_system", lambda *_: kind)
+    monkeypatch.setattr(sqlite, "file_system", lambda *_: kind)
     with Database(sqlite_url) as database:
         schema.migrate(database)
         found = troubles(database)
@@ -181,8 +181,7 @@ def test_a_file_on_a_network_is_unsafe(kind: str, sqlite_url: str, monkeypatch: 
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "api", "check", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return run_module("api", "check", *arguments)
 
 
 def test_the_command_says_it_to_people_and_to_scripts(mariadb_url: str) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sqlite3
 import ssl
 import threading
+import time
+from collections.abc import Callable
 
 import alembic.autogenerate
+import pymysql
 import pytest
 import sqlalchemy as sa
 from alembic.migration import MigrationContext
@@ -14,9 +19,10 @@ from sqlalchemy.engine import Connection
 
 from core import errors, faults, schema, tables
 from core.batches import Opening
-from core.db import Database
+from core.db import MOST_AGE, Database
 from core.service import Service
-from tests.servers import MariaDB
+from tests import templates
+from tests.servers import MariaDB, sqlite_file
 
 
 def test_mariadb_sessions_are_set_by_us(mariadb_database: Database) -> None:
@@ -136,6 +142,86 @@ def test_a_restart_of_the_server_is_survived() -> None:
         server.remove()
 
 
+@pytest.mark.parametrize("jump", [-86_400, 86_400])
+def test_connections_are_replaced_by_a_clock_that_does_not_jump(
+    mariadb: MariaDB, mariadb_url: str, monkeypatch: pytest.MonkeyPatch, jump: int
+) -> None:
+    """The wall clock was wrong while connections broke, and is set right: each is made anew once, not for each
+    transaction until the clock has caught up; and none that is broken is tried a second time."""
+    made: list[object] = []
+    wall = time.time
+
+    def use(connections: int) -> None:
+        with contextlib.ExitStack() as stack:
+            for _ in range(connections):
+                stack.enter_context(database.engine.connect()).exec_driver_sql("SELECT 1")
+
+    with Database(mariadb_url) as database, contextlib.closing(mariadb.connect()) as admin:
+        database.on_connect(lambda: made.append(None))
+        use(8)
+        assert len(made) == 8
+        monkeypatch.setattr(time, "time", lambda: wall() + jump)
+        use(8)
+        assert len(made) == 8, "none is too old because the clock says so"
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [database.url.database])
+            for (each,) in cursor.fetchall():
+                cursor.execute(f"KILL CONNECTION {each}")
+        with pytest.raises(sa.exc.OperationalError):
+            use(1)
+        use(8)  # the first one that was found broken has spoken for all
+        monkeypatch.setattr(time, "time", wall)
+        for _ in range(3):
+            use(8)
+        assert len(made) == 16
+
+
+def test_a_connection_that_is_old_is_replaced(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a server or a firewall that tires of idle ones closes it."""
+    made: list[object] = []
+    clock = time.monotonic
+    with Database(mariadb_url) as database:
+        database.on_connect(lambda: made.append(None))
+        for later in (0, MOST_AGE - 60, MOST_AGE + 60, MOST_AGE + 120):
+            monkeypatch.setattr(time, "monotonic", lambda later=later: clock() + later)
+            database.read(lambda tx: tx.exec_driver_sql("SELECT 1"))
+        assert len(made) == 2
+
+
+def test_whatever_is_called_survives_that_pooled_connections_are_killed(mariadb_database: Database) -> None:
+    """By an administrator, or a server that ended: the dead one is found, thrown away, and the call is done again."""
+
+    def mine(tx: Connection) -> int:
+        return int(tx.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
+
+    for call in (mariadb_database.read, mariadb_database.snapshot, mariadb_database.write):
+        pooled = call(mine)
+        with contextlib.suppress(sa.exc.DBAPIError), sa.create_engine(mariadb_database.url).begin() as other:
+            other.exec_driver_sql(f"KILL HARD {pooled}")
+        assert call(mine) != pooled
+
+
+def test_a_connection_that_is_lost_at_the_end_takes_nothing_with_it(mariadb_database: Database) -> None:
+    """What was read is returned, and what was raised is raised, though the ROLLBACK that ends it fails."""
+
+    def lost(tx: Connection) -> int:
+        mine = int(tx.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
+        with contextlib.suppress(sa.exc.DBAPIError), sa.create_engine(mariadb_database.url).begin() as other:
+            other.exec_driver_sql(f"KILL HARD {mine}")
+        return mine
+
+    def raises(tx: Connection) -> None:
+        lost(tx)
+        raise KeyError("k")
+
+    for read in (mariadb_database.read, mariadb_database.snapshot):
+        assert read(lost) > 0
+    for call in (mariadb_database.read, mariadb_database.snapshot, mariadb_database.write):
+        with pytest.raises(KeyError):
+            call(raises)
+    assert mariadb_database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # it is a QueuePool
+
+
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, lost: bool) -> None:
     """Only work that finds its own traces is begun again; any other is unavailable, done once or not at all."""
@@ -162,6 +248,26 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, 
         opened = service.open(Opening(items=2), "key")
         assert len(service.page().batches) == int(lost) + 1
         assert opened.replayed == lost
+
+
+@pytest.mark.parametrize(("number", "tries"), [(1213, 2), (3101, 2), (1180, 1), (1205, 1), (1047, 1)])
+def test_a_refused_commit_is_certain_where_the_server_says_so(sqlite_url: str, number: int, tries: int) -> None:
+    """A deadlock, as which a cluster refuses, left nothing: any work is begun again. Of all else nobody knows."""
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        refused = 0
+
+        def refuse(_: Connection) -> None:
+            nonlocal refused
+            if not refused:
+                refused += 1
+                raise sa.exc.OperationalError("COMMIT", {}, pymysql.err.OperationalError(number, "refused"))
+
+        sa.event.listen(database.engine, "commit", refuse)
+        tried: list[None] = []
+        with contextlib.nullcontext() if tries == 2 else pytest.raises(errors.Unavailable):
+            database.write(lambda tx: tried.append(None))
+        assert len(tried) == tries
 
 
 def test_trouble_is_classified_once() -> None:
@@ -193,8 +299,33 @@ def test_migrations_go_up_and_down_and_match_the_tables(database_url: str) -> No
             assert set(sa.inspect(database.engine).get_table_names()) <= {"alembic_version"}
 
 
-def test_an_older_schema_is_refused_and_a_newer_one_is_not(database_url: str) -> None:
-    """Each migration serves the release before it, so old code may meet a newer schema during an upgrade."""
+def test_the_databases_of_tests_are_what_the_migrations_make(
+    database: Database, request: pytest.FixtureRequest
+) -> None:
+    """They are copies of one that was migrated, table by table, with the first rows."""
+
+    def lines(each: Database) -> list[str]:
+        if not each.is_sqlite:
+            dumped = templates.dump(each)
+        else:
+            assert each.url.database is not None
+            with contextlib.closing(sqlite3.connect(each.url.database)) as connection:
+                dumped = list(connection.iterdump())
+        # In which order indexes are made is nobody's promise.
+        return sorted(line.rstrip(",") for text in dumped for line in text.splitlines())
+
+    server: MariaDB | None = None if database.is_sqlite else request.getfixturevalue("mariadb")
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(sqlite_file()) if server is None else server.new_database() for _ in range(2)]
+        # The test's own may be the one that was copied.
+        copied, migrated = (stack.enter_context(Database(url)) for url in urls)
+        templates.migrate(copied)
+        schema.migrate(migrated)
+        assert lines(copied) == lines(database) == lines(migrated)
+
+
+def test_an_older_schema_is_refused_and_a_newer_one_says_whom_it_serves(database_url: str) -> None:
+    """Old code meets a newer schema during an upgrade, and on the way back. It works there until it is told not to."""
     with Database(database_url) as database:
         with pytest.raises(errors.Misconfigured, match="python -m api migrate"):
             database.read(schema.check)
@@ -204,8 +335,81 @@ def test_an_older_schema_is_refused_and_a_newer_one_is_not(database_url: str) ->
             connection.execute(sa.text("UPDATE alembic_version SET version_num = 'from-the-future'"))
         database.read(schema.check)
         schema.migrate(database)
-        with database.engine.connect() as connection:
+        with database.engine.begin() as connection:
             assert MigrationContext.configure(connection).get_current_revision() == "from-the-future"
+            connection.execute(sa.text("UPDATE schema_support SET oldest = 'from-the-future'"))
+        with pytest.raises(errors.Misconfigured, match="which serves releases that know revision from-the-future"):
+            database.read(schema.check)
+
+
+def test_a_migration_says_whom_it_leaves_behind_before_it_does(database: Database) -> None:
+    """From its first statement on, old code is not ready, whatever becomes of the rest."""
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE schema_support SET oldest = 'from-the-future'"))
+    with pytest.raises(errors.Misconfigured, match="from-the-future"):
+        database.read(schema.check)
+
+
+def listening(database: Database, react: Callable[[str], None]) -> None:
+    """Call `react` with each statement that was executed."""
+    sa.event.listen(database.engine, "after_cursor_execute", lambda *given: react(given[2]))
+
+
+def test_migrations_take_nothing_away_and_change_tables_online(mariadb: MariaDB) -> None:
+    """What is there stays as it is for the release before, which still writes it, while it is changed and after. See
+    decision 0014 for what can't."""
+    said: list[str] = []
+    with Database(mariadb.new_database()) as database:
+        schema.migrate(database, "0001")
+        listening(database, lambda statement: said.append(" ".join(statement.split())))
+        schema.migrate(database)
+    own = {words[2] for each in said if (words := each.split())[:2] == ["CREATE", "TABLE"]}
+    changes = [
+        each
+        for each in said
+        if re.match("(CREATE .*INDEX|ALTER|DROP|RENAME|TRUNCATE)", each)
+        and not own & set(re.findall(r"(?:ON|TABLE) (\w+)", each))  # nobody uses a table yet that has just been made
+    ]
+    assert len(changes) == 3
+    with Database(mariadb.new_database()) as database, database.engine.connect() as connection:
+        schema.migrate(database, "0001")
+        for change in changes:
+            new_column = re.match(r"ALTER TABLE \w+ ADD COLUMN (?!.*NOT NULL(?!.*DEFAULT))", change)
+            assert new_column or re.match("CREATE INDEX", change), change
+            # The server refuses what it can't do so.
+            how = ", ALGORITHM=INSTANT" if new_column else " ALGORITHM=INPLACE LOCK=NONE"
+            connection.exec_driver_sql(change + how)
+
+
+class Killed(BaseException):
+    """Whoever migrated is no more."""
+
+
+def test_a_migration_that_is_killed_after_any_statement_is_finished_by_the_next(mariadb_url: str) -> None:
+    """Data definition commits by itself there, so a half of a migration stays; the next one finds it, and goes on."""
+    seen: set[str] = set()
+
+    def kill(statement: str) -> None:
+        if statement.lstrip().startswith(("CREATE", "ALTER", "INSERT", "UPDATE")) and statement not in seen:
+            seen.add(statement)
+            raise Killed
+
+    while True:
+        with Database(mariadb_url) as database:
+            listening(database, kill)
+            before = len(seen)
+            with contextlib.suppress(Killed):
+                schema.migrate(database)
+            if len(seen) == before:
+                break
+    assert len(seen) > 40
+    with Database(mariadb_url) as database:
+        database.read(schema.check)
+        with database.engine.connect() as connection:
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            assert alembic.autogenerate.compare_metadata(context, tables.metadata) == []
+            for seed in (tables.feed_head, tables.schema_support):
+                assert connection.scalar(sa.select(sa.func.count()).select_from(seed)) == 1
 
 
 def test_many_may_migrate_at_once(mariadb_url: str) -> None:

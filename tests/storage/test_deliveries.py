@@ -21,6 +21,7 @@ from core.feed import New
 from core.service import Service
 from core.targets import Unfit
 from core.webhooks import Answer, Delivery, Progress, State
+from tests.clocks import Clock
 
 DAY = timedelta(days=1)
 LEASE = timedelta(seconds=60)
@@ -501,3 +502,36 @@ def test_what_dies_in_front_does_not_hold_up_the_others(service: Service, sender
     dispatcher.stop()
     assert [each.state for each in log(service, other)] == [Progress.DELIVERED]
     assert {each.state for each in log(service, gone)} == {Progress.DEAD}
+
+
+def test_where_the_clock_goes_back_deliveries_do_not_wait_for_it(database: Database, sender: Script) -> None:
+    """What was planned is due at once, what somebody claimed after a lease, what failed after the longest pause; and
+    what was due sooner stays so."""
+    clock = Clock(database)
+    service = Service(database, combiner=Inline, sender=sender)
+    webhook = hook(service)
+    dispatcher = Dispatcher(database, sender, backoff=Backoff(longest=3600), lease=LEASE, chance=lambda: 0.5)
+    dispatcher.run_once()
+    append(service, "failed")
+    plan(service)
+    [failed] = claim(service)
+    record(service, failed, Answer(503, None, 3, retry_after=30 * 86_400), Backoff(longest=40 * 86_400))
+    append(service, "claimed")
+    plan(service)
+    assert len(claim(service)) == 1
+    append(service, "planned")
+    plan(service)
+    clock.go(-4 * 86_400)
+    append(service, "soon")
+    plan(service)
+    [soon] = claim(service)
+    record(service, soon, FAILED)
+    until = seconds_until(service, log(service, webhook)[0])
+    assert dispatcher.run_once() == 1
+    dispatcher.settle()
+    found = {each.event: each for each in log(service, webhook)}
+    assert found["planned"].state is Progress.DELIVERED
+    assert seconds_until(service, found["claimed"]) == LEASE.total_seconds()
+    assert seconds_until(service, found["failed"]) == 3600
+    assert seconds_until(service, found["soon"]) == until > 0
+    dispatcher.stop()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 import threading
 from datetime import timedelta
 
@@ -18,7 +18,7 @@ from core.db import Database
 from core.janitor import Policy, run_once
 from core.lifecycle import State
 from core.service import Service
-from tests.servers import ROOT
+from tests.servers import run_module
 
 DAY = timedelta(days=1)
 
@@ -172,9 +172,8 @@ def test_two_janitors_at_once_do_each_thing_once(service: Service, monkeypatch: 
     assert {state(service, batch) for batch in ended} == {None}
 
 
-def janitor_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.janitor", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+def janitor_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_module("jobs.janitor", *arguments, environment={**os.environ, **environment})
 
 
 def test_the_command_reports_in_json(service: Service) -> None:
@@ -191,6 +190,7 @@ def test_the_command_reports_in_json(service: Service) -> None:
         "parents": 0,
         "events": 0,
         "inbox": 0,
+        "instances": 0,
         "batches": {"expired": [idle], "deleted": []},
     }
 
@@ -201,6 +201,11 @@ def test_the_command_says_what_was_wrong(sqlite_url: str) -> None:
         wrong = janitor_command(*arguments)
         assert (wrong.returncode, wrong.stdout) == (2, "")
         assert "Traceback" not in wrong.stderr
+    for name, value in (("LASTBIT_WORKERS", "none"), ("LASTBIT_SESSION_KEY", "short")):
+        wrong = janitor_command(**{name: value})
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert "Traceback" not in wrong.stderr
+        assert (f"got {value!r}" in wrong.stderr) == (name == "LASTBIT_WORKERS")  # a secret is not shown
     empty = janitor_command("--database-url", sqlite_url)
     assert empty.returncode == 1
     assert "python -m api migrate" in empty.stderr

@@ -21,10 +21,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
-from lastbit import _calls, errors
+from lastbit import errors
 from lastbit.chains import Source, SourceChain
 from lastbit.models import Json
 from lastbit.streams.errors import WindowClosed
+from lastbit.tallies import calls
 
 if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
@@ -95,7 +96,7 @@ class Gatherer:
 
 def message(deltas: Mapping[str, int], source: Source | SourceChain, window: Window | None) -> Message:
     """What a message brings, each key by an entry of its own. Raises `InvalidArgument`."""
-    entries = [_calls.tally_entry((key, delta, source)) for key, delta in deltas.items()]
+    entries = [calls.entry_json((key, delta, source)) for key, delta in deltas.items()]
     if window is None:
         return Message(entries, None)
     # Where this consumer has read it: the last hop, which is the root only where nobody was in between.
@@ -236,7 +237,7 @@ class TallyBuffer(_Buffer):
             assert call is not None
             try:
                 if call.entries:
-                    self._client._run(_calls.apply_tally(self._client._service, self._tally, call.entries))
+                    self._client._run(calls.apply(self._client._service, self._tally, call.entries))
                 self._ack(call)
             except BaseException as error:  # noqa: BLE001  # whatever it was, the callers are told
                 self._failure = error
@@ -306,7 +307,7 @@ class AsyncTallyBuffer(_Buffer):
             assert call is not None
             try:
                 if call.entries:
-                    await self._client._run(_calls.apply_tally(self._client._service, self._tally, call.entries))
+                    await self._client._run(calls.apply(self._client._service, self._tally, call.entries))
                 self._ack(call)
             except Exception as error:  # noqa: BLE001  # whatever it was, the callers are told
                 self._failure = error

@@ -1,4 +1,4 @@
-"""The demo's processes: started, listened to, killed, and in any case gone in the end."""
+"""An example's processes: started, listened to, killed, and in any case gone in the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 GRACE = 10
 """Seconds to end by itself, before a process is killed."""
 
@@ -101,12 +101,12 @@ class Process:
 
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals by which somebody ends the demo."""
+"""The signals by which somebody ends an example."""
 
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Those that end the demo are delivered when the context is left."""
+    """Those that end an example are delivered when the context is left."""
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda each, frame: came.append(each)) for number in ENDING}
     try:
@@ -178,4 +178,4 @@ def _tries(seconds: float) -> Iterator[None]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield
-        time.sleep(0.05)
+        time.sleep(0.05)  # a service that is not up yet tells nobody when it is

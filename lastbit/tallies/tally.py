@@ -1,18 +1,16 @@
-"""Tallies: `client.tally("screws")` counts each message once, however often it is replayed, and says the totals.
-
-The messages of one source must come to a key in their order. What one message brings to one key is one entry.
-"""
+"""`client.tally(name)`: what it can be asked, and its buffers."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from lastbit import _calls
-from lastbit._calls import Entry
 from lastbit._protocol import Flow
-from lastbit.models import Fence, TallyApplied, TallyTotal, TallyValue
-from lastbit.tally_buffer import DEFAULT_EVERY, DEFAULT_MOST, AsyncTallyBuffer, TallyBuffer, Window
+from lastbit.models import Fence
+from lastbit.tallies import calls
+from lastbit.tallies.buffer import DEFAULT_EVERY, DEFAULT_MOST, AsyncTallyBuffer, TallyBuffer, Window
+from lastbit.tallies.calls import Entry
+from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
 
 if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 def _apply(
     client: Client | AsyncClient, tally: str, entries: Iterable[Entry], fence: Fence | None
 ) -> Flow[TallyApplied]:
-    return _calls.apply_tally(client._service, tally, map(_calls.tally_entry, entries), fence)
+    return calls.apply(client._service, tally, map(calls.entry_json, entries), fence)
 
 
 class Tally:
@@ -45,15 +43,15 @@ class Tally:
 
     def get(self, key: str) -> TallyValue:
         """The total of a key and where it comes from."""
-        return self._client._run(_calls.tally_value(self._client._service, self.name, key))
+        return self._client._run(calls.value(self._client._service, self.name, key))
 
     def totals(self, *, prefix: str = "", page_size: int = 1000) -> Iterator[TallyTotal]:
         """The totals of the keys that begin with `prefix`, by the bytes of these, fetched as they are asked for."""
-        return self._client._iterate(_calls.tally_totals(self._client._service, self.name, prefix, page_size))
+        return self._client._iterate(calls.totals(self._client._service, self.name, prefix, page_size))
 
     def delete(self) -> None:
         """Remove the tally and its guards: what is applied again counts again."""
-        self._client._run(_calls.delete_tally(self._client._service, self.name))
+        self._client._run(calls.delete(self._client._service, self.name))
 
     def buffer(
         self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
@@ -77,9 +75,7 @@ class AsyncTally:
 
     async def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
         """Add each entry once; see `Tally.apply`."""
-        return await self._client._run(
-            _calls.apply_tally(self._client._service, self.name, map(_calls.tally_entry, entries))
-        )
+        return await self._client._run(_apply(self._client, self.name, entries, fence))
 
     async def value(self, key: str) -> int:
         """The total of a key."""
@@ -87,15 +83,15 @@ class AsyncTally:
 
     async def get(self, key: str) -> TallyValue:
         """The total of a key and where it comes from."""
-        return await self._client._run(_calls.tally_value(self._client._service, self.name, key))
+        return await self._client._run(calls.value(self._client._service, self.name, key))
 
     def totals(self, *, prefix: str = "", page_size: int = 1000) -> AsyncIterator[TallyTotal]:
         """The totals of the keys that begin with `prefix`; see `Tally.totals`."""
-        return self._client._iterate(_calls.tally_totals(self._client._service, self.name, prefix, page_size))
+        return self._client._iterate(calls.totals(self._client._service, self.name, prefix, page_size))
 
     async def delete(self) -> None:
         """Remove the tally and its guards."""
-        await self._client._run(_calls.delete_tally(self._client._service, self.name))
+        await self._client._run(calls.delete(self._client._service, self.name))
 
     def buffer(
         self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST

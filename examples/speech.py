@@ -1,4 +1,4 @@
-"""How the demo's processes say what they did: a JSON object a line, on standard output."""
+"""How the examples' processes say what they did: a JSON object a line, on standard output."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""The commands that processes issued, for whoever pulls them."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from api import models
+from api.access import ANY, needs
+from api.body import JsonRoute
+from api.events import Position, woken
+from api.problems import documented
+from core import feed, outbox
+from core.service import Service
+
+router = APIRouter(prefix="/v1/commands", route_class=JsonRoute, tags=["processes"])
+
+Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
+
+
+class Command(BaseModel):
+    id: str = Field(description="made of process, instance and step: act on it once")
+    position: int = Field(description="of its event in the feed")
+    process: str
+    instance: str
+    step: str
+    type: str
+    data: Any
+    at: datetime
+
+
+class CommandPage(BaseModel):
+    commands: list[Command]
+    next: int = Field(description="the last position that was looked at: `after` of the next call")
+    last: int = Field(description="the feed's last position")
+
+
+def value_of(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def command_json(command: outbox.Command) -> dict[str, Any]:
+    return {**{name: getattr(command, name) for name in Command.model_fields}, "data": value_of(command.data)}
+
+
+@router.get("", response_model=CommandPage, responses=documented(410, 422))
+@needs(*ANY)
+async def read_commands(
+    request: Request,
+    after: Position = 0,
+    limit: Limit = 100,
+    wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first command")] = 0,
+    types: Annotated[list[str], Query(alias="type", description="several mean or")] = [],  # noqa: B006
+    process: str | None = None,
+) -> dict[str, Any]:
+    """The commands above a position, in the order of the feed; with `wait`, once there is one or the time is over."""
+    service: Service = request.app.state.service
+    waiting = request.app.state.waiting
+
+    def read() -> outbox.Page:
+        return service.commands(after, limit, types=types, process=process)
+
+    if not wait:
+        return _page(await run_in_threadpool(read))
+    until = time.monotonic() + wait
+    async with waiting.follow([f"{feed.COMMAND}.{each}" for each in types], beginning=f"{feed.COMMAND}.") as follower:
+        page = await run_in_threadpool(read)
+        while not page.commands and await woken(follower, until) and not waiting.closed:
+            follower.woken.clear()
+            page = await run_in_threadpool(read)
+    return _page(page)
+
+
+def _page(page: outbox.Page) -> dict[str, Any]:
+    return {"commands": [command_json(each) for each in page.commands], "next": page.next, "last": page.last}

@@ -1,0 +1,14 @@
+"""What is judged by code and said in the OpenAPI document by a pattern: as near to it as one comes. None of these
+judges anything."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_INTEGER: Final = "(0|[1-9][0-9]{0,15})"
+ITEM_ID: Final = f"^{_INTEGER}:{_INTEGER}:{_INTEGER}$"
+BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+CURSOR: Final = "^[A-Za-z0-9_-]+$"
+LABEL: Final = "^[^:]+:"
+INSTANCE: Final = r"^(?!\.\.?$)[^\x00-\x1f\x7f]+$"
+URL: Final = r"^[Hh][Tt][Tt][Pp][Ss]?://[\x21-\x7e]+$"

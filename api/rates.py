@@ -1,0 +1,77 @@
+"""How much each token may do in a second: calls, and items that calls bring.
+
+A token bucket each, in the memory of this process, that holds a second's worth. What is admitted is paid for, also
+where it is more than the bucket holds: then the next call waits until the debt is worked off. So a call of 10,000 items
+is possible at 1,000 a second, every ten seconds. What is refused for its rate costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Collection
+from typing import Final
+
+from api.metrics import REFUSED
+from api.problems import Problem
+from lastbit.tokens import Token
+
+BURST: Final = 1.0
+"""Seconds' worth that may come at once."""
+
+
+class Bucket:
+    """Of one rate. It is a moment: when it will be full again, if nothing more is taken."""
+
+    __slots__ = ("full_at", "rate")
+
+    def __init__(self, rate: int) -> None:
+        self.rate = rate
+        self.full_at = float("-inf")
+
+    def take(self, amount: int, now: float) -> float:
+        """0 where there is at least one in it; else nothing is taken, and there will be one in so many seconds."""
+        short = self.full_at - now + 1 / self.rate - BURST
+        if short > 1e-9:
+            return short
+        self.full_at = max(self.full_at, now) + amount / self.rate
+        return 0.0
+
+
+class Rates:
+    """The buckets of all tokens that have a rate. Called from the event loop and from threads."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[bytes, str], Bucket] = {}
+        self._lock = threading.Lock()
+
+    def call(self, caller: Token) -> None:
+        """One more call. Raises `Problem`: `rate_limited`."""
+        if caller.requests is not None:
+            self._take(caller, "requests", caller.requests, 1)
+
+    def bring(self, caller: Token, items: int) -> None:
+        """So many items, events or entries of a call. Raises `Problem`: `rate_limited`."""
+        if caller.items is not None and items:
+            self._take(caller, "items", caller.items, items)
+
+    def keep(self, tokens: Collection[bytes]) -> None:
+        """Forget all but these, by their digests."""
+        with self._lock:
+            self._buckets = {key: bucket for key, bucket in self._buckets.items() if key[0] in tokens}
+
+    def _take(self, caller: Token, what: str, rate: int, amount: int) -> None:
+        key = caller.digest, what
+        with self._lock:
+            bucket = self._buckets.get(key)
+            if bucket is None or bucket.rate != rate:
+                bucket = self._buckets[key] = Bucket(rate)
+            seconds = bucket.take(amount, time.monotonic())
+        if seconds:
+            REFUSED.labels("rate").inc()
+            raise Problem(
+                "rate_limited",
+                f"the token {caller.name} has a rate of {rate:,} {what} a second",
+                headers={"Retry-After": str(math.ceil(seconds))},
+            )

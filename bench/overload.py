@@ -1,0 +1,284 @@
+"""What happens when ten times as many acks come as can be committed? An open loop: requests are sent when they are due,
+whether or not those before them were answered, as a crowd of consumers does that nobody holds back.
+
+The generator is a process of its own, of plain sockets and epoll. A request that is due takes an idle connection, or a
+new one. First the sustainable rate is sought (a closed loop's), then 70 % of it are offered, then ten times as many,
+then 70 % again. Latencies count from when a request was sent; how late the generator was with it is printed beside
+them, as it shares two cores with the rest.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import random
+import select
+import socket
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench import acks, load, measure
+from bench.measure import Scale
+
+SUSTAINED = 0.7
+"""Of the closed loop's rate."""
+TIMES = 10
+MOST_CONNECTIONS = 2000
+SHAPES = (("100 ids at random a call", 100), ("one id a call", 1))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a case is: seconds of each phase."""
+
+    calm: float
+    flood: float
+    items: int
+
+    @classmethod
+    def of(cls, scale: Scale) -> Shape:
+        return cls(10, 60, scale.items) if scale.rounds > 2 else cls(2, 3, scale.items)
+
+
+@dataclass
+class Seen:
+    """Of one phase. Times are seconds since its start."""
+
+    seconds: float = 0.0
+    sent: int = 0
+    unsent: int = 0
+    """Requests that were due while all connections waited for an answer."""
+    refused: int = 0
+    told: int = 0
+    """Of them, those with a Retry-After."""
+    broken: int = 0
+    """Requests whose connection ended before the answer."""
+    applied: int = 0
+    took: list[float] = field(default_factory=list)
+    """Of the admitted, each."""
+    ended: list[float] = field(default_factory=list)
+    """When each of them was answered."""
+    late: list[float] = field(default_factory=list)
+    """By how much each request was sent after it was due."""
+
+    def p(self, share: float, of: Sequence[float] | None = None) -> float:
+        values = sorted(self.took if of is None else of)
+        return values[min(len(values) - 1, int(len(values) * share))] if values else float("nan")
+
+
+def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float) -> Seen:
+    """Send `rate` requests a second for so long, and wait for the answers of those that were sent."""
+    seen = Seen(seconds=seconds)
+    idle: list[socket.socket] = []
+    busy: dict[int, tuple[socket.socket, float]] = {}
+    parts: dict[int, bytes] = {}
+    poll = select.epoll()
+    clock = time.perf_counter
+    gc.disable()
+    start = clock()
+    due = 0
+    try:
+        while True:
+            now = clock() - start
+            over = now >= seconds
+            if over and (not busy or now >= seconds + 10):
+                break
+            wanted = 0 if over else int(now * rate) - due
+            # A few at a time, so that answers are seen meanwhile.
+            for _ in range(min(wanted, 64)):
+                if idle:
+                    each = idle.pop()
+                elif len(busy) < MOST_CONNECTIONS:
+                    each = _connected(port)
+                    poll.register(each, select.EPOLLIN)
+                else:
+                    seen.unsent += 1
+                    due += 1
+                    continue
+                content = requests()
+                sent = clock() - start
+                each.sendall(content)
+                busy[each.fileno()] = (each, sent)
+                seen.late.append(sent - due / rate)
+                seen.sent += 1
+                due += 1
+            pause = 0.0 if wanted > 64 else min(0.001, 1 / rate)
+            for number, _ in poll.poll(pause):
+                each, sent = busy.get(number, (None, 0.0))
+                if each is None:  # idle, and closed by the service
+                    continue
+                try:
+                    data = parts.pop(number, b"") + each.recv(262_144)
+                except ConnectionResetError:
+                    data = b""
+                if not data:
+                    seen.broken += 1
+                elif not _whole(data):
+                    parts[number] = data
+                    continue
+                else:
+                    _count(seen, data, sent, clock() - start)
+                del busy[number]
+                if data:
+                    idle.append(each)
+                else:
+                    poll.unregister(each)
+                    each.close()
+        seen.broken += len(busy)
+    finally:
+        gc.enable()
+        poll.close()
+        for each in (*idle, *(each for each, _ in busy.values())):
+            each.close()
+    return seen
+
+
+def _connected(port: int) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port))
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+def _whole(data: bytes) -> bool:
+    end = data.find(b"\r\n\r\n")
+    place = data.lower().find(b"content-length: ", 0, end)
+    return place >= 0 and len(data) >= end + 4 + int(data[place + 16 : data.index(b"\r\n", place)])
+
+
+def _count(seen: Seen, data: bytes, sent: float, now: float) -> None:
+    if data.startswith(b"HTTP/1.1 200"):
+        seen.took.append(now - sent)
+        seen.ended.append(now)
+        seen.applied += json.loads(data[data.index(b"\r\n\r\n") + 4 :])["applied"]
+    elif data.startswith((b"HTTP/1.1 503", b"HTTP/1.1 429")):
+        seen.refused += 1
+        seen.told += b"\r\nretry-after: " in data
+    else:
+        raise RuntimeError(f"answered: {data.decode(errors='replace')[:1000]}")
+
+
+def _generator(
+    port: int, batch: int, size: int, items: int, ids: int, phases: Sequence[tuple[float, float]]
+) -> list[Seen]:
+    """In a process of its own: the phases, each a rate and seconds, one right after the other."""
+    heads: dict[int, bytes] = {}
+
+    def one() -> bytes:
+        numbers = random.sample(range(items), ids) if ids > 1 else (random.randrange(items),)
+        content = b'{"items":[%b]}' % b",".join(b'"%d:%d:%d"' % (batch, n // size, n % size) for n in numbers)
+        head = heads.get(len(content))
+        if head is None:
+            head = heads[len(content)] = load.encoded("/v1/acks", content)[: -len(content)]
+        return head + content
+
+    # Made beforehand, as making them costs as much as sending them; repeats among them are acks like others.
+    made = deque(one() for _ in range(20_000 if ids == 1 else 2_000))
+
+    def next_one() -> bytes:
+        made.rotate(-1)
+        return made[0]
+
+    return [offer(port, next_one, rate, seconds) for rate, seconds in phases]
+
+
+def generated(*arguments: Any) -> list[Seen]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_generator, arguments)
+
+
+class Memory(threading.Thread):
+    """The service's resident memory, twice a second."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__(daemon=True)
+        self._process = process
+        self._over = threading.Event()
+        self.found: list[tuple[float, float]] = []
+
+    def run(self) -> None:
+        while not self._over.wait(0.5):
+            self.found.append((time.monotonic(), measure.memory(self._process)))
+
+    def stop(self) -> list[float]:
+        self._over.set()
+        self.join()
+        return [megabytes for _, megabytes in self.found]
+
+
+def full_speed(seen: Seen, rate: float) -> float:
+    """After how many seconds as much was answered as was offered, to within a tenth."""
+    step = 0.25
+    for number in range(int(seen.seconds / step)):
+        answered = sum(1 for at in seen.ended if number * step <= at < (number + 1) * step)
+        if answered >= 0.9 * rate * step:
+            return number * step
+    return float("inf")
+
+
+def run(scale: Scale) -> None:
+    shape = Shape.of(scale)
+    rows = []
+    with measure.mariadb() as server, measure.lastbit_on(server) as service:
+        assert service.process is not None
+        for name, ids in SHAPES:
+            rows += _case(service.port, service.process.pid, name, ids, scale, shape)
+    measure.show(
+        f"overload: {TIMES} x what is sustainable, for {shape.flood:.0f} s; one worker, MariaDB",
+        ["", "offered/s", "admitted/s", "refused/s", "p50 ms", "p99 ms", "of calm p99", "sent late ms", "RSS MB"],
+        rows,
+    )
+
+
+def _case(port: int, process: int, name: str, ids: int, scale: Scale, shape: Shape) -> list[list[str]]:
+    batch, _ = acks.fresh(port, shape.items, [])
+    size = measure.call(port, "GET", f"/v1/batches/{batch}")["group_size"]
+    best = statistics.median(_closed(port, batch, size, ids, scale, shape) for _ in range(scale.rounds))
+    rate = SUSTAINED * best
+    memory = Memory(process)
+    memory.start()
+    phases = [(rate, shape.calm), (TIMES * best, shape.flood), (rate, shape.calm)]
+    calm, flood, after = generated(port, batch, size, shape.items, ids, phases)
+    resident = memory.stop()
+    found = measure.call(port, "GET", f"/v1/batches/{batch}/verify")
+    if not found["ok"]:
+        raise RuntimeError(f"the bits disagree with the counts: {found}")
+    lines = []
+    for what, seen in (("70 %", calm), (f"{TIMES} x", flood), ("70 % again", after)):
+        ratio = seen.p(0.99) / calm.p(0.99)
+        refused = f"{seen.refused / seen.seconds:,.0f}"
+        if seen.told != seen.refused or seen.broken or seen.unsent:
+            refused += f" ({seen.refused - seen.told} untold, {seen.broken} broken, {seen.unsent} unsent)"
+        lines.append(
+            [
+                f"{name}, {what}",
+                f"{seen.sent / seen.seconds:,.0f}",
+                f"{len(seen.took) / seen.seconds:,.0f}",
+                refused,
+                f"{seen.p(0.5) * 1e3:.1f}",
+                f"{seen.p(0.99) * 1e3:.1f}",
+                f"{ratio:.1f}",
+                f"{seen.p(0.99, seen.late) * 1e3:.1f}",
+                f"{min(resident):.0f} to {max(resident):.0f}",
+            ]
+        )
+    lines.append([f"  full speed again after {full_speed(after, rate):.2f} s", *[""] * 8])
+    return lines
+
+
+def _closed(port: int, batch: int, size: int, ids: int, scale: Scale, shape: Shape) -> float:
+    """Calls a second of a closed loop: what is sustainable."""
+    requests = []
+    for _ in range(scale.requests // (10 if ids > 1 else 1)):
+        numbers = random.sample(range(shape.items), ids)
+        requests.append(load.encoded("/v1/acks", {"items": [f"{batch}:{n // size}:{n % size}" for n in numbers]}))
+    return load.drive(port, requests, scale.connections)[0].rate
+
+
+if __name__ == "__main__":
+    measure.alone(run)

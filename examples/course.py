@@ -1,0 +1,70 @@
+"""How an example runs: to its proof, or until it is interrupted or takes too long; nothing of it is left behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from examples.processes import ENDING, Failed, Processes
+from lastbit import LastbitError
+
+
+class Interrupted(BaseException):
+    """Somebody wants it to end."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # Once is enough: what follows is cleaning up, which another signal must not tear.
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    raise Interrupted
+
+
+def listen_for_the_end(longest: int) -> None:
+    """From here on `Interrupted` is raised when somebody wants it to end, and, until `signal.alarm(0)`, `Failed` after
+    `longest` seconds."""
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        raise Failed(f"it is not over after {longest} seconds")
+
+    for number in ENDING:
+        signal.signal(number, _interrupt)
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(longest)
+
+
+def temporary_folder(name: str) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix=f"lastbit-{name}-", ignore_cleanup_errors=True)
+
+
+def interrupted(name: str) -> int:
+    """Say so; the exit status."""
+    print(f"\nlastbit {name}: interrupted; nothing is left behind", file=sys.stderr)
+    return 130
+
+
+def prove(name: str, longest: int, run: Callable[[Console, Processes, Path], list[str]]) -> int:
+    """`run` says what did not hold; the exit status."""
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, soft_wrap=True)
+    listen_for_the_end(longest)
+    began = time.monotonic()
+    try:
+        with temporary_folder(name) as folder, Processes(Path(folder)) as processes:
+            faults = run(console, processes, Path(folder))
+    except (Failed, LastbitError, OSError) as error:
+        faults = [str(error)]
+    except Interrupted:
+        return interrupted(name)
+    signal.alarm(0)
+    if faults:
+        console.print("\nIt did not come out as it should:", *(f"  {each}" for each in faults), sep="\n", markup=False)
+        return 1
+    console.print(f"\nAll of it held, in {time.monotonic() - began:.1f} s.")
+    return 0

@@ -1,0 +1,42 @@
+"""Arguments that the jobs have in common: what is read, and which service is told."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError
+from pathlib import Path
+
+from lastbit.errors import InvalidArgument
+
+
+def add_reader(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_option,
+        metavar="NAME=VALUE",
+        help="of Spark's reader; repeatable",
+    )
+    parser.add_argument("--where", metavar="SQL", help="take only these rows")
+
+
+def add_service(parser: ArgumentParser, parallel: str) -> None:
+    """`parallel`: what it is so many of."""
+    parser.add_argument("--url", help="of the service; LASTBIT_URL of the driver, else http://127.0.0.1:8000")
+    parser.add_argument("--token-file", type=Path, metavar="PATH", help="on the driver; LASTBIT_TOKEN without")
+    parser.add_argument("--parallel", type=int, default=8, metavar="N", help=f"{parallel} (8)")
+
+
+def token_of(file: Path | None) -> str | None:
+    """What stands in the file. Raises `InvalidArgument`."""
+    try:
+        return file.read_text().strip() if file else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the token can't be read: {error}") from error
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ArgumentTypeError(f"{text!r} is no option of a reader; expected NAME=VALUE")
+    return name, value

@@ -1,0 +1,59 @@
+"""What is asked of tallies, as flows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
+
+from lastbit import errors
+from lastbit._calls import _ask, _pages
+from lastbit._protocol import Flow, Service
+from lastbit.chains import Source, SourceChain, source_of
+from lastbit.models import Fence, Json
+from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
+
+Entry = tuple[str, int, Source | SourceChain]
+"""Key, delta, and where it comes from. `TallyEntry` is one."""
+
+
+def entry_json(entry: Entry) -> Json:
+    """An entry as it travels. Raises `InvalidArgument`."""
+    key, delta, source = entry
+    topic, partition, offset, child, generation = source_of(source)
+    place: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
+    if child:
+        place["child"] = child
+    if generation:
+        place["generation"] = generation
+    return {"key": key, "delta": delta, "source": place}
+
+
+def apply(service: Service, tally: str, entries: Iterable[Json], fence: Fence | None = None) -> Flow[TallyApplied]:
+    """`entries` as `entry_json` makes them."""
+    body: dict[str, Any] = {"entries": list(entries)}
+    if fence is not None:
+        body["fence"] = fence.to_json()
+    return _ask(service, "POST", _path(tally, "apply"), TallyApplied.from_json, body=body)
+
+
+def value(service: Service, tally: str, key: str) -> Flow[TallyValue]:
+    if not isinstance(key, str) or not key:
+        raise errors.InvalidArgument(f"a key is a text, not {key!r}")
+    return _ask(service, "GET", _path(tally, key), TallyValue.from_json)
+
+
+def totals(service: Service, tally: str, prefix: str, page_size: int) -> Flow[None]:
+    """Emits `TallyTotal`s."""
+    params = [("prefix", prefix)] if prefix else []
+    return _pages(service, _path(tally), "totals", TallyTotal.from_json, params, page_size)
+
+
+def delete(service: Service, tally: str) -> Flow[None]:
+    yield from service.call("DELETE", _path(tally))
+
+
+def _path(tally: str, *rest: str) -> str:
+    if not isinstance(tally, str) or not tally:
+        raise errors.InvalidArgument(f"a tally's name is a text, not {tally!r}")
+    return "/".join(["/v1/tallies", *(quote(part, safe="") for part in (tally, *rest))])

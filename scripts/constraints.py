@@ -1,0 +1,121 @@
+"""Write constraints/: every package that is installed, by its exact version and the hashes of its files.
+
+A set is resolved for all systems and for Python 3.11 and later, and written without addresses. The sets build on one
+another as requirements/*.txt do, and each holds only what the one before it lacks. What stands there already is kept
+where it fits; --upgrade takes the newest that fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "constraints"
+PYTHON = "3.11"
+PYPROJECT = ("pyproject.toml",)
+
+
+@dataclass(frozen=True)
+class Set:
+    name: str
+    sources: tuple[str, ...]
+    base: str | None = None
+
+
+SETS = {
+    each.name: each
+    for each in (
+        Set("server", ("requirements/server.txt",)),
+        Set("run", ("requirements/run.txt", *PYPROJECT, "--extra", "cli"), base="server"),
+        Set("dev", ("requirements/dev.txt", *PYPROJECT, "--all-extras"), base="run"),
+        Set("tools", ("requirements/tools.txt",)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One package: `name==version`, perhaps with a marker, and what its files may hash to."""
+
+    requirement: Requirement
+    hashes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return canonicalize_name(self.requirement.name)
+
+    @property
+    def version(self) -> str:
+        (only,) = self.requirement.specifier
+        return only.version
+
+    def __str__(self) -> str:
+        return " \\\n    ".join([str(self.requirement), *(f"--hash=sha256:{each}" for each in self.hashes)])
+
+
+def parse(text: str) -> list[Pin]:
+    """The pins of a file; ValueError for a line that is neither a pin, a comment nor the base's -r."""
+    pins = []
+    for line in text.replace("\\\n", " ").splitlines():
+        if not line or line.startswith("#") or re.fullmatch(r"-r \w+\.txt", line):
+            continue
+        found = re.fullmatch(r"([\w.-]+==[\w.!+]+(?: ?; ?[^@:\\]+?)?)((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*", line)
+        if found is None:
+            raise ValueError(f"not a package with an exact version and hashes: {line[:80]}")
+        pins.append(Pin(Requirement(found[1]), tuple(re.findall(r"sha256:(\w+)", found[2]))))
+    return pins
+
+
+def read(name: str) -> list[Pin]:
+    """All pins of a set, with those of the sets below it."""
+    base = SETS[name].base
+    return [*(read(base) if base else []), *parse((FOLDER / f"{name}.txt").read_text())]
+
+
+def resolve(one: Set, kept: Iterable[Pin], held: Iterable[Pin]) -> list[Pin]:
+    """All packages of a set: in the versions that are held, and in those that are kept where they fit."""
+    with tempfile.TemporaryDirectory() as folder:
+        output, constraints = Path(folder) / "output.txt", Path(folder) / "held.txt"
+        output.write_text("\n".join(str(pin.requirement) for pin in kept))  # uv prefers what it finds in its output
+        constraints.write_text("\n".join(str(pin.requirement) for pin in held))
+        options = ["--universal", "--python-version", PYTHON, "--generate-hashes", "--no-header", "--no-annotate"]
+        files = ["--constraints", str(constraints), "--output-file", str(output), *one.sources]
+        uv = str(Path(sys.executable).with_name("uv"))
+        subprocess.run([uv, "pip", "compile", "--quiet", "--no-config", *options, *files], cwd=ROOT, check=True)
+        return parse(output.read_text())
+
+
+def render(one: Set, pins: Iterable[Pin], below: Iterable[Pin]) -> str:
+    """A set's file: what the set below it doesn't have in the same words."""
+    known = {str(pin) for pin in below}
+    lines = [f"# Written by `make constraints` from {one.sources[0]}; do not edit."]
+    lines += [f"-r {one.base}.txt"] if one.base else []
+    return "\n".join([*lines, *(text for text in map(str, pins) if text not in known)]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write constraints/ from requirements/ and pyproject.toml.")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
+    upgrade = parser.parse_args().upgrade
+    present = [] if upgrade else [pin for path in sorted(FOLDER.glob("*.txt")) for pin in parse(path.read_text())]
+    resolved: dict[str, list[Pin]] = {}
+    for one in reversed(SETS.values()):  # the widest first: what is below it takes its versions
+        above = [pin for each in SETS.values() if each.base == one.name for pin in resolved[each.name]]
+        resolved[one.name] = resolve(one, present, above)
+    for one in SETS.values():
+        text = render(one, resolved[one.name], resolved[one.base] if one.base else [])
+        (FOLDER / f"{one.name}.txt").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

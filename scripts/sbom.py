@@ -1,0 +1,170 @@
+"""Build the wheel, and write sbom.cdx.json beside it: what the image's Python and the wheel consist of, as CycloneDX.
+
+The image is what the Dockerfile installs, constraints/server.txt, on Linux. Of the wheel's dependencies, which are
+ranges, it names the versions of constraints/. Licences and who needs whom come from the environment that runs this.
+The same input gives the same bytes: no time, no random serial number, no address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tomllib
+import uuid
+from collections.abc import Iterable, Mapping
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import License
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from scripts.constraints import ROOT, Pin, read
+
+IMAGE = {
+    "implementation_name": "cpython",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "python_full_version": "3.11.14",
+    "python_version": "3.11",
+    "sys_platform": "linux",
+}
+"""What markers are judged by, wherever this runs."""
+LICENSE_CLASSIFIER = re.compile(r"^License :: (?:OSI Approved :: )?(?!OSI Approved$)(.+)$")
+
+
+def applies(requirement: Requirement, extras: Iterable[str] = ("",)) -> bool:
+    """Whether a requirement holds in the image, for any of the extras that are asked for."""
+    return requirement.marker is None or any(requirement.marker.evaluate({**IMAGE, "extra": each}) for each in extras)
+
+
+def requirements(name: str) -> list[Requirement]:
+    """The lines of requirements/NAME.txt that hold in the image."""
+    lines = (ROOT / f"requirements/{name}.txt").read_text().splitlines()
+    found = [Requirement(line) for line in lines if line and not line.startswith(("#", "-"))]
+    return [each for each in found if applies(each)]
+
+
+def needs(root: Iterable[Requirement], pins: Mapping[str, Pin]) -> dict[str, set[str]]:
+    """All that the requirements lead to: each package's name, with the names of those that it needs itself."""
+    found: dict[str, set[str]] = {}
+    asked: set[tuple[str, str]] = set()
+    left = list(root)
+    while left:
+        requirement = left.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in {"", *requirement.extras}:
+            if (name, extra) in asked:
+                continue
+            asked.add((name, extra))
+            own = [each for each in map(Requirement, installed(pins[name]).requires or ()) if applies(each, (extra,))]
+            found.setdefault(name, set()).update(canonicalize_name(each.name) for each in own)
+            left += own
+    return found
+
+
+def installed(pin: Pin) -> Distribution:
+    found = distribution(pin.name)
+    if found.version != pin.version:
+        sys.exit(f"{pin.name} is {found.version} here and {pin.version} in constraints/: `make venv` first")
+    return found
+
+
+def licenses(pin: Pin) -> list[License]:
+    """As the package states them: an expression; else its classifiers; else a short text."""
+    metadata = installed(pin).metadata
+    classified = [found[1] for each in metadata.get_all("Classifier", []) if (found := LICENSE_CLASSIFIER.match(each))]
+    expressions = metadata.get_all("License-Expression", [])
+    texts = [each for each in metadata.get_all("License", []) if len(each) < 80 and "\n" not in each]
+    stated = expressions or classified or texts
+    return [LicenseFactory().make_from_string(each) for each in stated]
+
+
+def sha256(digest: str) -> HashType:
+    return HashType(alg=HashAlgorithm.SHA_256, content=digest)
+
+
+def package(pin: Pin) -> Component:
+    """A pinned package; the hashes are of all its files, of which one is installed."""
+    purl = PackageURL("pypi", None, pin.name, pin.version)
+    files = ExternalReference(
+        type=ExternalReferenceType.DISTRIBUTION, url=XsUri(str(purl)), hashes=[sha256(each) for each in pin.hashes]
+    )
+    return Component(
+        name=pin.name,
+        version=pin.version,
+        bom_ref=str(purl),
+        purl=purl,
+        licenses=licenses(pin),
+        external_references=[files],
+    )
+
+
+def render(wheel: Path) -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version = project["version"]
+    pins = {pin.name: pin for pin in read("run") if applies(pin.requirement)}
+    of_wheel = [*map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["cli"]])]
+    of_image = requirements("server")
+    graph = needs([*of_image, *of_wheel], pins)
+    packages = {name: package(pins[name]) for name in sorted(graph)}
+
+    own = LicenseFactory().make_from_string(project["license"])
+    purl = PackageURL("pypi", None, "lastbit", version)
+    client = Component(
+        name="lastbit",
+        version=version,
+        bom_ref=str(purl),
+        purl=purl,
+        licenses=[own],
+        description="The wheel: client, command line and Spark parts; its dependencies with those of lastbit[cli]",
+        hashes=[sha256(hashlib.sha256(wheel.read_bytes()).hexdigest())],
+    )
+    base = re.search(r"^ARG BASE=(\w+):(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert base is not None
+    system = Component(type=ComponentType.CONTAINER, name=base[1], version=base[2], bom_ref="base-image")
+    image = Component(
+        type=ComponentType.CONTAINER,
+        name="lastbit-image",
+        version=version,
+        bom_ref="image",
+        licenses=[own],
+        description="The service, its jobs and their Python packages; what the base image holds is not listed",
+    )
+    root = Component(type=ComponentType.APPLICATION, name="lastbit", version=version, bom_ref="lastbit", licenses=[own])
+
+    bom = Bom(components=[client, image, system, *packages.values()])
+    bom.metadata.component = root
+    bom.register_dependency(root, [client, image])
+    bom.register_dependency(client, {packages[canonicalize_name(each.name)] for each in of_wheel})
+    bom.register_dependency(image, [system, *{packages[canonicalize_name(each.name)] for each in of_image}])
+    bom.register_dependency(system)
+    for name, needed in graph.items():
+        bom.register_dependency(packages[name], [packages[each] for each in sorted(needed)])
+    bom.metadata.timestamp = None  # type: ignore[assignment]  # optional in the schema
+    bom.serial_number = uuid.UUID(int=0)
+    content = JsonV1Dot6(bom).output_as_string()
+    bom.serial_number = uuid.uuid5(uuid.NAMESPACE_OID, content)
+    return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
+
+
+def main(folder: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    built = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True)
+    (name,) = re.findall(r"lastbit-\S+\.whl", built.stdout.splitlines()[-1])
+    (folder / "sbom.cdx.json").write_text(render(folder / name))
+    print(f"wrote {name} and sbom.cdx.json", file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

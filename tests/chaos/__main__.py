@@ -1,0 +1,52 @@
+"""`python -m tests.chaos [--minutes N] [--seed S] [--galera]`: exit status 1 where a promise was broken."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.run import ACTORS, Run
+from tests.chaos.worlds import OneServer, ThreeNodes, World
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Work under harm, then judge.")
+    parser.add_argument("--minutes", type=float, default=20, help="of trouble; the end takes a minute more (20)")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="which batches, and which troubles")
+    parser.add_argument("--galera", action="store_true", help="on a cluster, one node always down or joining")
+    parser.add_argument("--no-spark", action="store_true", help="masks as executors send them, but without a JVM")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where record and logs go, and stay")
+    given = parser.parse_args()
+    folder = given.keep or Path(tempfile.mkdtemp(prefix="lastbit-chaos-"))
+    actors = ACTORS if given.no_spark else (*ACTORS, "consumer-spark")
+    # So that what was started ends too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
+    world: World = ThreeNodes() if given.galera else OneServer()
+    if not world.available:
+        parser.error("the database is not installed")
+    try:
+        world.start()
+        run = Run(world, folder, seconds=given.minutes * 60, seed=given.seed, actors=actors, say=_say)
+        report = run.go()
+    finally:
+        world.close()
+    _say(str(report))
+    if report.violations:
+        _say(f"record and logs: {folder}; again: with --seed {given.seed}")
+        return 1
+    if given.keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""`python -m tests.chaos.actors KIND --broker PORT --url URL --record FOLDER --seed N`: one actor, until it is told to
+end, or killed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from lastbit import AsyncClient, Client
+from tests.chaos import consumers, producers, readers
+from tests.chaos.broker import Link
+from tests.chaos.command_line import CommandLine
+from tests.chaos.consumers import PATIENCE, TIMEOUT
+from tests.chaos.record import AsyncRecording, Record, Recording, record_urllib
+
+
+class Actor:
+    def __init__(self, url: str, link: Link, record: Record, dice: random.Random) -> None:
+        self.url = url
+        self.link = link
+        self.record = record
+        self.dice = dice
+
+    @property
+    def client(self) -> Client:
+        return Client(self.url, timeout=TIMEOUT, retry=PATIENCE, transport=Recording(self.record))
+
+    @property
+    def async_client(self) -> AsyncClient:
+        return AsyncClient(self.url, timeout=TIMEOUT, retry=PATIENCE, transport=AsyncRecording(self.record))
+
+    @property
+    def lastbit(self) -> CommandLine:
+        return CommandLine(self.url, self.record)
+
+    def produce(self, hand: producers.Hand, at_once: int = 1) -> None:
+        asyncio.run(producers.produce(hand, self.link, self.dice, at_once))
+
+    def consume(self, way: consumers.Way) -> None:
+        consumers.consume(way, self.link)
+
+
+def _async_consumer(actor: Actor) -> None:
+    with asyncio.Runner() as runner:
+        actor.consume(consumers.Async(actor.async_client, runner))
+
+
+def _masks(actor: Actor) -> None:
+    record_urllib(actor.record)
+    actor.consume(consumers.Masks(actor.url))
+
+
+KINDS: dict[str, Callable[[Actor], None]] = {
+    "producer-sync": lambda actor: actor.produce(producers.SyncHand(actor.client)),
+    "producer-async": lambda actor: actor.produce(producers.AsyncHand(actor.async_client), 3),
+    "producer-cli": lambda actor: actor.produce(producers.CommandLineHand(actor.lastbit)),
+    "consumer-sync": lambda actor: actor.consume(consumers.Sync(actor.client, actor.dice)),
+    "consumer-async": _async_consumer,
+    "consumer-acker": lambda actor: actor.consume(consumers.Acking(actor.client)),
+    "consumer-cli": lambda actor: actor.consume(consumers.CommandLines(actor.lastbit)),
+    "consumer-masks": _masks,
+    "consumer-spark": lambda actor: actor.consume(consumers.Spark(actor.url, actor.record)),
+    "reader": lambda actor: readers.read(actor.client, actor.link, actor.dice),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.actors")
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--broker", type=int, required=True)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--record", type=Path, required=True)
+    given = parser.parse_args()
+    KINDS[given.kind](Actor(given.url, Link(given.broker), Record(given.record, given.kind), random.Random()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,549 @@
+"""Holds what was answered against what is stored, and answers against each other.
+
+What is known of a batch, and when, is its `History`. An item is *asked for* from the first request on that names it,
+and *answered for* from the first 2xx on that took it: in between nobody can know. All times are of one clock, taken
+before the request is sent and after the answer was read, so each comparison errs on the side of the service.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lastbit.ids import ItemId
+from tests.chaos.consumers import STRANGER
+from tests.chaos.evidence import Ask, Evidence
+from tests.chaos.plans import Fate
+
+NEVER = float("inf")
+BATCH = re.compile(r"/v1/batches/(\d+)(?:/(items|seal|cancel|verify))?$")
+
+
+@dataclass
+class Violation:
+    says: str
+    batch: int | None = None
+    item: str | None = None
+    asks: list[Ask] = field(default_factory=list)
+    """That show it; else, all that name the item or the batch."""
+
+
+@dataclass
+class Wanted:
+    """What a request wants resolved."""
+
+    acked: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """By batch, numbers."""
+    failed: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    strangers: set[str] = field(default_factory=set)
+
+    @property
+    def batches(self) -> set[int]:
+        return {*self.acked, *self.failed}
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, [*self.acked.values(), *self.failed.values()])) + len(self.strangers)
+
+    def without(self, batches: Iterable[int]) -> Wanted:
+        kept = Wanted()
+        gone = set(batches)
+        kept.acked.update({batch: numbers for batch, numbers in self.acked.items() if batch not in gone})
+        kept.failed.update({batch: numbers for batch, numbers in self.failed.items() if batch not in gone})
+        return kept
+
+
+@dataclass
+class History:
+    """Of a batch: when what was first asked, and answered."""
+
+    ack_asked: dict[int, float] = field(default_factory=dict)
+    fail_asked: dict[int, float] = field(default_factory=dict)
+    ack_answered: dict[int, float] = field(default_factory=dict)
+    answered: dict[int, float] = field(default_factory=dict)
+    """An ack or a failure."""
+    seal_asked: float = NEVER
+    cancel_asked: float = NEVER
+    said: dict[str, float] = field(default_factory=dict)
+    """State, and `succeeded`: when an answer first said so."""
+    issued: list[tuple[float, int]] = field(default_factory=list)
+    """When an answer said that numbers below were issued."""
+    asked_times: list[float] = field(default_factory=list)
+    answered_times: list[float] = field(default_factory=list)
+    may_complete: float = NEVER
+    """Nobody can have been told so earlier."""
+    may_succeed: float = NEVER
+
+    @property
+    def complete_said(self) -> float:
+        return self.said.get("complete", NEVER)
+
+    @property
+    def ended_said(self) -> float:
+        return min(self.complete_said, self.said.get("cancelled", NEVER))
+
+    def hear(self, state: str, at: float) -> None:
+        self.said[state] = min(self.said.get(state, NEVER), at)
+
+    def asked(self, number: int) -> float:
+        return min(self.ack_asked.get(number, NEVER), self.fail_asked.get(number, NEVER))
+
+    def settle(self, items: int) -> None:
+        """When all is known."""
+        numbers = range(items)
+        self.asked_times = sorted(map(self.asked, {*self.ack_asked, *self.fail_asked}))
+        self.answered_times = sorted(self.answered.values())
+        self.may_complete = max(map(self.asked, numbers), default=0.0)
+        self.may_complete = max(self.may_complete, self.seal_asked)
+        self.may_succeed = max((self.ack_asked.get(each, NEVER) for each in numbers), default=0.0)
+        self.may_succeed = max(self.may_succeed, self.seal_asked)
+
+
+def _first(times: dict[int, float], numbers: Iterable[int], at: float) -> None:
+    for number in numbers:
+        if at < times.get(number, NEVER):
+            times[number] = at
+
+
+class Checks:
+    """`violations` and what was `checked`, once it is made."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.stored = evidence.stored
+        self.checked: Counter[str] = Counter()
+        self.violations: list[Violation] = []
+        self.histories: dict[int, History] = {batch: History() for batch in self.stored.batches}
+        self.wanted: list[tuple[Ask, Wanted]] = []
+        self._learn()
+        for check in (
+            self._ran,
+            self._statuses,
+            self._issued,
+            self._bits,
+            self._fates,
+            self._last_words,
+            self._batches_answered,
+            self._acks_answered,
+            self._sums,
+            self._transitions,
+            self._feed,
+            self._pages,
+            self._webhooks,
+        ):
+            self.violations += check()
+
+    # What is known.
+
+    def _learn(self) -> None:
+        for ask in self.evidence.asks:
+            if ask.path in ("/v1/acks", "/v1/failures"):
+                wanted = self._parsed(ask)
+                self.wanted.append((ask, wanted))
+                self._learn_items(ask, wanted)
+            elif (match := BATCH.match(ask.path)) and match[2] in ("seal", "cancel"):
+                history = self.histories.get(int(match[1]), History())
+                name = f"{match[2]}_asked"
+                setattr(history, name, min(getattr(history, name), ask.at))
+            if ask.good:
+                for batch, state in _said(ask):
+                    self.histories.get(batch, History()).hear(state, ask.answered_at)
+                if issued := _issued(ask):
+                    batch, end = issued
+                    self.histories.get(batch, History()).issued.append((ask.answered_at, end))
+        for batch, history in self.histories.items():
+            history.settle(self.stored.batches[batch].items)
+
+    def _parsed(self, ask: Ask) -> Wanted:
+        wanted = Wanted()
+        into = wanted.acked if ask.path == "/v1/acks" else wanted.failed
+        for numbers, ids in ((into, ask.body.get("items", ())), (wanted.failed, ask.body.get("failed", ()))):
+            for text in ids:
+                item = ItemId.parse(text)
+                if item.group == STRANGER:
+                    wanted.strangers.add(text)
+                else:
+                    size = self.stored.batches[item.batch].group_size
+                    numbers[item.batch].add(item.group * size + item.index)
+        for mask in ask.body.get("groups", ()):
+            bits = int.from_bytes(b64decode(mask["bits"]), "little")
+            first = mask["group"] * self.stored.batches[mask["batch"]].group_size
+            into[mask["batch"]].update(first + index for index in range(bits.bit_length()) if bits >> index & 1)
+        for batch, acked in wanted.acked.items():
+            if batch in wanted.failed:
+                wanted.failed[batch] -= acked
+        return wanted
+
+    def _learn_items(self, ask: Ask, wanted: Wanted) -> None:
+        taken = wanted.without(self._refused(ask, wanted)) if ask.good else Wanted()
+        for batch, numbers in wanted.acked.items():
+            _first(self.histories[batch].ack_asked, numbers, ask.at)
+        for batch, numbers in wanted.failed.items():
+            _first(self.histories[batch].fail_asked, numbers, ask.at)
+        for batch, numbers in taken.acked.items():
+            _first(self.histories[batch].ack_answered, numbers, ask.answered_at)
+            _first(self.histories[batch].answered, numbers, ask.answered_at)
+        for batch, numbers in taken.failed.items():
+            _first(self.histories[batch].answered, numbers, ask.answered_at)
+
+    def _refused(self, ask: Ask, wanted: Wanted) -> set[int]:
+        """Batches of which the answer rejects an item. They take nothing of the call then, having ended."""
+        found = set()
+        for rejection in ask.answer["rejected"]:
+            named = rejection.get("item") or rejection.get("group")
+            if named is None:  # a report of Spark's; what was rejected can only be of these
+                found |= {batch for batch in wanted.batches if self.stored.batches[batch].state == "cancelled"}
+            elif named not in wanted.strangers:
+                found.add(int(named.partition(":")[0]))
+        return found
+
+    # What is checked.
+
+    def _ran(self) -> Iterator[Violation]:
+        if self.evidence.left:
+            yield Violation(f"{self.evidence.left} messages and plans were not done in the end")
+        if self.evidence.recounted:
+            yield Violation(f"a recount: {self.evidence.recounted}")
+        verified = self.evidence.verified
+        if not verified["ok"] or verified["batches"] != len(self.stored.batches):
+            yield Violation(f"lastbit verify --all: {verified}")
+        self.checked["batches verified"] = verified["batches"]
+        for says in self.evidence.crashed:
+            yield Violation(says)
+
+    def _statuses(self) -> Iterator[Violation]:
+        for ask in self.evidence.asks:
+            if ask.status is None or ask.good or ask.status == 503:
+                continue
+            self.checked["refusals"] += 1
+            match = BATCH.match(ask.path)
+            code = ask.answer.get("code") if isinstance(ask.answer, dict) else None
+            batch = int(match[1]) if match else None
+            history = self.histories.get(batch, History()) if batch is not None else History()
+            justified = match is not None and (
+                (code == "batch_cancelled" and match[2] == "seal" and history.cancel_asked < ask.answered_at)
+                or (code == "batch_complete" and match[2] == "cancel" and history.may_complete < ask.answered_at)
+            )
+            if not justified:
+                yield Violation(f"nothing justifies {ask.status} {code}", batch, asks=[ask])
+
+    def _issued(self) -> Iterator[Violation]:
+        """Each number was issued once, and to one key alone."""
+        opened: dict[str, int] = {}
+        extents: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
+        for ask in self.evidence.asks:
+            match = BATCH.match(ask.path)
+            issues = ask.path == "/v1/batches" or (match is not None and match[2] == "items")
+            if ask.method != "POST" or not ask.good or not issues:
+                continue
+            assert ask.key is not None
+            answer = ask.answer
+            batch = answer["id"] if ask.path == "/v1/batches" else answer["batch"]
+            self.checked["opens and extends"] += 1
+            if ask.path == "/v1/batches" and opened.setdefault(ask.key, batch) != batch:
+                yield Violation(f"{ask.key} has opened batch {opened[ask.key]} too", batch, asks=[ask])
+            extent = answer["start"], answer["count"]
+            if extents[batch].setdefault(ask.key, extent) != extent:
+                yield Violation(f"{ask.key} was issued {extents[batch][ask.key]} before", batch, asks=[ask])
+        for batch, row in self.stored.batches.items():
+            end = 0
+            for start, count in sorted(extents[batch].values()):
+                if start != end and count:
+                    yield Violation(f"numbers from {start} on were issued, and the ones before end at {end}", batch)
+                end = max(end, start + count)
+            if end != row.items:
+                yield Violation(f"{end} items were issued, {row.items} are stored", batch)
+
+    def _bits(self) -> Iterator[Violation]:
+        """Each item is what was answered of it; what was only asked may be so; what nobody asked for is pending."""
+        for batch, history in self.histories.items():
+            row = self.stored.batches[batch]
+            for number in range(row.items):
+                self.checked["items"] += 1
+                state = self.stored.state(batch, number)
+                if state == "acked":
+                    fits = number in history.ack_asked
+                elif state == "failed":
+                    fits = number in history.fail_asked and number not in history.ack_answered
+                else:
+                    fits = number not in history.answered
+                if not fits:
+                    item = str(ItemId(batch, *divmod(number, row.group_size)))
+                    known = "acked" if number in history.ack_answered else "resolved"
+                    said = f"answered {known}" if number in history.answered else "never asked for"
+                    yield Violation(f"it is {state}, and was {said}", batch, item)
+
+    def _fates(self) -> Iterator[Violation]:
+        """Each plan has one batch, which came to its end."""
+        by_key = {row.batch_key: batch for batch, row in self.stored.batches.items()}
+        if len(by_key) != len(self.stored.batches) or set(by_key) != {plan.key for plan in self.evidence.plans}:
+            yield Violation(f"{len(self.evidence.plans)} plans became {len(self.stored.batches)} batches")
+            return
+        for plan in self.evidence.plans:
+            batch = by_key[plan.key]
+            row = self.stored.batches[batch]
+            self.checked["batches"] += 1
+            if row.items != plan.items:
+                yield Violation(f"{plan.key} has {plan.items} items, the batch {row.items}", batch)
+            pending = {number for number in range(row.items) if self.stored.state(batch, number) == "pending"}
+            withheld = {number for number in range(plan.items) if plan.do(number) is None}
+            fits = {
+                Fate.COMPLETE: row.state == "complete",
+                Fate.WITHHELD: row.state == ("sealed" if withheld else "complete") and pending == withheld,
+                Fate.CANCELLED: row.state in ("cancelled", "complete"),
+            }[plan.fate]
+            if not fits or (row.state == "complete" and pending):
+                says = f"{plan.fate.value} was planned; it is {row.state}, {len(pending)} items are pending"
+                yield Violation(says, batch)
+
+    def _last_words(self) -> Iterator[Violation]:
+        """An end that was told is the end."""
+        for batch, history in self.histories.items():
+            row = self.stored.batches[batch]
+            true = {"open", "sealed", row.state, *(["succeeded"] if _succeeded(row) else [])}
+            for state in sorted(history.said.keys() - true):
+                yield Violation(f"it was said to be {state}, and is {row.state} with {row.failed} failed", batch)
+
+    def _batches_answered(self) -> Iterator[Violation]:
+        """No answer said of a batch what could not be yet, or was over already."""
+        for ask in self.evidence.asks:
+            match = BATCH.match(ask.path)
+            if not ask.good or not (match or (ask.path == "/v1/batches" and ask.method == "POST")):
+                continue
+            if match and match[2] == "items":
+                continue
+            batch = int(match[1]) if match else ask.answer["id"]
+            history = self.histories.get(batch)
+            if history is None:
+                yield Violation("an answer speaks of a batch that is not there", batch, asks=[ask])
+                continue
+            self.checked["answers about batches"] += 1
+            says = list(_contradictions(ask, history))
+            if match and match[2] == "verify":
+                says += [] if ask.answer["ok"] else ["its counts and bits disagreed"]
+            elif ask.answer["key"] != self.stored.batches[batch].batch_key:
+                says.append("its key is another's")
+            for each in says:
+                yield Violation(each, batch, asks=[ask])
+
+    def _acks_answered(self) -> Iterator[Violation]:
+        for ask, wanted in self.wanted:
+            if not ask.good:
+                continue
+            self.checked["answers to acks and failures"] += 1
+            for says, batch in self._wrong_in(ask, wanted):
+                yield Violation(says, batch, asks=[ask])
+
+    def _wrong_in(self, ask: Ask, wanted: Wanted) -> Iterator[tuple[str, int | None]]:
+        answer = ask.answer
+        rejected = sum(each.get("count", 1) for each in answer["rejected"])
+        if answer["applied"] + answer["repeated"] + rejected != wanted.size:
+            yield f"{wanted.size} items were sent, and as many were not accounted for", None
+        for each in answer["rejected"]:
+            named = each.get("item") or each.get("group")
+            batch = None if named is None else int(named.partition(":")[0])
+            reasons = {"unknown_item"} if named in wanted.strangers else set[str]()
+            concerned = wanted.batches if batch is None else {batch}
+            if any(
+                self.histories[one].cancel_asked < ask.answered_at and self.stored.batches[one].state == "cancelled"
+                for one in concerned
+            ):
+                reasons.add("cancelled")
+            if each["reason"] not in reasons:
+                yield f"nothing justifies the rejection of {named}: {each['reason']}", batch
+        refused = self._refused(ask, wanted)
+        taken = wanted.without(refused)
+        for batch in sorted(taken.batches):
+            if self.histories[batch].said.get("cancelled", NEVER) < ask.at:
+                yield "it was cancelled before, and its items were taken", batch
+        told = {each["batch"] for each in answer["completed"]}
+        for batch in sorted(taken.batches - told):
+            if self.histories[batch].complete_said < ask.at:
+                yield "it was complete before, and the answer does not name it", batch
+        for each in answer["completed"]:
+            batch = each["batch"]
+            if batch not in taken.batches:
+                yield "it is named as complete, and nothing of it was sent", batch
+                continue
+            history = self.histories[batch]
+            if ask.answered_at < history.may_complete:
+                yield "it was said to be complete before each of its items was asked for", batch
+            if each.get("succeeded") and ask.answered_at < history.may_succeed:
+                yield "it was said to have succeeded before each of its items was to be acked", batch
+            if each.get("newly") and history.complete_said < ask.at and not self._retried(ask):
+                yield "it was complete before the request that was told newly", batch
+        fresh = 0
+        for batch, numbers in taken.acked.items():
+            times = self.histories[batch].ack_answered
+            fresh += sum(times.get(number, NEVER) >= ask.at for number in numbers)
+        for batch, numbers in taken.failed.items():
+            times = self.histories[batch].answered
+            fresh += sum(times.get(number, NEVER) >= ask.at for number in numbers)
+        if answer["applied"] > fresh:
+            yield f"{answer['applied']} are said to be applied, and {fresh} were not yet", None
+
+    def _retried(self, ask: Ask) -> bool:
+        return self._attempts[ask.key] > 1
+
+    @property
+    def _attempts(self) -> Mapping[str | None, int]:
+        if not hasattr(self, "_counted"):
+            self._counted = Counter(ask.key for ask in self.evidence.asks)
+        return self._counted
+
+    def _sums(self) -> Iterator[Violation]:
+        """All that was said to be applied is as much as really changed, but for answers that were lost."""
+        applied = sum(ask.answer["applied"] for ask, _ in self.wanted if ask.good)
+        unanswered = sum(wanted.size for ask, wanted in self.wanted if not ask.good)
+        changed = redriven = 0
+        for batch, history in self.histories.items():
+            row = self.stored.batches[batch]
+            changed += row.acked + row.failed
+            redriven += len(history.ack_asked.keys() & history.fail_asked.keys())
+        self.checked["items said to be applied"] = applied
+        if not changed - unanswered <= applied <= changed + redriven:
+            yield Violation(
+                f"{applied} items were said to be applied, {changed} are resolved, {redriven} of them maybe twice, "
+                f"{unanswered} were in requests without an answer"
+            )
+
+    def _transitions(self) -> Iterator[Violation]:
+        """One request was told `newly`, and none only where an answer was lost; so with `newly_succeeded`."""
+        names = ("newly", "newly_succeeded")
+        told: dict[str, dict[int, dict[str | None, Ask]]] = {name: defaultdict(dict) for name in names}
+        hearers: dict[int, set[str | None]] = defaultdict(set)
+        heard: set[str | None] = set()
+        for ask in self.evidence.asks:
+            match = BATCH.match(ask.path)
+            if match and match[2] == "seal":
+                hearers[int(match[1])].add(ask.key)
+            if not ask.good:
+                continue
+            if "failed" not in (ask.body or ()):  # Spark's report doesn't say who completed it
+                heard.add(ask.key)
+            for batch, said in _told(ask):
+                for name, by_batch in told.items():
+                    if said.get(name):
+                        by_batch[batch].setdefault(ask.key, ask)
+        for ask, wanted in self.wanted:
+            for batch in wanted.batches:
+                hearers[batch].add(ask.key)
+        for batch, row in self.stored.batches.items():
+            for name, due in (("newly", row.state == "complete"), ("newly_succeeded", _succeeded(row))):
+                keys = told[name][batch]
+                self.checked[f"transitions ({name})"] += due
+                if len(keys) > (1 if due else 0):
+                    yield Violation(f"{len(keys)} requests were told {name}", batch, asks=[*keys.values()])
+                if due and not keys and hearers[batch] <= heard:
+                    says = f"nobody was told {name}, and no answer was lost"
+                    yield Violation(says, batch)
+
+    def _feed(self) -> Iterator[Violation]:
+        """Positions without a gap, and of each batch the events of its transitions, once, in their order."""
+        events = self.stored.feed
+        if [event.position for event in events] != list(range(1, len(events) + 1)):
+            yield Violation("the feed's positions have a gap")
+        self.checked["events"] = len(events)
+        by_batch: dict[int, list[str]] = defaultdict(list)
+        for event in events:
+            by_batch[event.batch_id].append(event.event_id.rpartition(":")[2])
+        for batch, row in self.stored.batches.items():
+            sealed = ["sealed"] if row.sealed_at is not None else []
+            ended = {"complete": ["completed"], "cancelled": ["cancelled"]}.get(row.state, [])
+            due = ["opened", *sealed, *ended, *(["succeeded"] if _succeeded(row) else [])]
+            if by_batch[batch] != due:
+                yield Violation(f"its events are {by_batch[batch]}, and should be {due}", batch)
+
+    def _pages(self) -> Iterator[Violation]:
+        """Each page of the feed that a reader was shown is a piece of it."""
+        ids = {event.position: event.event_id for event in self.stored.feed}
+        for ask in self.evidence.asks:
+            if not ask.good or not ask.path.startswith("/v1/events"):
+                continue
+            self.checked["pages of the feed"] += 1
+            after = int(re.search(r"[?&]after=(\d+)", ask.path)[1])  # type: ignore[index]  # the readers say it
+            events = ask.answer["events"]
+            if [event["position"] for event in events] != list(range(after + 1, after + 1 + len(events))):
+                yield Violation("a page of the feed has a gap", asks=[ask])
+            if any(ids.get(event["position"]) != event["id"] for event in events):
+                yield Violation("a page of the feed shows what is not there", asks=[ask])
+
+    def _webhooks(self) -> Iterator[Violation]:
+        """Each event arrived, well signed."""
+        due = {event.event_id for event in self.stored.feed if event.position > self.evidence.webhook_from}
+        arrived = {got.id for got in self.evidence.got}
+        self.checked["webhooks"] = len(due)
+        if missing := sorted(due - arrived):
+            yield Violation(f"{len(missing)} events did not arrive: {', '.join(missing[:20])}")
+        if unknown := sorted(arrived - due):
+            yield Violation(f"{len(unknown)} webhooks tell of what is not in the feed: {', '.join(unknown[:20])}")
+        if forged := [got.id for got in self.evidence.got if not got.valid]:
+            yield Violation(f"{len(forged)} webhooks have a bad signature: {', '.join(forged[:20])}")
+
+
+def _succeeded(row: Any) -> bool:
+    return bool(row.state == "complete" and row.failed == 0)
+
+
+def _told(ask: Ask) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Batch and what a good answer says of its completion."""
+    if ask.path in ("/v1/acks", "/v1/failures"):
+        for each in ask.answer["completed"]:
+            yield each["batch"], each
+    elif ask.path.endswith("/seal") or (ask.path == "/v1/batches" and ask.method == "POST"):
+        yield ask.answer["id"], ask.answer
+
+
+def _said(ask: Ask) -> Iterator[tuple[int, str]]:
+    """Batches, and what a good answer says of their state."""
+    if ask.path in ("/v1/acks", "/v1/failures"):
+        for each in ask.answer["completed"]:
+            yield each["batch"], "complete"
+            if each.get("succeeded"):
+                yield each["batch"], "succeeded"
+    elif "state" in ask.answer:
+        yield ask.answer["id"], ask.answer["state"]
+        if ask.answer["succeeded"]:
+            yield ask.answer["id"], "succeeded"
+
+
+def _issued(ask: Ask) -> tuple[int, int] | None:
+    """Batch, and up to where its numbers are issued, as a good answer says."""
+    if ask.method == "POST" and "start" in ask.answer:
+        return ask.answer.get("batch", ask.answer.get("id")), ask.answer["start"] + ask.answer["count"]
+    return None
+
+
+def _contradictions(ask: Ask, history: History) -> Iterator[str]:
+    """What an answer that shows a batch says, and can't be so."""
+    answer = ask.answer
+    resolved = answer["acked"] + answer["failed"]
+    least = bisect_right(history.answered_times, ask.at)
+    most = bisect_right(history.asked_times, ask.answered_at)
+    if not least <= resolved <= most:
+        yield f"{resolved} items are said to be resolved; {least} were before, and {most} asked for until then"
+    if "state" not in answer:
+        return
+    if answer["complete"] and ask.answered_at < history.may_complete:
+        yield "it was said to be complete before each of its items was asked for"
+    if answer["succeeded"] and ask.answered_at < history.may_succeed:
+        yield "it was said to have succeeded before each of its items was to be acked"
+    if not answer["complete"] and history.complete_said < ask.at:
+        yield "it was said to be complete before, and now not to be"
+    if answer["state"] == "open" and min(history.said.get("sealed", NEVER), history.ended_said) < ask.at:
+        yield "it was said to be sealed before, and now to be open"
+    if answer["state"] == "sealed" and history.ended_said < ask.at:
+        yield "it was said to have ended before, and now to be sealed"
+    if answer["items"] < max((end for at, end in history.issued if at < ask.at), default=0):
+        yield f"it is said to have {answer['items']} items, and more were issued before"
+    if answer["state"] == "cancelled" and ask.answered_at < history.cancel_asked:
+        yield "it is said to be cancelled, and nobody has asked for it"
+    if answer["state"] == "sealed" and ask.answered_at < history.seal_asked:
+        yield "it is said to be sealed, and nobody has asked for it"
+    if answer["state"] == "expired":
+        yield "it is said to have expired"

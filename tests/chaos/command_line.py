@@ -1,0 +1,47 @@
+"""`lastbit …` as a process, recorded: one call of it is one request."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from typing import Any
+
+from lastbit import errors
+from tests.chaos.record import Record
+from tests.servers import ROOT
+
+_REFUSED = re.compile(r"\((\d{3}) (\w+)\)")
+
+
+class CommandLine:
+    def __init__(self, url: str, record: Record) -> None:
+        self._url = url
+        self._record = record
+
+    def run(self, arguments: list[str], path: str, body: Any, *, key: str | None = None, given: str = "") -> Any:
+        """What it answers as JSON, `given` this as standard input. It is recorded as the POST of `body` to `path` that
+        it is, under `key`, or one of its own, which nobody knows. Raises `LastbitError` where the command fails."""
+        number = self._record.ask("POST", path, key or uuid.uuid4().hex, body)
+        done = subprocess.run(
+            [sys.executable, "-m", "lastbit", "--json", "--url", self._url, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode in (0, 3):
+            answer = json.loads(done.stdout)
+            self._record.answered(number, 200, answer)
+            return answer
+        if refused := _REFUSED.search(done.stderr):
+            status, code = int(refused[1]), refused[2]
+            self._record.answered(number, status, {"code": code})
+            raise errors.service_error(status, code, done.stderr)
+        self._record.lost(number, done.stderr)
+        raise errors.LastbitError(done.stderr)

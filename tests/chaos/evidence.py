@@ -1,0 +1,147 @@
+"""What is known when all is over: what each actor asked and was answered, and what is stored."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from core import tables
+from core.db import Database
+from tests.chaos.plans import Plan
+from tests.receivers import Got
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request that was sent once, and what came of it: a `status` with its `answer`, or nothing that is known."""
+
+    who: str
+    where: str
+    """File and line of the request."""
+    at: float
+    method: str
+    path: str
+    key: str | None
+    body: Any
+    status: int | None = None
+    answer: Any = None
+    answered_at: float = float("inf")
+    lost: str | None = None
+
+    @property
+    def good(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+    def __str__(self) -> str:
+        came = f"{self.status} {json.dumps(self.answer)}" if self.status else f"lost: {self.lost or 'the asker died'}"
+        after = f"{self.answered_at - self.at:.3f} s later " if self.status else ""
+        sent = f"{self.method} {self.path} {json.dumps(self.body)}"
+        return f"{self.at:.3f} {self.where} {self.key} {_cut(sent)}\n        → {after}{_cut(came)}"
+
+
+def _cut(text: str, longest: int = 600) -> str:
+    return text if len(text) <= longest else f"{text[:longest]} …"
+
+
+def asks(folder: Path) -> list[Ask]:
+    """All that was recorded, by time. A line that its writer died over is left out: nothing was sent."""
+    found: list[Ask] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        who = path.name.partition(".")[0]
+        mine: dict[int, Ask] = {}
+        with path.open() as lines:
+            for number, text in enumerate(lines, 1):
+                if not text.endswith("\n"):
+                    continue
+                line = json.loads(text)
+                if "m" in line:
+                    where = f"{path.name}:{number}"
+                    mine[line["n"]] = Ask(who, where, line["t"], line["m"], line["p"], line["k"], line["b"])
+                elif "x" in line:
+                    mine[line["n"]].lost = line["x"]
+                else:
+                    ask = mine[line["n"]]
+                    ask.status, ask.answer, ask.answered_at = line["s"], line["a"], line["t"]
+        found += mine.values()
+    return sorted(found, key=lambda ask: ask.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    resolved: int
+    """Bits."""
+    failed: int
+
+
+@dataclass
+class Stored:
+    """The database, read by itself and not by the code under test."""
+
+    batches: dict[int, Any]
+    groups: dict[tuple[int, int], Group]
+    feed: list[Any]
+
+    @classmethod
+    def read(cls, database: Database) -> Stored:
+        with database.engine.connect() as tx:
+            batches = {row.id: row for row in tx.execute(sa.select(tables.batches))}
+            rows = tx.execute(sa.select(tables.item_groups)).all()
+            feed = list(tx.execute(sa.select(tables.feed).order_by(tables.feed.c.position)))
+        groups = {}
+        for row in rows:
+            first = (1 << row.resolved_count) - 1
+            resolved = first if row.resolved is None else int.from_bytes(row.resolved, "little")
+            failed = 0 if row.failed is None else int.from_bytes(row.failed, "little")
+            groups[row.batch_id, row.group_no] = Group(resolved, failed)
+        return cls(batches, groups, feed)
+
+    def state(self, batch: int, number: int) -> str:
+        """`acked`, `failed` or `pending`."""
+        group, index = divmod(number, self.batches[batch].group_size)
+        bits = self.groups.get((batch, group), Group(0, 0))
+        if bits.failed >> index & 1:
+            return "failed"
+        return "acked" if bits.resolved >> index & 1 else "pending"
+
+
+@dataclass
+class Evidence:
+    asks: list[Ask]
+    stored: Stored
+    plans: Sequence[Plan]
+    """Those that were taken up."""
+    got: Sequence[Got]
+    """What the receiver of webhooks got."""
+    webhook_from: int
+    """Above this position each event was to be sent."""
+    verified: Any
+    """What `lastbit verify --all --json` said."""
+    left: int = 0
+    """Messages and plans that were not done in the end."""
+    recounted: str | None = None
+    """What a recount of all bits objects to."""
+    crashed: list[str] = field(default_factory=list)
+    """Processes that ended by themselves though nothing gave them cause."""
+
+    def about(self, batch: int, item: str | None = None) -> list[Ask]:
+        """The requests that name the batch, or the item."""
+        return list(itertools.islice((ask for ask in self.asks if _names(ask, batch, item)), 12))
+
+
+def _names(ask: Ask, batch: int, item: str | None) -> bool:
+    if item is None:
+        answer = ask.answer if isinstance(ask.answer, dict) else {}
+        if ask.path.startswith(f"/v1/batches/{batch}/") or (ask.path == "/v1/batches" and answer.get("id") == batch):
+            return True
+        return any(told["batch"] == batch for told in answer.get("completed", ()))
+    if not isinstance(ask.body, dict):
+        return False
+    group = item.rpartition(":")[0]
+    masks = (f"{mask['batch']}:{mask['group']}" for mask in ask.body.get("groups", ()))
+    return item in ask.body.get("items", ()) or item in ask.body.get("failed", ()) or group in masks

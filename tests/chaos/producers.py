@@ -1,0 +1,123 @@
+"""Producers: each opens its batches with keys, extends them in pieces, publishes the ids, and seals or cancels them.
+
+A plan is done from its beginning each time, with the same Idempotency-Keys: by whoever takes it up after somebody died
+over it, or was not answered. So the ids are the same, and what had been published comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Protocol
+
+from lastbit import AsyncClient, Client, errors
+from lastbit.ids import ItemIds
+from tests.chaos.broker import Link
+from tests.chaos.command_line import CommandLine
+from tests.chaos.plans import Fate, Plan
+
+Issued = tuple[int, ItemIds]
+"""A batch, and what its open issued."""
+
+
+class Hand(Protocol):
+    """The way in which a producer asks. Raises `LastbitError`."""
+
+    async def open(self, plan: Plan) -> Issued: ...
+    async def extend(self, batch: int, count: int, key: str) -> ItemIds: ...
+    async def seal(self, batch: int) -> None: ...
+    async def cancel(self, batch: int) -> None: ...
+
+
+class SyncHand:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def open(self, plan: Plan) -> Issued:
+        opened = self._client.open(
+            key=plan.key, group_size=plan.group_size, items=plan.first, idempotency_key=f"open-{plan.key}"
+        )
+        return opened.id, opened.ids
+
+    async def extend(self, batch: int, count: int, key: str) -> ItemIds:
+        return self._client.batch(batch).extend(count, idempotency_key=key)
+
+    async def seal(self, batch: int) -> None:
+        self._client.batch(batch).seal()
+
+    async def cancel(self, batch: int) -> None:
+        self._client.batch(batch).cancel()
+
+
+class AsyncHand:
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def open(self, plan: Plan) -> Issued:
+        opened = await self._client.open(
+            key=plan.key, group_size=plan.group_size, items=plan.first, idempotency_key=f"open-{plan.key}"
+        )
+        return opened.id, opened.ids
+
+    async def extend(self, batch: int, count: int, key: str) -> ItemIds:
+        return await self._client.batch(batch).extend(count, idempotency_key=key)
+
+    async def seal(self, batch: int) -> None:
+        await self._client.batch(batch).seal()
+
+    async def cancel(self, batch: int) -> None:
+        await self._client.batch(batch).cancel()
+
+
+class CommandLineHand:
+    def __init__(self, lastbit: CommandLine) -> None:
+        self._lastbit = lastbit
+
+    async def open(self, plan: Plan) -> Issued:
+        body = {"key": plan.key, "group_size": plan.group_size, "items": plan.first}
+        options = ["--key", plan.key, "--group-size", str(plan.group_size), "--items", str(plan.first)]
+        key = f"open-{plan.key}"
+        said = self._lastbit.run(["open", *options, "--idempotency-key", key], "/v1/batches", body, key=key)
+        ids = range(said["start"], said["start"] + said["count"])
+        return said["id"], ItemIds(said["id"], said["group_size"], ids)
+
+    async def extend(self, batch: int, count: int, key: str) -> ItemIds:
+        arguments = ["extend", str(batch), str(count), "--idempotency-key", key]
+        said = self._lastbit.run(arguments, f"/v1/batches/{batch}/items", {"count": count}, key=key)
+        return ItemIds(batch, said["group_size"], range(said["start"], said["start"] + said["count"]))
+
+    async def seal(self, batch: int) -> None:
+        self._lastbit.run(["seal", str(batch)], f"/v1/batches/{batch}/seal", None)
+
+    async def cancel(self, batch: int) -> None:
+        self._lastbit.run(["cancel", str(batch)], f"/v1/batches/{batch}/cancel", None)
+
+
+async def produce(hand: Hand, link: Link, dice: random.Random, at_once: int = 1) -> None:
+    """Until told to end."""
+    while (plans := link.take("plans", at_once)) is not None:
+        await asyncio.gather(*[_do(hand, link, dice, tag, Plan.from_json(plan)) for tag, plan in plans])
+
+
+async def _do(hand: Hand, link: Link, dice: random.Random, tag: int, plan: Plan) -> None:
+    try:
+        batch, ids = await hand.open(plan)
+        _publish(link, plan, ids)
+        for number, count in enumerate(plan.pieces):
+            _publish(link, plan, await hand.extend(batch, count, f"{plan.key}-{number}"))
+        # What is refused here was cancelled, or has completed, before; whether it may be, the checks judge.
+        with contextlib.suppress(errors.Conflict):
+            if plan.fate is not Fate.CANCELLED or dice.random() < 0.5:
+                await hand.seal(batch)
+            if plan.fate is Fate.CANCELLED:
+                await hand.cancel(batch)
+    except errors.LastbitError:
+        link.back([tag])
+    else:
+        link.done([tag])
+
+
+def _publish(link: Link, plan: Plan, ids: ItemIds) -> None:
+    messages = [(item, plan.do(number)) for number, item in zip(ids.numbers, ids, strict=True)]
+    link.put([(item, do) for item, do in messages if do is not None])

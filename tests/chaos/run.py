@@ -1,0 +1,274 @@
+"""One run: build it all, let it work while it is being harmed, let it end its work in peace, and judge."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from core import schema, tables
+from core.db import Database
+from lastbit import Client, Retry
+from lastbit.errors import ServiceUnreachable, Unavailable
+from tests.chaos import evidence
+from tests.chaos.broker import Broker
+from tests.chaos.checks import Checks
+from tests.chaos.evidence import Evidence, Stored
+from tests.chaos.keeper import Keeper, Kept
+from tests.chaos.plans import drawn
+from tests.chaos.post import Post
+from tests.chaos.report import Report
+from tests.chaos.trouble import Troublemaker
+from tests.chaos.worlds import Trouble, World
+from tests.guarantees import mutants
+from tests.guarantees.rounds import recount
+from tests.servers import ROOT, free_port
+
+ACTORS = (
+    *("producer-sync", "producer-async", "producer-cli"),
+    *("consumer-sync", "consumer-async", "consumer-acker", "consumer-cli", "consumer-masks", "reader"),
+)
+SETTINGS = {
+    "LASTBIT_LOG_LEVEL": "warning",
+    "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true",
+    "LASTBIT_WEBHOOKS_TRIES": "100",
+    "LASTBIT_WEBHOOKS_FIRST_DELAY": "0.05",
+    "LASTBIT_WEBHOOKS_LONGEST_DELAY": "2",
+    "LASTBIT_WEBHOOKS_TIMEOUT": "3",
+}
+EVERY = 3.0
+"""Seconds between two troubles with processes, on average."""
+LONGER = 12
+"""Times as long as planned, at most, where not each trouble was made by then, or less was begun than BATCHES."""
+BATCHES = 30
+TELL = 30
+"""Seconds between two lines that say how it goes."""
+PEACE = 300
+"""Seconds, at most, in which all must come to its end once nobody makes trouble any more."""
+
+
+class Run:
+    """`go` makes it, on a world that is started; the folder keeps what was recorded and logged. `backlog`: items that
+    may wait; `pace`: how many times as often there is trouble."""
+
+    def __init__(
+        self,
+        world: World,
+        folder: Path,
+        *,
+        seconds: float,
+        seed: int,
+        actors: tuple[str, ...] = ACTORS,
+        backlog: int = 4_000,
+        pace: float = 1,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._world = world
+        self._folder = folder
+        self._seconds = seconds
+        self._seed = seed
+        self._say = say
+        self._pause = threading.Event()
+        (folder / "record").mkdir(parents=True)
+        (folder / "logs").mkdir()
+        dice = random.Random(seed)
+        self._broker = Broker(drawn(seed), random.Random(dice.random()), backlog)
+        self._post = Post()
+        self._url = f"http://127.0.0.1:{free_port()}"
+        self._service = self._kept(
+            "service",
+            "tests.chaos.mutated" if mutants.VARIABLE in os.environ else "api",
+            *("--workers", "2", "--port", self._url.rpartition(":")[2]),
+        )
+        self._dispatchers = [self._kept(f"dispatcher-{n}", "jobs.dispatcher", "--every", "0.1") for n in (1, 2)]
+        actor_arguments = ("--broker", str(self._broker.port), "--url", self._url, "--record", str(folder / "record"))
+        self._actors = [self._kept(name, "tests.chaos.actors", name, *actor_arguments) for name in actors]
+        self._makers = [
+            Troublemaker(troubles, every / pace, random.Random(dice.random()), lambda: self._broker.counts["done"])
+            for troubles, every in ((world.troubles(), world.every), (self._troubles(), EVERY))
+        ]
+
+    def go(self) -> Report:
+        with Database(self._world.direct) as database:
+            schema.migrate(database)
+        started = time.monotonic()
+        keeper = Keeper([self._service])
+        try:
+            with keeper, Client(self._url, retry=Retry(attempts=10_000, deadline=PEACE, cap=0.2)) as client:
+                self._wait_for_the_service()
+                webhook = client.webhooks.create(self._post.url)
+                self._post.know(webhook.secret)
+                keeper.kept += [*self._dispatchers, *self._actors]
+                self._harm(started)
+                left = self._let_it_end()
+                keeper.leave()
+                self._send_what_is_due(webhook.id)
+                verified = self._verified()
+                # What it had begun when its clients gave up is done now, or never.
+                self._service.kill(signal.SIGTERM)
+                self._service.wait(60)
+            with Database(self._world.direct) as database:
+                found = Evidence(
+                    evidence.asks(self._folder / "record"),
+                    Stored.read(database),
+                    self._broker.taken,
+                    self._post.got,
+                    webhook.position,
+                    verified,
+                    left,
+                    _recounted(database),
+                    self._crashed(),
+                )
+        finally:
+            self._broker.close()
+            self._post.close()
+        made = sum((maker.made for maker in self._makers), Counter[str]())
+        return Report(
+            self._seed,
+            time.monotonic() - started,
+            self._world.facts(),
+            made,
+            self._broker.counts,
+            Counter({each.name: each.begun for each in keeper.kept}),
+            found,
+            Checks(found),
+        )
+
+    def _wait_for_the_service(self) -> None:
+        with Client(self._url, retry=Retry(attempts=2)) as client:
+            for _ in range(PEACE * 5):
+                with contextlib.suppress(ServiceUnreachable, Unavailable):
+                    client.events(after=0)
+                    return
+                assert not self._service.ended, self._service.log.read_text()
+                self._pause.wait(0.2)
+        raise AssertionError("the service did not start")
+
+    # Trouble.
+
+    def _harm(self, started: float) -> None:
+        for maker in self._makers:
+            maker.begin()
+        begun = told = time.monotonic()
+        while not any(maker.failure for maker in self._makers):
+            now = time.monotonic()
+            enough = all(maker.played for maker in self._makers) and len(self._broker.taken) >= BATCHES
+            if now > begun + self._seconds * (1 if enough else LONGER):
+                break
+            if now > told + TELL:
+                told = now
+                self._tell(now - started)
+            self._pause.wait(0.1)
+        self._tell(time.monotonic() - started)
+        for maker in self._makers:
+            maker.stop()
+        for maker in self._makers:
+            if maker.failure is not None:
+                raise maker.failure
+        self._post.mend()
+        self._world.settle()
+
+    def _tell(self, seconds: float) -> None:
+        made = sum(maker.made.total() for maker in self._makers)
+        self._say(
+            f"{seconds:5.0f} s: {len(self._broker.taken)} batches begun, {self._broker.counts['done']:,} deliveries "
+            f"done, {self._broker.left:,} waiting, {made} troubles, {len(self._post.got):,} webhooks"
+        )
+
+    def _troubles(self) -> Mapping[str, Trouble]:
+        return {
+            "service killed": lambda _: self._service.kill(),
+            "service told to stop": lambda _: self._service.kill(signal.SIGTERM),
+            "worker killed": self._kill_a_worker,
+            "other worker killed": self._kill_a_worker,
+            "dispatcher killed": lambda dice: dice.choice(self._dispatchers).kill(),
+            "dispatcher told to stop": lambda dice: dice.choice(self._dispatchers).kill(signal.SIGTERM),
+            **{f"{each.name} killed": functools.partial(_kill, each) for each in self._actors},
+            **self._post.troubles(),
+        }
+
+    def _kill_a_worker(self, dice: random.Random) -> None:
+        if workers := self._service.workers():
+            os.kill(dice.choice(workers), signal.SIGKILL)
+
+    # The end.
+
+    def _let_it_end(self) -> int:
+        """Until each plan and each delivery is done; returns how many are not."""
+        self._say("no more trouble: the rest is delivered and done in peace")
+        self._broker.calm()
+        self._broker.drained(PEACE)
+        left = self._broker.left
+        self._broker.stop()
+        return left
+
+    def _send_what_is_due(self, webhook: int) -> None:
+        """As if the leases of the dispatchers that were killed were over: that takes a minute."""
+        for each in self._dispatchers:
+            each.kill()
+            each.wait(60)
+        known = tables.deliveries.c
+        with Database(self._world.direct) as database, database.engine.begin() as tx:
+            tx.execute(sa.update(tables.deliveries).where(known.state == "pending").values(due_at=tables.utc_now()))
+        self._dispatchers[0].start()
+        with Client(self._url) as client:
+            last = client.events(limit=1).last
+            until = time.monotonic() + PEACE
+            while time.monotonic() < until and not (
+                client.webhooks.get(webhook).position == last
+                and not any(client.webhooks.deliveries(webhook, state="pending"))
+            ):
+                self._pause.wait(0.2)
+        self._dispatchers[0].kill(signal.SIGTERM)
+        self._dispatchers[0].wait(60)
+
+    def _verified(self) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "lastbit", "--json", "--url", self._url, "verify", "--all"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode in (0, 3), done.stderr
+        return json.loads(done.stdout)
+
+    def _crashed(self) -> list[str]:
+        """Actors have no reason to end but being killed. The service and the dispatchers may, where they are started
+        while the database is away."""
+        return [
+            f"{each.name} ended by itself: {dict(each.ended)}\n{each.log.read_text()[-2000:]}"
+            for each in self._actors
+            if any(each.ended)  # with another code than 0: that is how they end when they are told to
+        ]
+
+    def _kept(self, name: str, module: str, *arguments: str) -> Kept:
+        environment = {**SETTINGS, "LASTBIT_DATABASE_URL": self._world.url, "TMPDIR": str(self._folder)}
+        log = self._folder / "logs" / f"{name}.log"
+        return Kept(name, module, *arguments, log=log, environment=environment)
+
+
+def _kill(each: Kept, _: random.Random) -> None:
+    each.kill()
+
+
+def _recounted(database: Database) -> str | None:
+    try:
+        recount(database)
+    except AssertionError as error:
+        return str(error)
+    return None

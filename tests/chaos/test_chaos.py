@@ -1,0 +1,36 @@
+"""The chaos run, in short: about a minute of it, without a JVM. `make chaos` is the long one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.run import Run
+from tests.chaos.worlds import OneServer
+from tests.conftest import need
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def one_server() -> Iterator[OneServer]:
+    world = OneServer()
+    try:
+        need("mariadb-server", world.available)
+        world.start()
+        yield world
+    finally:
+        world.close()
+
+
+def test_no_answer_contradicts_what_is_stored_whatever_is_killed(one_server: OneServer, tmp_path: Path) -> None:
+    """Database, network, service, workers, dispatchers, receiver, producers and consumers fail by chance, all at once;
+    then each item, batch, event and webhook is held against everything that was answered."""
+    seed = random.randrange(10**6)
+    report = Run(one_server, tmp_path / "run", seconds=25, seed=seed, backlog=1000, pace=4).go()
+    print(report)  # with its seed; shown where this fails
+    assert not report.violations, report.violations[0].says
+    assert report.checks.checked["transitions (newly)"] > 0

@@ -1,0 +1,197 @@
+"""What stands behind the service's database URL, and the troubles that it can make."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from tests.galera import Cluster, Node
+from tests.proxies import Cut, Proxy
+from tests.servers import MariaDB
+
+Trouble = Callable[[random.Random], None]
+"""Makes a trouble and takes it back, in its own time. Nothing else of the same world is made meanwhile."""
+
+
+class World(Protocol):
+    url: str
+    """The database, as the service reaches it. Known from `start` on."""
+    direct: str
+    """As the checks reach it, when all is over."""
+    every: float
+    """Seconds between two troubles, on average, that leave it time to work."""
+
+    @property
+    def available(self) -> bool:
+        """Whether this machine has what it needs."""
+
+    def start(self) -> None: ...
+
+    def troubles(self) -> Mapping[str, Trouble]: ...
+
+    def settle(self) -> None:
+        """All is healthy again when this returns."""
+
+    def facts(self) -> Mapping[str, int]:
+        """What it did, for the report."""
+
+    def close(self) -> None: ...
+
+
+PATIENCE = 300
+"""Seconds for a node to rejoin, on a machine that is busy."""
+DURABLE = ("--innodb-flush-log-at-trx-commit=1",)
+
+
+class OneServer:
+    """A MariaDB on disk, behind a proxy."""
+
+    every = 8.0
+
+    def __init__(self) -> None:
+        self._server = MariaDB(in_memory=False, options=DURABLE)
+        self._proxy = Proxy(self._server.port)
+        self._pause = threading.Event()
+
+    @property
+    def available(self) -> bool:
+        return self._server.available
+
+    def start(self) -> None:
+        self._server.install()
+        self._server.start()
+        self.direct = self._server.new_database()
+        self.url = self.direct.replace(f":{self._server.port}/", f":{self._proxy.port}/")
+
+    def troubles(self) -> Mapping[str, Trouble]:
+        return {
+            "database killed": self._killed,
+            "database restarted": self._restarted,
+            "database frozen": self._frozen,
+            "network away": self._away,
+            "network silent": self._silent,
+            "network slow": self._slow,
+            "connections cut before COMMIT": lambda dice: self._cut("before", dice),
+            "connections cut after COMMIT": lambda dice: self._cut("after", dice),
+        }
+
+    def facts(self) -> Mapping[str, int]:
+        return {"COMMITs cut": self._proxy.cuts}
+
+    def settle(self) -> None:
+        """Each trouble was taken back where it was made."""
+
+    def close(self) -> None:
+        self._proxy.close()
+        self._server.remove()
+
+    def _killed(self, dice: random.Random) -> None:
+        self._server.stop(signal.SIGKILL)
+        self._pause.wait(dice.choice([0, dice.uniform(0, 3)]))
+        self._server.start()
+
+    def _restarted(self, _: random.Random) -> None:
+        self._server.stop(signal.SIGTERM)
+        self._server.start()
+
+    def _frozen(self, dice: random.Random) -> None:
+        assert self._server.process is not None
+        self._server.process.send_signal(signal.SIGSTOP)
+        self._pause.wait(dice.uniform(0.2, 5))
+        self._server.process.send_signal(signal.SIGCONT)
+
+    def _away(self, dice: random.Random) -> None:
+        self._proxy.leave()
+        self._pause.wait(dice.uniform(0, 4))
+        self._proxy.come_back()
+
+    def _silent(self, dice: random.Random) -> None:
+        self._proxy.fall_silent()
+        self._pause.wait(dice.uniform(0.2, 5))
+        self._proxy.speak()
+
+    def _slow(self, dice: random.Random) -> None:
+        self._proxy.delay = dice.uniform(0.005, 0.03)
+        self._pause.wait(dice.uniform(1, 3))
+        self._proxy.delay = 0
+
+    def _cut(self, where: Cut, dice: random.Random) -> None:
+        before = self._proxy.cuts
+        self._proxy.every = dice.choice([1, 2, 5])
+        self._proxy.cut = where
+        for _ in range(50):
+            self._pause.wait(0.1)
+            if self._proxy.cuts >= before + 5:
+                break
+        self._proxy.cut = None
+
+
+class ThreeNodes:
+    """A Galera cluster behind its front, of which one node is always down or joining, and never two."""
+
+    every = 0.5
+
+    def __init__(self) -> None:
+        self._cluster = Cluster()
+        self._rejoined = 0
+        self._pause = threading.Event()
+
+    @property
+    def available(self) -> bool:
+        return self._cluster.available
+
+    def start(self) -> None:
+        self._cluster.start()
+        self.url = self.direct = self._cluster.url(self._cluster.new_database())
+
+    def troubles(self) -> Mapping[str, Trouble]:
+        return {
+            "node killed": self._killed,
+            "writer killed": lambda dice: self._killed(dice, self._cluster.front.current),
+            "node restarted": self._restarted,
+            "node frozen": self._frozen,
+            "node made anew": lambda dice: self._killed(dice, whole=True),
+            "front led elsewhere": self._led_elsewhere,
+        }
+
+    def facts(self) -> Mapping[str, int]:
+        return {"nodes that rejoined": self._rejoined}
+
+    def settle(self) -> None:
+        self._cluster.wait_until_whole(PATIENCE)
+
+    def close(self) -> None:
+        self._cluster.remove()
+
+    def _killed(self, dice: random.Random, node: Node | None = None, *, whole: bool = False) -> None:
+        node = node or dice.choice(self._cluster.nodes)
+        node.kill()
+        self._pause.wait(dice.uniform(0, 4))
+        self._rejoin(node, whole=whole)
+
+    def _restarted(self, dice: random.Random) -> None:
+        node = dice.choice(self._cluster.nodes)
+        node.stop()
+        self._pause.wait(dice.uniform(0, 2))
+        self._rejoin(node)
+
+    def _frozen(self, dice: random.Random) -> None:
+        node = dice.choice(self._cluster.nodes)
+        node.freeze()
+        self._pause.wait(dice.uniform(0.5, 8))
+        node.thaw()
+        self.settle()
+        self._rejoined += 1
+
+    def _led_elsewhere(self, dice: random.Random) -> None:
+        """Connections are made to one node, or to all in turns, from now on."""
+        self._cluster.front.policy = dice.choice(["one", "all"])
+
+    def _rejoin(self, node: Node, *, whole: bool = False) -> None:
+        node.start(whole=whole, wait=False)
+        node.wait_until_ready(PATIENCE)
+        self.settle()
+        self._rejoined += 1

@@ -1,0 +1,54 @@
+"""The Dockerfile, read as tests need it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.servers import ROOT
+
+
+@dataclass
+class Stage:
+    name: str
+    steps: list[tuple[str, str]] = field(default_factory=list)
+
+
+def instructions() -> Iterator[tuple[str, str]]:
+    """(instruction, the rest) of the Dockerfile, continuation lines joined."""
+    text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            word, _, rest = line.partition(" ")
+            yield word, rest
+
+
+def stages() -> list[Stage]:
+    """What follows each FROM; the last one is the image."""
+    found: list[Stage] = []
+    for word, rest in instructions():
+        if word == "FROM":
+            _, _, name = rest.partition(" AS ")
+            found.append(Stage(name))
+        elif found:
+            found[-1].steps.append((word, rest))
+    return found
+
+
+def copied() -> list[str]:
+    """All that is copied from the context."""
+    return [
+        source
+        for word, rest in instructions()
+        if word == "COPY" and "--from" not in rest
+        for source in shlex.split(rest)[:-1]
+    ]
+
+
+def let_in() -> list[str]:
+    """What .dockerignore sends to the build, as paths from the root."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    return [line[1:].rstrip("/") for line in lines if line.startswith("!")]

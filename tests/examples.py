@@ -1,0 +1,56 @@
+"""An example as its user runs it, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.servers import ROOT
+
+
+class Example:
+    """`python -m examples.NAME`. Its temporary files go to `folder`, which stands in the environment of all that it
+    starts."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.folder = folder
+        self._command = [sys.executable, "-m", f"examples.{name}"]
+        self._environment = {**os.environ, "TMPDIR": str(folder), "TERM": "dumb", "PYTHONPATH": str(ROOT)}
+
+    def said(self, *arguments: str) -> str:
+        """What it says up to its end, where all adds up, nothing is complained of and nothing is left."""
+        command = [*self._command, *arguments]
+        ran = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=200)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert ran.stderr == ""
+        assert self.left_behind() == []
+        return ran.stdout
+
+    def interrupt(self, word: str, number: int = signal.SIGINT) -> None:
+        """Once it has said `word`: one line, exit status 130, no process, no folder."""
+        run = subprocess.Popen(
+            self._command, cwd=ROOT, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert run.stdout is not None
+        assert any(word in line for line in run.stdout)
+        run.send_signal(number)
+        _, complaint = run.communicate(timeout=60)
+        assert run.returncode == 130
+        assert complaint.strip() == f"lastbit {self.name}: interrupted; nothing is left behind"
+        assert self.left_behind() == []
+
+    def left_behind(self) -> list[str]:
+        """Files in its folder, and processes that still have that in their environment."""
+        mark = f"TMPDIR={self.folder}".encode()
+        found = [str(path) for path in self.folder.iterdir()]
+        for process in Path("/proc").iterdir():
+            try:
+                if process.name.isdecimal() and mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except (FileNotFoundError, PermissionError, ProcessLookupError):
+                continue
+        return found

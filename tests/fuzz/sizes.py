@@ -1,0 +1,25 @@
+"""How much is tried: a little in `make test`, always the same; much more in `make fuzz`, other things each time."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any, Final
+
+from hypothesis import HealthCheck, settings
+
+LONG: Final = "LASTBIT_FUZZ" in os.environ
+SEED: Final = int(os.environ.get("LASTBIT_FUZZ_SEED", "0")) or (random.randrange(1, 2**32) if LONG else 1)
+"""Of what is drawn without Hypothesis, which has ways of its own to repeat."""
+
+
+def examples(few: int, many: int) -> Any:
+    """The settings of a Hypothesis test that tries so many: `few`, or `many` in a long run."""
+    return settings(
+        max_examples=many if LONG else few,
+        derandomize=not LONG,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
+    )

@@ -1,0 +1,442 @@
+"""Bodies of the ack routes, good, bad and in between, held against a decoder that is written here: slow, simple, by
+`json` and by splitting texts. It says 200, 413, 415 or 422, and what a good body means; the model of the guarantees
+says what the answer is and what the bits are then. After a refusal not a bit is another one.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import jsonschema_rs
+import pytest
+import yaml
+from hypothesis import event, example, given
+from hypothesis import strategies as st
+
+from api.acks import MAX_GROUPS, MAX_IDS
+from api.protocol import AckProtocol
+from core.lifecycle import State
+from tests.fuzz.sizes import examples
+from tests.fuzz.wire import Answer, Served, answers, served
+from tests.guarantees.model import Model, perform
+from tests.servers import ROOT
+
+pytestmark = [pytest.mark.xdist_group("fuzz-bodies"), pytest.mark.timeout(3600)]
+
+SIZES: Final = [(64, 150, False), (64, 64, True), (8192, 9000, False), (72, 100, False), (64, 10, False)]
+"""Group size, items, sealed; the last one is cancelled."""
+UNKNOWN: Final = 10**6
+LIMIT: Final = 2**53
+
+
+# The reference
+
+
+class Refused(Exception):
+    """By its status."""
+
+
+class Object(list[tuple[str, Any]]):
+    """All that stands in an object, a field that comes twice too."""
+
+
+def parsed(body: bytes) -> Any:
+    def no_constant(name: str) -> Any:
+        raise Refused(422)
+
+    try:
+        text = body.decode()
+        if text.startswith("\ufeff"):
+            raise Refused(422)
+        value = json.loads(text, object_pairs_hook=Object, parse_constant=no_constant)
+    except (ValueError, RecursionError):
+        raise Refused(422) from None
+    return value
+
+
+def fields(value: Any, known: set[str]) -> Object:
+    """Every occurrence of every field has to be good; the last one counts."""
+    if not isinstance(value, Object) or not {name for name, _ in value} <= known:
+        raise Refused(422)
+    return value
+
+
+def text_of(value: Any) -> str:
+    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise Refused(422)
+    return value
+
+
+def integer(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < LIMIT:
+        raise Refused(422)
+    return value
+
+
+def item_of(text: str) -> tuple[int, int, int]:
+    parts = text.split(":")
+    if len(parts) != 3:
+        raise Refused(422)
+    for part in parts:
+        if not part or set(part) - set("0123456789") or (part[0] == "0" and part != "0") or len(part) > 16:
+            raise Refused(422)
+    batch, group, index = map(int, parts)
+    if max(batch, group, index) >= LIMIT:
+        raise Refused(422)
+    return batch, group, index
+
+
+def bits_of(text: str) -> bytes:
+    if not re.fullmatch("([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", text):
+        raise Refused(422)
+    return base64.b64decode(text)
+
+
+def array(value: Any) -> list[Any]:
+    if not isinstance(value, list) or isinstance(value, Object):
+        raise Refused(422)
+    return value
+
+
+def mask_of(value: Any) -> tuple[int, int, str]:
+    found: dict[str, Any] = {}
+    for name, each in fields(value, {"batch", "group", "bits"}):
+        found[name] = text_of(each) if name == "bits" else integer(each)
+    if len(found) < 3:
+        raise Refused(422)
+    return found["batch"], found["group"], found["bits"]
+
+
+def meaning(verb: str, body: bytes, group_sizes: dict[int, int]) -> dict[str, Any]:
+    """The request that the body is. Raises `Refused`."""
+    found: dict[str, Any] = {}
+    for name, value in fields(parsed(body or b"{}"), {"items", "groups"} | ({"reason"} if verb == "fail" else set())):
+        if name == "items":
+            found[name] = [text_of(each) for each in array(value)]
+        elif name == "groups":
+            found[name] = [mask_of(each) for each in array(value)]
+        else:
+            found[name] = None if value is None else text_of(value)
+            if len(found[name] or "") > 4000:
+                raise Refused(422)
+    if not found.keys() & {"items", "groups"}:
+        raise Refused(422)
+    items, groups = found.get("items", []), found.get("groups", [])
+    if len(items) > MAX_IDS or len(groups) > MAX_GROUPS:
+        raise Refused(413)
+    request = {
+        "verb": verb,
+        "items": [list(item_of(each)) for each in items],
+        "masks": [[batch, group, bits_of(bits).hex()] for batch, group, bits in groups],
+        "reason": found.get("reason"),
+    }
+    for batch, _, bits in request["masks"]:
+        if len(bits) // 2 > group_sizes.get(batch, 32768) // 8:
+            raise Refused(422)
+    return request
+
+
+# The service
+
+
+class Bench(NamedTuple):
+    server: Served
+    model: Model
+    batches: list[int]
+    schemas: dict[str, Any]
+
+    @property
+    def group_sizes(self) -> dict[int, int]:
+        return {batch: self.model.batches[batch].group_size for batch in self.batches}
+
+    def bits(self) -> dict[int, tuple[set[int], set[int]]]:
+        """Acked and failed numbers, as the database has them."""
+        found = {}
+        for batch in self.batches:
+            size, issued = self.model.batches[batch].group_size, self.model.batches[batch].items
+            resolved, failed = set(), set()
+            for group in range((issued + size - 1) // size):
+                bits = self.server.service.bits(batch, group)
+                for numbers, field in ((resolved, bits.resolved), (failed, bits.failed)):
+                    value = int.from_bytes(field, "little")
+                    while value:
+                        lowest = value & -value
+                        numbers.add(group * size + lowest.bit_length() - 1)
+                        value ^= lowest
+            found[batch] = (resolved - failed, failed)
+        return found
+
+    def expected_bits(self) -> dict[int, tuple[set[int], set[int]]]:
+        return {batch: (self.model.batches[batch].acked, self.model.batches[batch].failed) for batch in self.batches}
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    document = yaml.safe_load((ROOT / "openapi.yaml").read_text())
+    components = {"components": document["components"]}
+    schemas = {
+        verb: jsonschema_rs.validator_for({"$ref": f"#/components/schemas/{name}", **components})
+        for verb, name in (("ack", "Acks"), ("fail", "Failures"))
+    }
+    with served() as server:
+        model = Model()
+        made = []
+        for size, items, sealed in SIZES:
+            request = {"verb": "open", "opening": {"group_size": size, "items": items, "sealed": sealed, "key": "k"}}
+            batch = perform(server.service, request)["batch"]
+            model.perform(request, batch)
+            made.append(batch)
+        request = {"verb": "cancel", "batch": made[-1]}
+        perform(server.service, request)
+        model.perform(request)
+        assert model.batches[made[-1]].state is State.CANCELLED
+        assert made == list(range(1, len(SIZES) + 1)), "the bodies have these ids"
+        yield Bench(server, model, made, schemas)
+
+
+WAYS: Final = ("plain", "cut", "chunked", "close")
+
+
+def sent(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]) -> Answer:
+    """The answer to a request of its own connection."""
+    head = b"POST /v1/%b HTTP/1.1\r\nHost: x\r\n" % (b"acks" if verb == "ack" else b"failures")
+    if content_type is not None:
+        head += b"Content-Type: %b\r\n" % content_type
+    if way == "close":
+        head += b"Connection: close\r\n"
+    edges = sorted({0, *(cut % (len(body) + 1) for cut in cuts), len(body)})
+    parts = [body[start:end] for start, end in itertools.pairwise(edges)]
+    if way == "chunked":
+        whole = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+        message = [head + b"Transfer-Encoding: chunked\r\n\r\n" + whole + b"0\r\n\r\n"]
+    else:
+        message = [head + b"Content-Length: %d\r\n\r\n" % len(body)]
+        message = [message[0], *parts] if way == "cut" else [message[0] + body]
+    connection = bench.server.connect(AckProtocol)
+    connection.feed(*message)
+    found = connection.until_answered() or answers(connection.transport.written)
+    connection.lose()
+    assert len(found) == 1
+    return found[0]
+
+
+def held(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]) -> int:
+    """Send the body, and hold the answer and the bits against the reference. The status."""
+    is_json = content_type is not None and content_type.split(b";")[0].strip().lower() == b"application/json"
+    answer = sent(bench, verb, way, body, content_type, cuts)
+    request: dict[str, Any] = {}
+    wanted = 200
+    try:
+        if body and not is_json:
+            raise Refused(415)
+        request = meaning(verb, body, bench.group_sizes)
+    except Refused as refused:
+        wanted = refused.args[0]
+    assert answer.status == wanted, answer.content
+    if wanted != 200:
+        problem = answer.json()
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert problem["status"] == wanted
+        if answer.status == 422:
+            assert problem["errors"][0]["place"].startswith("body")
+    else:
+        bench.schemas[verb].validate(json.loads(body or b"{}"))
+        assert said(answer.json()) == bench.model.perform(request)
+    assert bench.bits() == bench.expected_bits()
+    return answer.status
+
+
+def said(answer: dict[str, Any]) -> dict[str, Any]:
+    """In the words of the model."""
+    rejected = []
+    for each in answer["rejected"]:
+        where = each["item"] if "item" in each else each["group"]
+        assert ("group" in each) == ("count" in each)
+        rejected.append([each["reason"], [int(part) for part in where.split(":")], each.get("count", 1)])
+    completed = {each.pop("batch"): each for each in answer["completed"]}
+    return answer | {"rejected": sorted(rejected), "completed": completed}
+
+
+# Bodies
+
+EDGES: Final = [0, 1, 7, 8, 63, 64, 65, 71, 72, 99, 100, 149, 150, 8191, 8192, LIMIT - 1, LIMIT, 2**63, 2**64, 10**30]
+INTEGERS = st.sampled_from(EDGES)
+BATCHES = st.sampled_from([1, 1, 2, 3, 4, 5, UNKNOWN, 0])
+GOOD_IDS = st.builds(
+    lambda batch, group, index: f"{batch}:{group}:{index}",
+    BATCHES,
+    st.sampled_from([0, 0, 0, 1, 2, LIMIT - 1]),
+    st.one_of(st.integers(0, 80), st.sampled_from([8191, 8192, LIMIT - 1])),
+)
+ODD_IDS = st.one_of(
+    st.sampled_from(
+        [
+            *("1:0:01", "01:0:0", "1:0:+1", "1:0:-1", "1:0: 1", " 1:0:1", "1:0:1 ", "1:0:1\n", "\n1:0:1", "1:0:1\t"),
+            *("1:0", "1:0:", "::", "", "1:0:1:2", "1;0;1", "1:0:1.0", "1:0:1e1", "0x1:0:1", "1:0:1_0", "\u0661:0:1"),
+            *("1:0:\uff11", "1:0:\u00b2", "1:0:1\x00", "\ufeff1:0:1", "1:0:1\n1:0:2", f"{LIMIT}:0:0", f"1:{LIMIT}:0"),
+            *(f"1:0:{LIMIT}", f"1:0:{LIMIT - 1}", "1:0:9007199254740993", f"1:0:{'9' * 17}", f"1:0:{'9' * 5000}"),
+            *("00:0:0", "0:0:0", "-0:0:0", "1:0:\ud800", "1:0:null", "1\uff1a0\uff1a1", "1:0:1\u2028"),
+        ]
+    ),
+    st.text(alphabet="0123456789:+- \n", max_size=12),
+    st.text(max_size=8),
+)
+IDS = st.one_of(GOOD_IDS, GOOD_IDS, GOOD_IDS, ODD_IDS)
+LENGTHS: Final = [0, 1, 7, 8, 9, 1023, 1024, 1025, 4095, 4096, 4097]
+BYTES = st.one_of(
+    st.binary(max_size=9),
+    st.binary(max_size=9),
+    st.sampled_from([bytes(size) for size in LENGTHS] + [b"\xff" * size for size in LENGTHS]),
+)
+
+
+@st.composite
+def bits(draw: st.DrawFn) -> str:
+    """base64, and what some decoders take for it."""
+    text = base64.b64encode(draw(BYTES)).decode()
+    kind = draw(st.integers(0, 19))
+    if kind == 0:
+        return text.rstrip("=")
+    if kind == 1:
+        return text + "="
+    if kind == 2:
+        return text.replace("+", "-").replace("/", "_")
+    if kind == 3:
+        place = draw(st.integers(0, len(text)))
+        odd = draw(st.sampled_from([" ", "\n", "\r\n", "=", "==", "\x00", "\u00e9", "\uff21", "-", "_", "A", "%3D"]))
+        return text[:place] + odd + text[place:]
+    return text
+
+
+ANYTHING = st.recursive(
+    st.one_of(st.none(), st.booleans(), INTEGERS, st.floats(), st.text(max_size=4), GOOD_IDS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
+    max_leaves=4,
+)
+
+
+def mostly(usual: Any) -> Any:
+    return st.one_of(*[usual] * 12, ANYTHING)
+
+
+MASKS = st.one_of(
+    *[
+        st.fixed_dictionaries(
+            {
+                "batch": mostly(BATCHES),
+                "group": mostly(st.sampled_from([0, 0, 1, 2, LIMIT - 1])),
+                "bits": mostly(bits()),
+            },
+            optional=extra,
+        )
+        for extra in ({}, {}, {}, {}, {"size": st.just(1)})
+    ],
+)
+BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "items": mostly(st.lists(mostly(IDS), max_size=5)),
+        "groups": mostly(st.lists(mostly(MASKS), max_size=3)),
+        "reason": mostly(st.sampled_from(["why", "", "x" * 4000, "x" * 4001, "\U0001f600" * 4000, "\ud800", None])),
+    },
+)
+GOOD_MASKS = st.fixed_dictionaries(
+    {
+        "batch": BATCHES,
+        "group": st.sampled_from([0, 0, 1, 2, LIMIT - 1]),
+        "bits": st.binary(max_size=8).map(lambda mask: base64.b64encode(mask).decode()),
+    }
+)
+GOOD = st.fixed_dictionaries(
+    {"items": st.lists(GOOD_IDS, max_size=6)},
+    optional={"groups": st.lists(GOOD_MASKS, max_size=4)},
+)
+TOKENS: Final = [
+    *(b"NaN", b"Infinity", b"-Infinity", b"-0", b"1.0", b"1e0", b"0.1e1", b"01", b"+1", b"0x1", b"1_0", b"true"),
+    *(b"null", b'"\\ud800"', b'"\\ud800\\udc00"', b'"\\u0031:0:0"', b'"\\x31"', b"'1:0:0'", b"/**/", b"//x\n", b","),
+    *(b"\xef\xbb\xbf", b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\x00", b"\x0b", b"\x0c", b"\xa0"),
+    *(b"\xe2\x80\xa8", b"[" * 2000, b'{"a":' * 2000, b"9" * 400, b"9" * 5000, b"1e999", b'"items":["1:0:9"],'),
+    *(b'"items":[7],', b'"items":null,', b'"Items":[],', b'"reason":"x",', b'"\\u0069tems":["1:0:8"],', b"\t", b"\r\n"),
+]
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> bytes:
+    """JSON as some writer writes it, and sometimes with a few bytes of it changed."""
+    value = draw(st.one_of(GOOD, GOOD, BODIES))
+    text = json.dumps(value, ensure_ascii=draw(st.booleans()), indent=draw(st.sampled_from([None, None, 1])))
+    body = text.encode(errors="surrogatepass")
+    for _ in range(draw(st.sampled_from([0, 0, 0, 0, 1, 2]))):
+        place = draw(st.integers(0, len(body)))
+        kind = draw(st.integers(0, 4))
+        if kind == 0:
+            token = draw(st.sampled_from(TOKENS))
+            marks = [mark.end() for mark in re.finditer(rb"[\[{,:]", body)]
+            place = draw(st.sampled_from(marks)) if marks else place
+            body = body[:place] + token + body[place:]
+        elif kind == 1:
+            body = body[:place]
+        elif kind == 2:
+            body = body[:place] + bytes([draw(st.integers(0, 255))]) + body[place + 1 :]
+        elif kind == 3:
+            body = body[:place] + body[place + draw(st.integers(1, 5)) :]
+        else:
+            body = body[:place] + draw(st.sampled_from(TOKENS)) + body[place + draw(st.integers(0, 3)) :]
+    return body
+
+
+TYPES = st.sampled_from(
+    [
+        *[b"application/json"] * 40,
+        *(None, b"", b"text/plain", b"application/json; charset=utf-8", b"Application/JSON;x", b"application/jsonx"),
+        *(b"application/problem+json", b"application/json,text/plain", b" application/json ", b"\xff", b"json"),
+    ]
+)
+
+
+@given(
+    verb=st.sampled_from(["ack", "fail"]),
+    way=st.sampled_from(WAYS),
+    body=texts(),
+    content_type=TYPES,
+    cuts=st.lists(st.integers(0, 500), max_size=3),
+)
+@example("ack", "plain", b'{"items":["1:0:0"],"items":["1:0:1"]}', b"application/json", [])
+@example("ack", "plain", b'{"items":[7],"items":["1:0:1"]}', b"application/json", [])
+@example("fail", "plain", b'{"items":[],"reason":"\\ud800"}', b"application/json", [])
+@example("ack", "plain", b"\xef\xbb\xbf" + b'{"items":["1:0:0"]}', b"application/json", [])
+@example("ack", "plain", '{"items":["1:0:0"]}'.encode("utf-16"), b"application/json", [])
+@example("ack", "plain", b'{"groups":[{"batch":1,"group":-0,"bits":"AR=="}]}', b"application/json", [])
+@example("ack", "plain", b"", None, [])
+@example("ack", "chunked", b"", None, [])
+@examples(700, 30_000)
+def test_bodies_mean_what_the_reference_says(
+    bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]
+) -> None:
+    """Refused where it refuses, and nothing is applied then; else the model's answer, and the model's bits."""
+    event(f"status {held(bench, verb, way, body, content_type, cuts)}")
+
+
+def test_a_body_is_taken_up_to_its_limits(bench: Bench) -> None:
+    """10,000 ids and 4,096 groups, and one more: nothing of it is applied."""
+    ids = [f"3:0:{number % 8192}" for number in range(MAX_IDS + 1)]
+    masks = [{"batch": 1, "group": number % 3, "bits": "gA=="} for number in range(MAX_GROUPS + 1)]
+    for verb in ("fail", "ack"):
+        for value in ({"items": ids}, {"groups": masks}, {"items": ["x"], "groups": masks}):
+            assert held(bench, verb, "plain", json.dumps(value).encode(), b"application/json", []) == 413
+        for way in WAYS:
+            value = {"items": ids[1:], "groups": masks[1:]}
+            assert held(bench, verb, way, json.dumps(value).encode(), b"application/json", [5, 70_000]) == 200
+
+
+def test_every_prefix_of_a_body_is_refused(bench: Bench) -> None:
+    """Half an object is none; on its own, with a length that is true."""
+    body = b'{"items":["2:0:5"],"groups":[{"batch":2,"group":0,"bits":"/w=="}]}'
+    for length in range(1, len(body)):
+        assert held(bench, "ack", WAYS[length % 4], body[:length], b"application/json", [length // 2]) == 422
+    assert held(bench, "ack", "plain", body, b"application/json", []) == 200

@@ -1,0 +1,189 @@
+"""The bytes of connections: the short way reads them as uvicorn does, and no two parsers may see two things in them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.protocol import AckProtocol
+from core.calls import Answer
+from tests.fuzz.sizes import examples
+from tests.fuzz.wire import Served, served
+
+pytestmark = [pytest.mark.xdist_group("fuzz-wire"), pytest.mark.timeout(3600)]
+
+
+class Seen(list[tuple[str, bytes]]):
+    """What requests came through: path or verb, and body."""
+
+
+class Done:
+    error = None
+    answer = Answer()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Served, Seen]]:
+    """Its acks are noted and answered at once, so that all is done in turn."""
+    seen = Seen()
+    with served() as running:
+        app: Any = running.app
+        parse, inner = app.parse, app.app
+
+        def noted(verb: Any, key: Any, content: bytes, caller: Any) -> Any:
+            seen.append((f"{verb} {key!r}", content))
+            return parse(verb, key, content, caller)
+
+        async def passed_on(scope: Any, receive: Any, send: Any) -> None:
+            seen.append((f"{scope['method']} {scope['path']}", b""))
+            await inner(scope, receive, send)
+
+        app.parse, app.app = noted, passed_on
+        app.submit = lambda call, to: to(Done())
+        yield running, seen
+
+
+def heard(server: tuple[Served, Seen], kind: Any, parts: list[bytes]) -> tuple[list[tuple[str, bytes]], list[Any]]:
+    """The requests that the protocol made of the bytes, and the answers: statuses and bodies."""
+    running, seen = server
+    seen.clear()
+    connection = running.connect(kind)
+    connection.feed(*parts)
+    told = re.findall(rb"HTTP/1\.1 ([2-5]\d\d) ", connection.transport.written)
+    closed = connection.transport.closed
+    connection.lose()
+    return list(seen), [*map(int, told), closed]
+
+
+BODY = b'{"items":["7:0:1"]}'
+OTHER = b'{"items":["7:0:2"],"reason":"x"}'
+LINES = [
+    *(b"Host: x", b"host: y", b"Content-Type: application/json", b"Content-Type: application/json; charset=utf-8"),
+    *(b"content-type: text/plain", b"Content-Length: %d" % len(BODY), b"Content-Length: %d" % len(OTHER)),
+    *(b"Content-Length: 0", b"Content-Length: +19", b"Content-Length: 0x13", b"Content-Length: 19, 19"),
+    *(b"Content-Length : 19", b" Content-Length: 19", b"Content-Length: -1", b"Content-Length: 19 "),
+    *(b"Content-Length:", b"Content-Length: 19;x", b"content-length: 019", b"Content-Length: 99999999999999999999"),
+    *(b"Content_Length: 19", b"Content-Length\t: 19", b"Content-Length: 1 9", b"Content-Length: \x0b19"),
+    *(b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity", b"transfer-encoding: gzip, chunked"),
+    *(b"Transfer-Encoding: xchunked", b"Transfer-Encoding : chunked", b"Transfer-Encoding: chunked, identity"),
+    *(b"Transfer-Encoding: \x0bchunked", b"Transfer-Encoding:\tchunked", b"X: y\r\n Transfer-Encoding: chunked"),
+    *(b"Connection: close", b"Connection: keep-alive", b"Connection: upgrade", b"Upgrade: websocket"),
+    *(b"Expect: 100-continue", b"Idempotency-Key: k", b"Idempotency-Key: k2", b"X-Request-Id: r", b"X: \x00"),
+    *(b"X: y\nZ: w", b"X: y\rZ: w", b": nameless", b"no colon", b"X\x80: y", b"X: \xff", b"X: y\r\n\tfolded", b""),
+]
+"""Of heads: plain ones and those over which parsers have disagreed."""
+STARTS = [
+    *(b"POST /v1/acks HTTP/1.1", b"POST /v1/failures HTTP/1.1", b"GET /healthz HTTP/1.1", b"POST /v1/acks HTTP/1.0"),
+    *(
+        b"post /v1/acks HTTP/1.1",
+        b"POST  /v1/acks HTTP/1.1",
+        b"POST /v1/acks?x=1 HTTP/1.1",
+        b"POST /v1/%61cks HTTP/1.1",
+    ),
+    *(b"POST /v1/acks HTTP/1.1 ", b"POST /v1/acks  HTTP/1.1", b"POST\t/v1/acks HTTP/1.1", b"POST /v1/acks HTTP/2.0"),
+    *(b"POST http://x/v1/acks HTTP/1.1", b"POST /v1/acks", b"GET /v1/acks HTTP/1.1", b" POST /v1/acks HTTP/1.1"),
+    *(b"POST /v1/acks HTTP/1.1\r\n", b"POST //v1/acks HTTP/1.1", b"POST /v1/acks HTTP/1.10", b"OPTIONS * HTTP/1.1"),
+]
+BODIES = [
+    *(BODY, OTHER, b"", b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY), b"13;x=y\r\n" + BODY + b"\r\n0\r\nT: r\r\n\r\n"),
+    *(b"0\r\n\r\n", b"13\n" + BODY + b"\n0\n\n", b"+13\r\n" + BODY + b"\r\n0\r\n\r\n", b"0x13\r\n" + BODY),
+    *(b"13 \r\n" + BODY + b"\r\n0\r\n\r\n", b"00000000000000000013\r\n" + BODY + b"\r\n0\r\n\r\n", b"\r\n\r\n" + BODY),
+]
+PLAIN_HEAD = [STARTS[0], LINES[0], LINES[2], LINES[5]]
+
+
+def assembled(lines: list[bytes], end: bytes, body: bytes) -> bytes:
+    return end.join(lines) + end + end + body
+
+
+PLAIN = assembled(PLAIN_HEAD, b"\r\n", BODY)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    """A request in which at most a few things are not plain."""
+    lines = list(PLAIN_HEAD)
+    body = draw(st.sampled_from(BODIES)) if draw(st.booleans()) else BODY
+    for _ in range(draw(st.integers(0, 3))):
+        place = draw(st.integers(0, len(lines)))
+        if place == 0:
+            lines[0] = draw(st.sampled_from(STARTS))
+        elif place < len(lines) and draw(st.booleans()):
+            lines[place] = draw(st.sampled_from(LINES))
+        else:
+            lines.insert(place, draw(st.sampled_from(LINES)))
+    end = draw(st.sampled_from([b"\r\n"] * 8 + [b"\n", b"\r", b"\r\r\n"]))
+    before = draw(st.sampled_from([b""] * 8 + [b"\r\n", b"\r\n\r\n", b"\n", b"\x00", b" "]))
+    return before + assembled(lines, end, body)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[bytes]:
+    """What a client sends: requests one after the other, cut anywhere, sometimes with a byte of it changed."""
+    whole = b"".join(draw(st.lists(st.one_of(requests(), st.just(PLAIN)), min_size=1, max_size=4)))
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
+        place = draw(st.integers(0, len(whole) - 1))
+        kind = draw(st.integers(0, 2))
+        new = draw(st.sampled_from([b"\r", b"\n", b" ", b"\t", b"\x00", b":", b"0", b"\xff", b"\r\n", b"\x0b", b"A"]))
+        whole = whole[:place] + (b"" if kind == 1 else new) + whole[place + (kind != 2) :]
+    cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=3)))
+    edges = [0, *cuts, len(whole)]
+    return [whole[start:end] for start, end in itertools.pairwise(edges) if start < end]
+
+
+REFUSED = [400, True]
+
+# A head that was poisoned: blank lines before a request, of which as much came as its body would be long.
+POISON = assembled([*PLAIN_HEAD[:3], b"Content-Length: 200"], b"\r\n", b" " * 200)
+BLANK = [[b"\r\n\r\n" + POISON[:200], POISON[200:]], [b"\r\n\r\n" + PLAIN + b" " * (200 - len(PLAIN))]]
+
+
+@given(streams())
+@example(BLANK[0] + BLANK[1])
+@examples(800, 40_000)
+def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, Seen], parts: list[bytes]) -> None:
+    """The same requests with the same bodies, the same answers and the same end, however they are cut and whatever was
+    remembered of earlier heads."""
+    seen, told = heard(server, HttpToolsProtocol, parts)
+    for _ in range(2):  # with what it has remembered by then
+        same, answered = heard(server, AckProtocol, parts)
+        if told[-2:] == REFUSED:
+            # When it meets what is no request the server drops those that wait for an answer before them, and the
+            # answer that it owes. We have done and answered more of them by then.
+            assert answered[-2:] == REFUSED
+            assert same[: len(seen)] == seen
+        else:
+            assert (same, answered) == (seen, told)
+
+
+@given(streams())
+@examples(800, 40_000)
+def test_two_parsers_never_see_two_things_in_the_same_bytes(server: tuple[Served, Seen], parts: list[bytes]) -> None:
+    """A proxy that reads as another server does could be made to pass on what we take for a second request. So where
+    h11, which is strict, goes on, we see what it sees; and where we see more than it, it has refused."""
+    ours, (*_, _) = heard(server, AckProtocol, parts)
+    theirs, (*told, _) = heard(server, H11Protocol, parts)
+    common = min(len(ours), len(theirs))
+    assert ours[:common] == theirs[:common]
+    if len(ours) > common:
+        assert 400 in told, "h11 waits for more where we have gone on"
+
+
+def test_every_byte_is_a_place_to_cut_at(server: tuple[Served, Seen]) -> None:
+    """In a plain request, one in chunks, and between pipelined ones, before and after the head is known."""
+    chunked = assembled([*PLAIN_HEAD[:3], b"Transfer-Encoding: chunked"], b"\r\n", BODIES[3])
+    whole = PLAIN + chunked + PLAIN
+    wanted = [("ack None", BODY)] * 3, [200, 200, 200, False]
+    for cut in range(len(whole) + 1):
+        assert heard(server, AckProtocol, [whole[:cut], whole[cut:]]) == wanted, cut
+    for cut in range(len(PLAIN)):
+        assert heard(server, AckProtocol, [PLAIN, PLAIN[:cut], PLAIN[cut:]])[0] == [("ack None", BODY)] * 2
+    assert heard(server, AckProtocol, [bytes([each]) for each in whole]) == wanted

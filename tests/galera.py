@@ -1,0 +1,373 @@
+"""A MariaDB Galera cluster of our own: three nodes on this machine, and a front before them that knows which are fit.
+
+Nodes see within about two seconds that another one is gone. Everything is on 127.0.0.1, in temporary folders; a state
+transfer is by rsync, which needs no account.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import pymysql
+
+from tests.servers import MariaDB, free_port
+
+PROVIDER: Final = "galera/libgalera_smm.so"
+SYNCED: Final = "4"
+
+_TIMEOUTS: Final = (
+    # How soon a silent node is suspected, and thrown out if the others agree; out of hand after the second.
+    *("evs.keepalive_period=PT0.25S", "evs.inactive_check_period=PT0.25S", "evs.suspect_timeout=PT1.5S"),
+    *("evs.inactive_timeout=PT4S", "evs.install_timeout=PT4S", "gmcast.peer_timeout=PT1.5S", "gmcast.time_wait=PT1S"),
+    *("pc.announce_timeout=PT1S", "gcache.size=32M", "gcache.page_size=32M", "gcache.recover=yes"),
+)
+
+Policy = Literal["one", "all"]
+"""Where new connections lead: to one ready node, until it is not any more, or to all that are, in turns."""
+
+
+def provider() -> Path | None:
+    found = [folder / PROVIDER for folder in (Path("/usr/lib"), Path("/usr/lib64")) if (folder / PROVIDER).exists()]
+    return found[0] if found else None
+
+
+class Node(MariaDB):
+    """One server of the cluster. `start` returns when it takes part, and `stop` and `kill` when it is gone."""
+
+    def __init__(self, number: int, *, options: Sequence[str] = ()) -> None:
+        super().__init__()
+        if self.user == "root":
+            # An rsync that root runs as a daemon would write as nobody, and may not.
+            self.user = "mysql"
+            shutil.chown(self.folder, self.user)
+        self.number = number
+        self.extra = tuple(options)
+        self.group_port = free_port()
+        self.transfer_port = free_port()
+        self.sst_port = free_port()
+        self.frozen = False
+
+    def join(self, others: Sequence[Node]) -> None:
+        """Say who the others are."""
+        here = "127.0.0.1"
+        group = ",".join(f"{here}:{node.group_port}" for node in others)
+        provided = ";".join(
+            [
+                *(f"gmcast.listen_addr=tcp://{here}:{self.group_port}", f"base_host={here}"),
+                *(f"base_port={self.group_port}", f"ist.recv_addr={here}:{self.transfer_port}"),
+                *_TIMEOUTS,
+            ]
+        )
+        self.options = (
+            *("--wsrep-on=ON", f"--wsrep-provider={provider()}", "--wsrep-cluster-name=lastbit"),
+            *(f"--wsrep-cluster-address=gcomm://{group}", f"--wsrep-provider-options={provided}"),
+            *(f"--wsrep-node-name=node{self.number}", f"--wsrep-node-address={here}:{self.group_port}"),
+            *("--wsrep-sst-method=rsync", f"--wsrep-sst-receive-address={here}:{self.sst_port}"),
+            *("--binlog-format=ROW", "--innodb-autoinc-lock-mode=2", "--wsrep-slave-threads=2"),
+            # What was answered is in this node's log too; the two others have it besides.
+            "--innodb-flush-log-at-trx-commit=1",
+            *("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M"),
+            *self.extra,
+        )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None
+
+    def start(self, *, new_cluster: bool = False, whole: bool = False, wait: bool = True) -> None:
+        """Run it: it rejoins, and is sent what it has missed, or, with `whole`, everything anew."""
+        data = self.folder / "data"
+        if whole:
+            shutil.rmtree(data)
+            data.mkdir()
+            shutil.chown(data, self.user)
+        command = self.command()
+        if new_cluster:
+            command.append("--wsrep-new-cluster")
+        elif not whole and (position := self._recovered()):
+            command.append(f"--wsrep-start-position={position}")
+        # A session of its own, so that the scripts of a transfer end with it.
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log, text=True, start_new_session=True)
+        if wait:
+            self.wait_until_ready()
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def wait_until_ready(self, seconds: float = 90) -> None:
+        def look() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self._end_of_log()
+            return self.ready()
+
+        until(look, seconds, self._end_of_log)
+
+    def _end_of_log(self) -> str:
+        return f"node {self.number} does not take part:\n" + self.log.read_text(errors="replace")[-20_000:]
+
+    def _recovered(self) -> str | None:
+        """Where a node that was killed stands; one that was stopped has written it down."""
+        state = self.folder / "data" / "grastate.dat"
+        if not state.exists() or "seqno:   -1" not in state.read_text():
+            return None
+        done = subprocess.run([*self.command(), "--wsrep-recover"], capture_output=True, text=True, timeout=60)
+        found = re.search(r"Recovered position:\s*(\S+:-?\d+)", done.stderr)
+        assert found, done.stderr
+        return found[1]
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.thaw()
+        if self.process is None:
+            return
+        if number == signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        super().stop(number)
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """It says nothing more, and its connections stay: to the others it is gone."""
+        self.frozen = True
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self.frozen and self.process is not None:
+            os.kill(self.pid, signal.SIGCONT)
+        self.frozen = False
+
+    @contextlib.contextmanager
+    def lagging(self) -> Iterator[None]:
+        """Meanwhile it applies nothing of what the others commit. It answers reads, and takes no writes."""
+        with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("FLUSH TABLES WITH READ LOCK")
+            yield
+            cursor.execute("UNLOCK TABLES")
+
+    def works_on(self, database: str) -> int:
+        """How many statements are under way there."""
+        with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT COUNT(*) FROM information_schema.processlist WHERE db = %s AND command = 'Query'", [database]
+            )
+            return int(cursor.fetchone()[0])
+
+    def status(self, *names: str) -> dict[str, str]:
+        """Its wsrep_… status variables. Raises PyMySQL's errors."""
+        with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SHOW GLOBAL STATUS LIKE 'wsrep\\_%'")
+            rows = dict(cursor.fetchall())
+        return {name: rows.get(f"wsrep_{name}", "") for name in names}
+
+    def ready(self) -> bool:
+        """Whether it takes statements and has everything: what a balancer's check asks."""
+        if not self.runs or self.frozen:
+            return False
+        try:
+            status = self.status("ready", "cluster_status", "local_state")
+        except (pymysql.MySQLError, OSError):
+            return False
+        return status == {"ready": "ON", "cluster_status": "Primary", "local_state": SYNCED}
+
+    def _connect(self) -> pymysql.Connection:
+        return pymysql.connect(
+            host="127.0.0.1", port=self.port, user="root", autocommit=True, connect_timeout=2, read_timeout=2
+        )
+
+    def url(self, database: str) -> str:
+        return f"mysql://root@127.0.0.1:{self.port}/{database}"
+
+
+class Front:
+    """Like HAProxy with an agent's check: one port, from which connections lead to ready nodes; those to a node that
+    is not ready any more are broken."""
+
+    def __init__(self, nodes: Sequence[Node], policy: Policy = "one") -> None:
+        self.policy: Policy = policy
+        self._nodes = nodes
+        self._fit: tuple[Node, ...] = ()
+        self._current: Node | None = None
+        self._turn = 0
+        self._lock = threading.Lock()
+        self._open: dict[Node, set[socket.socket]] = {node: set() for node in nodes}
+        self._closed = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port = int(self._listener.getsockname()[1])
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._accept, self._watch)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def current(self) -> Node | None:
+        """With the policy `one`, the node that connections lead to."""
+        return self._current
+
+    @property
+    def fit(self) -> tuple[Node, ...]:
+        """The nodes that were found ready last."""
+        return self._fit
+
+    def close(self) -> None:
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for node in self._nodes:
+            self._break(node)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(0.1):
+            fit = tuple(node for node in self._nodes if node.ready())
+            with self._lock:
+                self._fit = fit
+            for node in self._nodes:
+                if node not in fit:
+                    self._break(node)
+
+    def _break(self, node: Node) -> None:
+        with self._lock:
+            for each in self._open[node]:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def _choose(self) -> Node | None:
+        with self._lock:
+            if not self._fit:
+                return None
+            if self.policy == "one":
+                if self._current not in self._fit:
+                    self._current = self._fit[0]
+                return self._current
+            self._turn += 1
+            return self._fit[self._turn % len(self._fit)]
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            node = self._choose()
+            try:
+                if node is None:
+                    raise ConnectionRefusedError
+                server = socket.create_connection(("127.0.0.1", node.port), timeout=2)
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)
+            assert node is not None
+            for each in (client, server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._open[node] |= {client, server}
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=(node, source, sink), daemon=True).start()
+
+    def _pump(self, node: Node, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        # The other direction's thread finds it so, and closes what is its own.
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._open[node].discard(source)
+        source.close()
+
+
+class Cluster:
+    """Three nodes and their front. `start` takes some seconds; `remove` ends all of it."""
+
+    def __init__(self, *, size: int = 3, options: Sequence[str] = ()) -> None:
+        self.nodes = [Node(number, options=options) for number in range(size)]
+        for node in self.nodes:
+            node.join(self.nodes)
+        self.front = Front(self.nodes)
+        self._databases = 0
+
+    @property
+    def available(self) -> bool:
+        programs = all(shutil.which(each) for each in ("rsync", "wsrep_sst_rsync"))
+        return self.nodes[0].available and provider() is not None and programs
+
+    def start(self) -> None:
+        """The first node makes the cluster. The others begin as copies of it, so nothing has to be sent to them."""
+        first, *others = self.nodes
+        first.install()
+        first.start(new_cluster=True)
+        first.stop()
+        for node in others:
+            # As cp does, which keeps owners where it may.
+            subprocess.run(["cp", "-a", first.folder / "data", node.folder / "data"], check=True)
+            for own in ("gvwstate.dat", "galera.cache"):
+                (node.folder / "data" / own).unlink(missing_ok=True)
+        first.start(new_cluster=True)
+        for node in others:
+            node.start(wait=False)
+        for node in others:
+            node.wait_until_ready()
+        self.wait_until_whole()
+
+    def wait_until_whole(self, seconds: float = 90) -> None:
+        """Until all nodes take part, and the front knows it."""
+        self.wait_until_fit(len(self.nodes), seconds)
+
+    def wait_until_fit(self, count: int, seconds: float = 90) -> None:
+        """Until so many nodes are ready, and the front knows it."""
+        until(lambda: len(self.front.fit) == count, seconds, lambda: f"ready are {self.front.fit}, not {count}")
+
+    def remove(self) -> None:
+        self.front.close()
+        for node in self.nodes:
+            node.remove()
+
+    def new_database(self) -> str:
+        """The name of an empty database, which all nodes have."""
+        self._databases += 1
+        name = f"lastbit_{os.getpid()}_{self._databases}"
+        self._everywhere(f"CREATE DATABASE {name}")
+        return name
+
+    def drop_database(self, name: str) -> None:
+        self._everywhere(f"DROP DATABASE {name}")
+
+    def _everywhere(self, statement: str) -> None:
+        fit = [node for node in self.nodes if node.ready()]
+        for node in fit:
+            with contextlib.closing(node.connect()) as connection, connection.cursor() as cursor:
+                # The others have it when they answer.
+                cursor.execute("SET SESSION wsrep_sync_wait = 15")
+                cursor.execute(statement if node is fit[0] else "SHOW DATABASES")
+
+    def url(self, database: str) -> str:
+        """Through the front."""
+        return f"mysql://root@127.0.0.1:{self.front.port}/{database}"
+
+
+def until(condition: Callable[[], bool], seconds: float, message: Callable[[], str]) -> None:
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, message()
+        pause.wait(0.05)

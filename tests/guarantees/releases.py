@@ -1,0 +1,171 @@
+"""Releases of the service beside each other on one database: an earlier commit of this repository, this checkout, and
+one that is still to come; and load that asks all of them, on the same batches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from core import schema
+from core.combiner import Inline
+from core.db import Database
+from core.service import Service
+from tests.guarantees.load import GROUP, SHARED, Load, check
+from tests.guarantees.model import events_of
+from tests.servers import ROOT, ServiceProcess
+
+EARLIER = "3aeaca27cb473415f415b70215e9923c2bb6b784"
+"""The last commit of this repository with the schema of revision 0003: it has the feed and webhooks, and knows of no
+consumer groups, tallies and processes."""
+CODE = ("api", "core", "jobs", "lastbit", "migrations", "senders")
+
+
+@dataclass(frozen=True)
+class Release:
+    """Code in a folder of its own, run by this environment's Python."""
+
+    root: Path
+
+    def service(self, database_url: str) -> ServiceProcess:
+        environment = {"LASTBIT_JANITOR_EVERY": "1", **self._environment}
+        return ServiceProcess(database_url, root=self.root, environment=environment)
+
+    @contextlib.contextmanager
+    def running(self, database_url: str) -> Iterator[ServiceProcess]:
+        service = self.service(database_url).start()
+        try:
+            yield service
+        finally:
+            service.stop(9)
+
+    def migration(self, database_url: str) -> subprocess.Popen[bytes]:
+        """`python -m api migrate`, under way."""
+        command = [sys.executable, "-m", "api", "migrate", "--database-url", database_url]
+        return subprocess.Popen(command, cwd=self.root, env={**os.environ, **self._environment})
+
+    def migrates(self, database_url: str) -> None:
+        with self.migration(database_url) as process:
+            assert process.wait(60) == 0
+
+    def works_on(self, database_url: str) -> None:
+        """Its janitor and its dispatcher do what they have to do, and find nothing wrong."""
+        for_both = f"['--database-url', {database_url!r}]"
+        script = (
+            "from jobs import dispatcher, janitor\n"
+            f"assert (janitor.main({for_both}), dispatcher.main(['--once', *{for_both}])) == (0, 0)"
+        )
+        done = subprocess.run([sys.executable, "-c", script], cwd=self.root, env={**os.environ, **self._environment})
+        assert done.returncode == 0
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(self.root)}
+
+
+THIS = Release(ROOT)
+
+
+def earlier(folder: Path) -> Release:
+    """As the repository remembers it. A checkout without its history is a failure in CI, a skip at home."""
+    archive = folder / "earlier.tar"
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", "--output", str(archive), EARLIER], capture_output=True, text=True
+    )
+    if done.returncode:
+        words = f"this checkout has no history that reaches back to {EARLIER[:7]}: {done.stderr.strip()}"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(words)
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder / "earlier", filter="data")
+    return Release(folder / "earlier")
+
+
+def later(folder: Path, *statements: str) -> Release:
+    """This checkout with one migration more, which executes these statements: revision 9999."""
+    for name in CODE:
+        shutil.copytree(ROOT / name, folder / name)  # with what is compiled already
+    newest = schema.newest()
+    (folder / "migrations/versions/v9999_later.py").write_text(
+        f"from alembic import op\n\nrevision = '9999'\ndown_revision = {newest!r}\n\n\n"
+        "def upgrade() -> None:\n" + "".join(f"    op.execute({each!r})\n" for each in statements)
+    )
+    return Release(folder)
+
+
+class Everything(Load):
+    """Each verb, on batches that all of the services share: each request goes to another of them, by chance. All its
+    batches end succeeded, one half by a seal and one half by an item."""
+
+    def __init__(self, *services: ServiceProcess) -> None:
+        opened = httpx.post(f"{services[0].url}/v1/batches", json={"items": SHARED, "group_size": GROUP}).json()
+        super().__init__(services[0].url, opened["id"])
+        self._asked = services
+
+    def moves_to(self, *services: ServiceProcess, more: int = 60) -> None:
+        """Ask these from now on, for so many acks at least."""
+        self._asked = services
+        self.reaches(more)
+
+    def _target(self) -> str:
+        return random.choice(self._asked).url
+
+    def _batch(self, client: httpx.Client) -> None:
+        batch: int = self._ask(client, "/v1/batches", {"items": 3, "group_size": GROUP})["id"]
+        self.opened.add(batch)
+        assert self._ask(client, f"/v1/batches/{batch}/items", {"count": 3})["start"] == 3
+        first = random.random() < 0.5
+        if first:
+            self._seal(client, batch)
+        for number in (*range(5), 2):  # one comes twice
+            self._ack(client, batch, number)
+            self._ack(client, self.shared, next(self._numbers))
+        given_up = self._ask(client, "/v1/failures", {"items": [f"{batch}:0:5"], "reason": "a dead letter"})
+        assert given_up["applied"] + given_up["repeated"] == 1, given_up
+        with self._changed:
+            self.newly.update(told["batch"] for told in given_up["completed"] if told["newly"])
+        self._ack(client, batch, 5)  # and it is redriven
+        if not first:
+            self._seal(client, batch)
+        self._waits(client, batch)
+        self.finished.append(batch)
+
+    def _seal(self, client: httpx.Client, batch: int) -> None:
+        sealed = self._ask(client, f"/v1/batches/{batch}/seal", {})
+        with self._changed:
+            self.newly.update([batch] if sealed["newly"] else [])
+
+    def _waits(self, client: httpx.Client, batch: int) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(httpx.TransportError):
+                found = client.get(f"{self._target()}/v1/batches/{batch}?wait=10")
+                assert found.status_code in (200, 503), found.text
+                if found.status_code == 200:
+                    assert found.json()["succeeded"], found.text
+                    return
+            self._pause.wait(0.02)
+
+
+def assert_nothing_lost(load: Everything, url: str) -> None:
+    """What was answered is there, once; each transition is one event; the feed has no gap."""
+    with Database(url) as database:
+        check(load, database)
+        service = Service(database, combiner=Inline)
+        for batch in load.finished:
+            assert events_of(service, batch) == ["opened", "sealed", "completed", "succeeded"]
+            assert service.get(batch).acked == 6
+        after = 0
+        while page := service.events(after, 1000).events:
+            assert [event.position for event in page] == list(range(after + 1, after + 1 + len(page)))
+            after = page[-1].position
+        assert after >= 4 * len(load.finished)
+    assert set(load.statuses) <= {200, 201, 503}

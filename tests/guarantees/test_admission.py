@@ -1,0 +1,166 @@
+"""How many acks may wait: a queue before a simulated disk, in simulated time, that can be overrun for a minute."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from core.admission import AFTER, LONES, LONG, SHORT, Admission
+from core.combiner import FLUSH_UNITS
+
+
+@dataclass
+class Disk:
+    """A flush of n units takes `lone` + n * `unit` seconds."""
+
+    lone: float
+    unit: float
+
+    @property
+    def most(self) -> float:
+        """Units a second, in flushes without end."""
+        return 1 / self.unit
+
+
+@dataclass
+class Queue:
+    """What the combiner's lane does, with a crowd that comes evenly."""
+
+    disk: Disk
+    admission: Admission = field(default_factory=Admission)
+    now: float = 0.0
+    waiting: deque[float] = field(default_factory=deque)
+    """When each came."""
+    took: list[tuple[float, float]] = field(default_factory=list)
+    """(when it was answered, how long that took) of the admitted."""
+    refused: list[float] = field(default_factory=list)
+    _next: float = 0.0
+
+    def offer(self, rate: float, seconds: float) -> Queue:
+        end = self.now + seconds
+        self._next = max(self._next, self.now)
+        while self.now < end:
+            self._come(rate, self.now)
+            if not self.waiting:
+                self.now = self._next
+                continue
+            begun = self.now
+            before = self.admission.limit
+            self.admission.taking(begun, begun - self.waiting[0])
+            limit = self.admission.limit
+            while before is None and limit is not None and len(self.waiting) > limit:
+                self.waiting.popleft()
+                self.refused.append(begun)
+            count = min(len(self.waiting), self.admission.most(begun, FLUSH_UNITS))
+            taken = [self.waiting.popleft() for _ in range(count)]
+            seconds_taken = self.disk.lone + count * self.disk.unit
+            self.now += seconds_taken
+            self._come(rate, min(self.now, end))
+            self.took += [(self.now, self.now - came) for came in taken]
+            self.admission.flushed(self.now, count, seconds_taken)
+        return self
+
+    def _come(self, rate: float, until: float) -> None:
+        while self._next <= until:
+            limit = self.admission.limit
+            if limit is not None and len(self.waiting) >= limit:
+                self.admission.refused(self._next)
+                self.refused.append(self._next)
+            else:
+                self.waiting.append(self._next)
+            self._next += 1 / rate
+
+    def p99(self, since: float, until: float = float("inf")) -> float:
+        took = sorted(each for at, each in self.took if since <= at < until)
+        return took[len(took) * 99 // 100]
+
+
+DISKS = [Disk(0.001, 0.0002), Disk(0.004, 0.002), Disk(0.03, 0.0005), Disk(0.0005, 0.0005)]
+
+
+@pytest.mark.parametrize("disk", DISKS, ids=["usual", "random groups", "slow", "large calls"])
+def test_ten_times_too_much_is_admitted_as_far_as_it_can_be_answered_soon(disk: Disk) -> None:
+    """For a minute: the 99th percentile of the admitted is within five times that of a sustainable load, most of what
+    the disk can do is done, and after it everybody is taken again at once."""
+    queue = Queue(disk).offer(0.01 / disk.lone, 5)  # now and then one
+    begun = queue.now
+    queue.offer(0.7 * disk.most, 10)
+    assert not queue.refused
+    calm, flooded = queue.p99(begun), queue.now
+    queue.offer(10 * disk.most, 60)
+    over = queue.now
+    assert queue.p99(flooded, over) <= max(5 * calm, 0.05)
+    done = sum(1 for at, _ in queue.took if flooded <= at < over)
+    assert done >= 0.7 * disk.most * (over - flooded)
+    assert done + sum(1 for at in queue.refused if at < over) >= 0.99 * 10 * disk.most * (over - flooded)
+    queue.offer(0.7 * disk.most, 10)
+    assert not [at for at in queue.refused if at > over + 1]
+    assert queue.admission.limit is None
+    assert queue.p99(over + 1) <= 1.5 * calm
+
+
+def test_a_burst_is_taken_whole() -> None:
+    """Long waits are refused only if they don't end."""
+    queue = Queue(Disk(0.001, 0.00005)).offer(100, 1)
+    queue.offer(1_000_000, 0.004)
+    queue.offer(100, 5)
+    assert len(queue.took) > 4000
+    assert not queue.refused
+
+
+def test_a_disk_that_becomes_slow_is_given_larger_flushes() -> None:
+    """Where the bound stayed, the flushes that would carry the load were refused: slow once, slow for ever."""
+    queue = Queue(Disk(0.001, 0.00005)).offer(14_000, 5)
+    queue.disk = Disk(0.02, 0.00005)
+    queue.offer(14_000, 10)
+    settled = queue.now
+    queue.offer(14_000, 5)
+    assert not [at for at in queue.refused if at > settled]
+    queue.disk = Disk(0.001, 0.00005)
+    queue.offer(14_000, 5)
+    assert queue.p99(queue.now - 3) < SHORT * 2
+
+
+def test_without_overload_there_is_no_bound_and_no_lone_flush() -> None:
+    """Neither is what a quiet service should pay for."""
+    admission = Admission()
+    for step in range(1000):
+        admission.taking(step * 0.01, SHORT / 2)
+        assert admission.limit is None
+        assert admission.most(step * 0.01, 4096) == 4096
+        admission.flushed(step * 0.01, 100, SHORT / 2)
+
+
+def test_the_target_lies_between_what_is_short_and_what_is_long() -> None:
+    """And is the quickest of the last lone flushes, times some: one that the disk held up says nothing."""
+    admission = Admission()
+    assert admission.target == SHORT
+    for seconds, target in ((0.0001, SHORT), (1.0, SHORT), (0.01, SHORT)):
+        admission.flushed(0, 1, seconds)
+        assert admission.target == target
+    for seconds in (0.03, 0.01, 0.02, 0.02, 0.02):
+        admission.flushed(0, 1, seconds)
+    assert admission.target == pytest.approx(LONES * 0.01)
+    for _ in range(5):
+        admission.flushed(0, 1, 3.0)
+    assert admission.target == LONG
+
+
+def test_who_refuses_says_when_it_began_and_when_it_ended() -> None:
+    """Not before waits were long for a while; not after one was short, while others are still refused."""
+    told: list[bool] = []
+    admission = Admission(AFTER, told.append)
+    admission.taking(0, 1)
+    admission.taking(AFTER * 0.9, 1)
+    assert admission.limit is None
+    admission.taking(AFTER * 1.1, 1)
+    assert told == [True]
+    assert admission.limit is not None
+    admission.refused(1)
+    admission.taking(1 + AFTER / 2, 0)
+    assert told == [True]
+    admission.taking(1 + AFTER * 2, 0)
+    assert told == [True, False]
+    assert admission.limit is None

@@ -1,0 +1,213 @@
+"""Wall clocks that jump by days, forward and back, under load: of the service and its jobs, and of the database.
+
+What the first do decides nothing. The second is what leases, expiry and timers go by (docs/operations.md, "Clocks"): a
+jump makes them early or late, and loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from core import janitor, schema, timers
+from core.combiner import Inline
+from core.db import Database
+from core.service import Service
+from lastbit import Client
+from lastbit.errors import StaleEpoch
+from lastbit.groups import Granted
+from lastbit.streams import AckWindow
+from tests.clocks import LIBRARY, WallClock
+from tests.conftest import need, running_mariadb
+from tests.guarantees.releases import Everything, assert_nothing_lost
+from tests.receivers import Receiver
+from tests.servers import ROOT, ServiceProcess, running_service, sqlite_file
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(300)]
+
+PATIENT = 60.0
+"""Seconds that a loaded machine may take; a wait that went by a clock that jumped would take days."""
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> WallClock:
+    need("faketime", LIBRARY is not None)
+    return WallClock(tmp_path)
+
+
+def becomes(condition: Callable[[], bool]) -> None:
+    end, pause = time.monotonic() + PATIENT, threading.Event()
+    while not condition():
+        assert time.monotonic() < end
+        pause.wait(0.1)
+
+
+@contextlib.contextmanager
+def waiting(url: str, batch: int, seconds: int = 2) -> Iterator[None]:
+    """Meanwhile somebody waits for the batch's end, and somebody for events of a type that nobody appends:
+    no longer than they said, and no shorter."""
+    took: dict[str, float] = {}
+
+    def wait(path: str) -> None:
+        began = time.monotonic()
+        httpx.get(f"{url}/v1/{path}wait={seconds}", timeout=PATIENT).raise_for_status()
+        took[path] = time.monotonic() - began
+
+    threads = [
+        threading.Thread(target=wait, args=(path,)) for path in (f"batches/{batch}?", "events?after=0&type=none.such&")
+    ]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
+    assert len(took) == 2
+    assert all(seconds - 0.1 <= each < PATIENT for each in took.values()), took
+
+
+def set_timer(database: Database, name: str, after: timedelta) -> None:
+    database.write(lambda tx: timers.change(tx, "clocks", "one", [timers.New(name, after)]))
+
+
+def fired(database: Database) -> list[str]:
+    """The timers that did."""
+    page = Service(database, combiner=Inline).events(0, 1000, types=[timers.event_type("clocks")])
+    return [str(event.data).partition('"timer":"')[2].partition('"')[0] for event in page.events]
+
+
+def all_alive(*processes: ServiceProcess | subprocess.Popen[bytes]) -> bool:
+    return all((each.process if isinstance(each, ServiceProcess) else each).poll() is None for each in processes)  # type: ignore[union-attr]
+
+
+def test_the_clock_of_the_service_and_its_jobs_may_jump(
+    clock: WallClock, mariadb_database: Database, mariadb_url: str, receiver: Receiver
+) -> None:
+    """Nobody is told another thing than with the right time: no lease ends, no timer fires, nothing expires, waits last
+    as long as they should, and webhooks bear signatures that receivers take."""
+    environment = {"LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true", **clock.environment}
+
+    def job(name: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"jobs.{name}", "--database-url", mariadb_url]
+        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.PIPE)
+
+    with contextlib.ExitStack() as stack:
+        service = stack.enter_context(running_service(mariadb_url, **environment))
+        dispatcher = stack.enter_context(job("dispatcher"))
+        stack.callback(dispatcher.kill)
+        client = stack.enter_context(Client(service.url))
+        receiver.secrets.append(client.webhooks.create(receiver.url, types=["batch.completed"]).secret)
+        idle = client.open(items=1, expires_in=3600)
+        client.groups.create("clocks", partitions=2, ttl=PATIENT * 5)
+        held = client.groups.sync("clocks", "worker", "session").assigned
+        set_timer(mariadb_database, "in an hour", timedelta(hours=1))
+        with Everything(service) as load:
+            for days in (2, -4, 0):
+                with waiting(service.url, load.shared):
+                    load.reaches(2)  # they wait by now
+                    clock.jump(days)
+                    load.reaches(20)
+                assert client.groups.sync("clocks", "worker", "session").assigned == held
+                set_timer(mariadb_database, f"{days}", timedelta())
+                becomes(lambda days=days: f"{days}" in fired(mariadb_database))  # type: ignore[misc]
+                if days:
+                    with job("janitor") as refused:
+                        assert refused.wait(PATIENT) == 1
+                        assert refused.stderr is not None
+                        assert b"the database's clock differs from this machine's" in refused.stderr.read()
+            assert all_alive(service, dispatcher)
+        assert client.batch(idle.id).refresh().state == "open"
+        assert fired(mariadb_database) == ["2", "-4", "0"]
+        wanted = {f"batch:{batch}:completed" for batch in load.finished}
+        becomes(lambda: wanted <= {got.id for got in list(receiver.got)})
+        assert all(got.valid for got in receiver.got)
+    assert_nothing_lost(load, mariadb_url)
+
+
+@pytest.fixture(params=["sqlite", "mariadb"])
+def jumping(request: pytest.FixtureRequest, clock: WallClock) -> Iterator[tuple[Database, ServiceProcess]]:
+    """A database whose clock is in our hand, and a service on it. SQLite's is that of the service."""
+    with contextlib.ExitStack() as stack:
+        environment = {"LASTBIT_JANITOR_EVERY": "0.5"}
+        if request.param == "sqlite":
+            url = stack.enter_context(sqlite_file())
+            environment |= clock.environment
+        else:
+            url = stack.enter_context(running_mariadb(environment=clock.environment)).new_database()
+        database = stack.enter_context(Database(url))
+        schema.migrate(database)
+        yield database, stack.enter_context(running_service(url, **environment))
+
+
+def commit(client: Client, worker: str, held: Granted) -> None:
+    window = AckWindow()
+    window.track(1)
+    client.groups.commit("clocks", held.partition, worker=worker, epoch=held.epoch, snapshot=window.snapshot())
+
+
+def pass_of_the_jobs(database: Database) -> None:
+    """On SQLite the service does it by itself."""
+    if not database.is_sqlite:
+        janitor.run_once(database, janitor.Policy())
+        timers.fire(database)
+
+
+def test_the_clock_of_the_database_may_jump(jumping: tuple[Database, ServiceProcess], clock: WallClock) -> None:
+    """Forward: what is idle expires and timers fire before their time, leases end and their holders are fenced.
+    Backward: leases are as long as if they were given now. Either way each completion is exact and told once, the feed
+    goes on without a gap, and waits last as long as they should."""
+    database, service = jumping
+    with Client(service.url) as client, Everything(service) as load:
+        idle = client.open(items=1, expires_in=3600)
+        client.groups.create("clocks", partitions=2, ttl=2)
+        set_timer(database, "in an hour", timedelta(hours=1))
+        first = client.groups.sync("clocks", "first", "1").assigned
+        before = client.batch(load.shared).refresh().created_at
+
+        with waiting(service.url, load.shared):
+            load.reaches(2)
+            clock.jump(2)
+            load.reaches(20)
+        second = client.groups.sync("clocks", "second", "2").assigned
+        assert [each.partition for each in second] == [each.partition for each in first] == [0, 1]
+        for lost, taken in zip(first, second, strict=True):
+            assert taken.epoch > lost.epoch
+            with pytest.raises(StaleEpoch):
+                commit(client, "first", lost)
+            commit(client, "second", taken)
+        pass_of_the_jobs(database)
+        becomes(lambda: client.batch(idle.id).refresh().state == "expired")
+        assert [each.reason for each in client.ack(f"{idle.id}:0:0").rejected] == ["expired"]
+        becomes(lambda: fired(database) == ["in an hour"])
+        ahead = client.open().refresh()
+        assert ahead.created_at - before > timedelta(days=1)
+
+        with waiting(service.url, load.shared):
+            load.reaches(2)
+            clock.jump(-4)
+            load.reaches(20)
+        behind = client.open().refresh()
+        assert behind.created_at < before
+        assert behind.id > ahead.id
+        assert [each.id for each in client.batches() if each.id in (ahead.id, behind.id)] == [
+            behind.id,
+            ahead.id,
+        ]
+        # A lease that was given in the future ends with its ttl all the same.
+        becomes(lambda: len(client.groups.sync("clocks", "third", "3").assigned) == 2)
+        pass_of_the_jobs(database)
+
+        clock.jump(0)
+        load.reaches(20)
+        assert all_alive(service)
+    assert fired(database) == ["in an hour"]
+    assert_nothing_lost(load, str(database.url.render_as_string(hide_password=False)))

@@ -1,0 +1,449 @@
+"""On a Galera cluster of three nodes: what one node has committed another one may not have applied yet, locks hold on
+their own node, and a commit may be refused. All guarantees hold all the same.
+
+Decision 0013 says of each transaction what holds it; here those are tried that rest on more than the rows they write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from core import batches, checks, definitions, errors, feed, groups, leases, schema, tallies
+from core.batches import Opening
+from core.calls import Answer
+from core.combiner import Inline
+from core.db import Database
+from core.lifecycle import State
+from core.service import Service
+from lastbit.streams.snapshot import Snapshot
+from tests.galera import Cluster, Node, Policy, until
+from tests.guarantees.load import Load, check, open_shared
+from tests.guarantees.rounds import GROUP, ack, newly, prepare, race, recount
+from tests.servers import running_service
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.xdist_group("galera"), pytest.mark.timeout(300)]
+
+ROUNDS = 2000 if "LASTBIT_SOAK" in os.environ else 40
+
+
+@dataclass
+class Pair:
+    """A database, by way of two nodes."""
+
+    name: str
+    nodes: tuple[Node, Node]
+    one: Database
+    other: Database
+
+    @property
+    def urls(self) -> tuple[str, str]:
+        return self.nodes[0].url(self.name), self.nodes[1].url(self.name)
+
+    def services(self) -> tuple[Service, Service]:
+        return Service(self.one, combiner=Inline), Service(self.other, combiner=Inline)
+
+
+@pytest.fixture(scope="module")
+def name(galera: Cluster) -> Iterator[str]:
+    """A database with the current schema."""
+    name = galera.new_database()
+    with Database(galera.nodes[0].url(name)) as database:
+        schema.migrate(database)
+    yield name
+    galera.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+def pair(galera: Cluster, name: str) -> Iterator[Pair]:
+    nodes = galera.nodes[0], galera.nodes[1]
+    with Database(nodes[0].url(name)) as one, Database(nodes[1].url(name)) as other:
+        yield Pair(name, nodes, one, other)
+
+
+def head(pair: Pair) -> int:
+    return pair.one.read(feed.head)
+
+
+def events(pair: Pair, after: int) -> list[feed.Event]:
+    """As the other node has them; their positions have no gaps."""
+    told = pair.other.snapshot(lambda tx: feed.read(tx, after, 100_000)).events
+    assert [event.position for event in told] == list(range(after + 1, after + 1 + len(told)))
+    return told
+
+
+def test_a_lost_certification_is_begun_again_and_costs_no_connection(pair: Pair) -> None:
+    """Nothing was committed, so even work that must not be done twice is; and what is held in memory stays."""
+    one, other = pair.services()
+    batch = one.open(Opening(items=10)).batch.id
+    connected: list[None] = []
+    one.database.on_connect(lambda: connected.append(None))
+    mine: list[int] = []
+
+    def work(tx: sa.Connection) -> None:
+        found, _ = batches.lock(tx, batch)
+        batches.update(tx, batch, items=found.items + 1)
+        mine.append(found.items)
+        if len(mine) == 1:
+            assert ack(other, (batch, 0, 0)).applied == 1
+
+    one.database.write(work)
+    assert mine == [10, 10]
+    assert not connected
+    found = other.get(batch)
+    assert (found.items, found.acked) == (11, 1)
+
+
+def test_an_ack_on_one_node_right_after_the_extend_on_another_is_not_refused(pair: Pair) -> None:
+    """The ids are unknown where the extend was not applied yet; the ack waits there until it was."""
+    one, other = pair.services()
+    batch = one.open(Opening()).batch.id
+    ack(other, (batch, 0, 0))  # so that its node has a session that is in use
+    with ThreadPoolExecutor(1) as pool:
+        with pair.nodes[1].lagging():
+            extended = one.extend(batch, 5)
+            acked = pool.submit(ack, other, (batch, 0, extended.start))
+            until(lambda: acked.done() or pair.nodes[1].works_on(pair.name) > 0, 30, lambda: "it was not sent")
+            assert not acked.done(), acked.result()
+        assert (acked.result(30).applied, acked.result().rejected) == (1, [])
+
+
+def test_what_was_answered_on_one_node_is_read_on_another(pair: Pair) -> None:
+    """The state after a seal, and the event of it."""
+    one, other = pair.services()
+    batch = one.open(Opening()).batch.id
+    other.get(batch)
+    with ThreadPoolExecutor(2) as pool:
+        with pair.nodes[1].lagging():
+            assert one.seal(batch).newly
+            state = pool.submit(lambda: other.get(batch).state)
+            position = pool.submit(other.feed_head)
+            until(
+                lambda: (state.done() and position.done()) or pair.nodes[1].works_on(pair.name) == 2,
+                30,
+                lambda: "they were not sent",
+            )
+        assert state.result(30) is State.COMPLETE
+        assert position.result(30) == one.feed_head()
+
+
+def test_of_two_last_acks_on_two_nodes_exactly_one_completes_the_batch(pair: Pair) -> None:
+    """In two groups, so that no group's row is written by both; there is one event of it."""
+    shapes = [(2 * GROUP, {0: GROUP - 1, 1: GROUP - 1}), (GROUP + 1, {0: GROUP - 1})]
+    ids = prepare(pair.one, ROUNDS, lambda number: shapes[number % 2])
+    before = head(pair)
+
+    def judge(number: int, one: Answer, other: Answer) -> None:
+        batch = ids[number]
+        assert [newly(one, batch), newly(other, batch)].count(True) == 1
+        assert (one.applied, other.applied) == (1, 1)
+
+    race(
+        pair.one,
+        ROUNDS,
+        lambda service, number: ack(service, (ids[number], 0, GROUP - 1)),
+        lambda service, number: ack(service, (ids[number], 1, shapes[number % 2][1].get(1, 0))),
+        check=judge,
+        urls=pair.urls,
+    )
+    rows = recount(pair.other)
+    assert {rows[batch].state for batch in ids} == {State.COMPLETE}
+    assert sorted(event.id for event in events(pair, before)) == sorted(
+        f"batch:{batch}:{happened}" for batch in ids for happened in ("completed", "succeeded")
+    )
+
+
+def test_the_same_items_acked_on_two_nodes_count_once(pair: Pair) -> None:
+    """Each process holds the group in memory, and it is the other's change that it doesn't have."""
+    ids = prepare(pair.one, 1, lambda number: (GROUP * 4, {}))
+
+    def judge(number: int, one: Answer, other: Answer) -> None:
+        assert sorted([(one.applied, one.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
+
+    def same(service: Service, number: int) -> Answer:
+        return ack(service, (ids[0], *divmod(number, GROUP)))
+
+    race(pair.one, ROUNDS, same, same, check=judge, urls=pair.urls)
+    assert recount(pair.other)[ids[0]].acked == ROUNDS
+
+
+def test_opens_under_one_key_on_two_nodes_open_one_batch(pair: Pair) -> None:
+    """One of them is refused by the cluster, begins again, and finds the other's."""
+
+    def judge(number: int, one: Any, other: Any) -> None:
+        assert one.batch.id == other.batch.id
+        assert sorted([one.replayed, other.replayed]) == [False, True]
+
+    def same(service: Service, number: int) -> batches.Opened:
+        return service.open(Opening(key=f"key-{number}", items=3), f"open-{number}")
+
+    before = recount(pair.other)
+    race(pair.one, ROUNDS, same, same, check=judge, urls=pair.urls)
+    assert len(recount(pair.other)) == len(before) + ROUNDS
+
+
+def test_of_the_last_ack_and_the_seal_on_two_nodes_exactly_one_completes_the_batch(pair: Pair) -> None:
+    """As on one server."""
+    ids = prepare(pair.one, ROUNDS, lambda number: (GROUP + 1, {0: GROUP}), state=State.OPEN)
+
+    def judge(number: int, acked: Answer, sealed: batches.Sealed) -> None:
+        assert [newly(acked, ids[number]), sealed.newly].count(True) == 1
+        assert sealed.newly == sealed.batch.complete
+
+    race(
+        pair.one,
+        ROUNDS,
+        lambda service, number: ack(service, (ids[number], 1, 0)),
+        lambda service, number: service.seal(ids[number]),
+        check=judge,
+        urls=pair.urls,
+    )
+    rows = recount(pair.other)
+    assert {rows[batch].state for batch in ids} == {State.COMPLETE}
+
+
+def test_an_ack_and_a_cancel_on_two_nodes(pair: Pair) -> None:
+    """The ack is applied before the end, or rejected."""
+    ids = prepare(pair.one, ROUNDS, lambda number: (10, {}), state=State.OPEN)
+    applied: dict[int, int] = {}
+
+    def judge(number: int, acked: Answer, cancelled: batches.Batch) -> None:
+        assert cancelled.state is State.CANCELLED
+        assert acked.applied + len(acked.rejected) == 1
+        assert cancelled.acked == acked.applied, "it was answered as applied, after the end"
+        applied[ids[number]] = acked.applied
+
+    race(
+        pair.one,
+        ROUNDS,
+        lambda service, number: ack(service, (ids[number], 0, 3)),
+        lambda service, number: service.cancel(ids[number]),
+        check=judge,
+        urls=pair.urls,
+    )
+    rows = recount(pair.other)
+    assert {batch: rows[batch].acked for batch in ids} == applied
+
+
+def test_events_appended_on_two_nodes_have_positions_without_gaps(pair: Pair) -> None:
+    """And an event whose id comes twice is there once."""
+
+    def append(service: Service, number: int, who: str) -> list[feed.Appended]:
+        return service.append([feed.New(f"own:{number}:{who}", "own"), feed.New(f"both:{number}", "own")])
+
+    def judge(number: int, one: Any, other: Any) -> None:
+        assert one[1].position == other[1].position
+        assert [one[1].repeated, other[1].repeated].count(False) == 1
+
+    before = head(pair)
+    race(
+        pair.one,
+        ROUNDS,
+        lambda service, number: append(service, number, "one"),
+        lambda service, number: append(service, number, "other"),
+        check=judge,
+        urls=pair.urls,
+    )
+    told = events(pair, before)
+    assert len(told) == len({event.id for event in told}) == 3 * ROUNDS
+
+
+def test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_on_another_node(pair: Pair) -> None:
+    """The fence only looks at the partition's row. The next owner must see what was written, or it was refused."""
+    one, _ = pair.services()
+    one.put_group("g", 1)
+    held: list[groups.Fence] = []
+    lost = 0
+
+    def take(number: int) -> None:
+        synced = one.sync("g", leases.Caller("w", f"session-{number}"))
+        held.append(groups.Fence("g", 0, "w", synced.assigned[0].epoch))
+
+    def write(service: Service, number: int) -> tallies.Applied:
+        return service.apply_tally("t", [tallies.Entry(f"{number}", 1, "topic", 0, 0, 1, 0)], held[number])
+
+    def hand_over(service: Service, number: int) -> int:
+        def work(tx: sa.Connection) -> int:
+            leases.leave(tx, "g", "w")
+            return tallies.get(tx, "t", f"{number}").value
+
+        return service.database.write(work)
+
+    def judge(number: int, written: Any, seen: int) -> None:
+        nonlocal lost
+        assert seen == (0 if isinstance(written, errors.StaleEpoch) else 1), "written after the partition was gone"
+        lost += seen == 0
+        if number + 1 < ROUNDS:
+            take(number + 1)
+
+    take(0)
+    race(pair.one, ROUNDS, write, hand_over, check=judge, urls=pair.urls)
+    assert 0 < lost < ROUNDS, "the two hardly met"
+
+
+def test_workers_that_join_on_two_nodes_hold_no_partition_together(pair: Pair) -> None:
+    """Each of them is told what is its own, and finds it so."""
+    one, other = pair.services()
+    one.put_group("eight", 8)
+
+    def join(service: Service, number: int, worker: str) -> leases.Synced:
+        return service.sync("eight", leases.Caller(worker, f"{worker}-{number}"))
+
+    def judge(number: int, mine: Any, theirs: Any) -> None:
+        assert not {held.partition for held in mine.assigned} & {held.partition for held in theirs.assigned}
+        for service, worker, synced in ((one, "one", mine), (other, "other", theirs)):
+            for held in synced.assigned:
+                service.commit_position(groups.Fence("eight", held.partition, worker, held.epoch), Snapshot(1, 1))
+            service.leave_group("eight", worker)
+
+    race(
+        pair.one,
+        ROUNDS,
+        lambda service, number: join(service, number, "one"),
+        lambda service, number: join(service, number, "other"),
+        check=judge,
+        urls=pair.urls,
+    )
+
+
+def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with(pair: Pair) -> None:
+    """The process is defined with the position that it begins after; what comes next is there, or it is refused."""
+    one, _ = pair.services()
+    after: list[int] = []
+
+    def begin(number: int) -> None:
+        after.append(one.append([feed.New(f"{number}:{each}", "own") for each in range(3)])[0].position)
+
+    def trim(service: Service, number: int) -> int:
+        return feed.trim(service.database, timedelta(0), needed=definitions.needed)
+
+    def judge(number: int, defined: Any, trimmed: int) -> None:
+        try:
+            one.events(after[number], 1)
+        except errors.PositionTrimmed:
+            assert isinstance(defined, errors.PositionTrimmed), "what it begins with is gone"
+        else:
+            assert isinstance(defined, tuple)
+        if isinstance(defined, tuple):
+            one.delete_process(f"p{number}")
+        begin(number + 1)
+
+    begin(0)
+    race(
+        pair.one,
+        ROUNDS,
+        lambda service, number: service.define_process(f"p{number}", partitions=1, after=after[number]),
+        trim,
+        check=judge,
+        urls=pair.urls,
+    )
+
+
+def test_a_cluster_as_it_should_be_is_found_fine(galera: Cluster, pair: Pair) -> None:
+    """And one that would answer without its majority is named."""
+    found = {each.about: each.verdict for each in checks.check(pair.one)}
+    assert set(found.values()) == {checks.Verdict.FINE}
+    assert {"cluster", "cluster_size", "cluster_reads", "cluster_majority", "cluster_format", "cluster_keys"} <= set(
+        found
+    )
+    with contextlib.closing(pair.nodes[0].connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET GLOBAL wsrep_dirty_reads = 1, GLOBAL innodb_flush_log_at_trx_commit = 2")
+        try:
+            unfit = {each.about: each.verdict for each in checks.check(pair.one) if each.do}
+        finally:
+            cursor.execute("SET GLOBAL wsrep_dirty_reads = 0, GLOBAL innodb_flush_log_at_trx_commit = 1")
+    assert unfit == {"cluster_reads": checks.Verdict.BROKEN, "durability": checks.Verdict.UNSAFE}
+
+
+def _session(tx: sa.Connection) -> int:
+    return int(tx.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
+
+
+def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not_kept(
+    galera: Cluster, pair: Pair
+) -> None:
+    """Neither what it has nor that it would be locked; when the others are back, it goes on."""
+    one, other = pair.services()
+    batch = one.open(Opening(items=3)).batch.id
+    ack(one, (batch, 0, 0))
+    session = one.database.read(_session)
+    for node in galera.nodes[1:]:
+        node.freeze()
+    try:
+        # The first one waits for the others already when they are found to be gone.
+        calls: list[Callable[[], object]] = [
+            lambda: one.database.write(lambda tx: batches.get(tx, batch), lock_waits=0),
+            *(lambda: ack(one, (batch, 0, 1)), lambda: one.get(batch), lambda: one.seal(batch)),
+        ]
+        for call in calls:
+            with pytest.raises(errors.Unavailable) as refused:
+                call()
+            assert not isinstance(refused.value, errors.LockTimeout)
+    finally:
+        for node in galera.nodes[1:]:
+            node.thaw()
+    galera.wait_until_whole()
+    assert one.database.read(_session) != session
+    found = other.get(batch)
+    assert found.state is State.OPEN
+    acked = ack(one, (batch, 0, 1))
+    assert (acked.applied, acked.repeated) == ((1, 0) if found.acked == 1 else (0, 1))
+
+
+@pytest.mark.parametrize("policy", ["one", "all"])
+def test_nodes_that_are_killed_and_rejoin_under_load(galera: Cluster, policy: Policy) -> None:
+    """Two services, on one node at a time or on all of them at once. A node is killed and rejoins, by what it has
+    missed or by a transfer of everything; the rest lose their majority for a while."""
+    galera.front.policy = policy
+    name = galera.new_database()
+    url = galera.url(name)
+    with Database(url) as database, contextlib.ExitStack() as stack:
+        schema.migrate(database)
+        shared = open_shared(database)
+        services = [stack.enter_context(running_service(url)) for _ in range(2)]
+        with Load(services[0].url, shared, threads=2) as load, Load(services[1].url, shared, threads=2) as second:
+            loads = (load, second)
+
+            def go_on() -> None:
+                for each in loads:
+                    each.reaches(15)
+
+            go_on()
+            killed = galera.front.current if policy == "one" else galera.nodes[2]
+            assert killed is not None
+            killed.kill()
+            go_on()
+            killed.start(whole=policy == "all")
+            galera.wait_until_whole()
+            go_on()
+            if policy == "all":
+                for node in galera.nodes[:2]:
+                    node.freeze()
+                for each in loads:
+                    unavailable(each)
+                for node in galera.nodes[:2]:
+                    node.thaw()
+                galera.wait_until_whole()
+                go_on()
+        for each in loads:
+            check(each, database)
+        told = database.snapshot(lambda tx: feed.read(tx, 0, 100_000)).events
+    assert [event.position for event in told] == list(range(1, len(told) + 1))
+    completed = Counter(event.batch for event in told if event.type == "batch.completed")
+    assert {completed[batch] for each in loads for batch in each.finished} == {1}
+    galera.drop_database(name)
+
+
+def unavailable(load: Load) -> None:
+    """Wait until some more calls are answered 503."""
+    wanted = load.statuses[503] + 3
+    load.hears(lambda: load.statuses[503] >= wanted)

@@ -1,0 +1,82 @@
+"""More acks than can be committed: who is let in has it durable, the rest is told to come back, nothing piles up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+
+import httpx
+import pytest
+
+from bench import load
+from core import schema
+from core.db import Database
+from lastbit import Client
+from tests.proxies import proxied
+from tests.servers import MariaDB, running_service
+
+CROWD = 300
+MOST = 200
+"""Acks that may wait; those above are told at once."""
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(300)]
+
+
+def answer(opened: socket.socket) -> tuple[int, dict[str, str], dict[str, object]]:
+    """Status, headers and body of the one answer that comes."""
+    heard = b""
+    while b"\r\n\r\n" not in heard:
+        heard += opened.recv(65536)
+    head, _, content = heard.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+    while len(content) < int(headers["content-length"]):
+        content += opened.recv(65536)
+    return int(lines[0].split()[1]), headers, json.loads(content)
+
+
+def test_a_crowd_is_answered_or_told_to_come_back(mariadb: MariaDB, mariadb_url: str) -> None:
+    """The database stands still while all of them come. Beyond the bound they are refused while it does; when it goes
+    on the queue is cut. An item is acked if its call was answered 200 and pending if 503; then all come back."""
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+    with proxied(mariadb.port) as proxy, contextlib.ExitStack() as stack:
+        url = mariadb_url.replace(f":{mariadb.port}/", f":{proxy.port}/")
+        running = stack.enter_context(
+            running_service(url, LASTBIT_SHED_AFTER="0.0001", LASTBIT_MAX_WAITING_ACKS=str(MOST))
+        )
+        client = stack.enter_context(httpx.Client(base_url=running.url, timeout=60))
+        batch = client.post("/v1/batches", json={"items": CROWD + 1, "sealed": True}).json()["id"]
+        client.post("/v1/acks", json={"items": [f"{batch}:0:{CROWD}"]})
+        crowd = [stack.enter_context(socket.create_connection(("127.0.0.1", running.port))) for _ in range(CROWD)]
+        proxy.fall_silent()
+        try:
+            for number, each in enumerate(crowd):
+                each.settimeout(60)
+                each.sendall(load.encoded("/v1/acks", {"items": [f"{batch}:0:{number}"]}))
+            told_at_once: list[socket.socket] = []
+            while len(told_at_once) < CROWD - MOST:
+                told_at_once, _, _ = select.select(crowd, [], [], 60)
+        finally:
+            proxy.speak()
+        answered = [answer(each) for each in crowd]
+        assert {status for status, _, _ in answered} == {200, 503}
+        for status, headers, content in answered:
+            if status == 503:
+                assert (content["code"], headers["retry-after"]) == ("unavailable", "1")
+                assert headers["content-type"] == "application/problem+json"
+                assert headers["x-request-id"]
+        refused = {number for number, (status, _, _) in enumerate(answered) if status == 503}
+        assert len(refused) > CROWD - MOST  # some of those who waited too
+        ranges = client.get(f"/v1/batches/{batch}/pending", params={"limit": 1000}).json()["ranges"]
+        assert {number for each in ranges for number in range(each["start"], each["end"])} == refused
+        with Client(running.url) as sdk, sdk.acker() as acker:
+            again = [acker.ack(f"{batch}:0:{number}") for number in refused]
+            told = [future.result(60) for future in again]
+        assert told[-1] is not None
+        verified = client.get(f"/v1/batches/{batch}/verify").json()
+        assert (verified["ok"], verified["acked"], verified["pending"]) == (True, CROWD + 1, 0)
+        counted = client.get("/metrics").text
+        assert f'lastbit_refused_total{{cause="acks"}} {len(refused)}.0' in counted

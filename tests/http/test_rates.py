@@ -1,0 +1,212 @@
+"""Rates of tokens: who is over his is told when to come back, nothing of the call was done, and others don't notice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.rates import Bucket, Rates
+from lastbit import AsyncClient, Client, RateLimited, Retry, tokens
+from lastbit.tokens import Role, Token
+from tests.http.test_short_way import JSON, Wire, request
+from tests.sdk.test_cli import Lastbit
+from tests.servers import ServiceProcess, running_service, sqlite_file
+
+ALL = (Role.READ, Role.PRODUCE, Role.CONSUME)
+FREE, FEW_CALLS, FEW_ITEMS = tokens.new(), tokens.new(), tokens.new()
+LINES = [
+    tokens.known(FREE, "free", ALL).line(),
+    tokens.known(FEW_CALLS, "few-calls", ALL, requests=2).line(),
+    tokens.known(FEW_ITEMS, "few-items", ALL, items=10).line(),
+]
+
+
+@pytest.fixture(scope="module")
+def rated() -> Iterator[ServiceProcess]:
+    with sqlite_file() as url, running_service(url, LASTBIT_TOKENS=";".join(LINES)) as running:
+        yield running
+
+
+def caller(running: ServiceProcess, token: str) -> httpx.Client:
+    return httpx.Client(base_url=running.url, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+
+
+def opened(running: ServiceProcess, items: int) -> int:
+    with caller(running, FREE) as client:
+        batch: int = client.post("/v1/batches", json={"items": items}).json()["id"]
+        return batch
+
+
+def until_refused(call: Callable[[], httpx.Response]) -> httpx.Response:
+    """However slow this machine is, some call in a row comes too soon."""
+    for _ in range(1000):
+        answered = call()
+        if answered.status_code == 429:
+            return answered
+        assert answered.status_code in (200, 201)
+    raise AssertionError("a thousand calls, and none was too many")
+
+
+def test_a_bucket_holds_a_second_and_debts_are_worked_off() -> None:
+    """To the call; who was refused has paid nothing."""
+    bucket = Bucket(5)
+    assert [bucket.take(1, 100.0) for _ in range(5)] == [0] * 5
+    assert bucket.take(1, 100.0) == pytest.approx(0.2)
+    assert bucket.take(1, 100.1) == pytest.approx(0.1)
+    assert bucket.take(1, 100.25) == 0
+    assert bucket.take(1, 100.25) > 0
+    bucket = Bucket(100)
+    assert bucket.take(10_000, 100.0) == 0
+    assert bucket.take(1, 100.0) == pytest.approx(99.01)
+    assert bucket.take(1, 199.0) == pytest.approx(0.01)
+    assert bucket.take(1, 199.1) == 0
+    assert bucket.take(10**6, 10**6) == 0  # long unused, it has no more than a second's worth
+    assert bucket.take(1, 10**6 + 1) > 0
+
+
+def test_buckets_of_tokens_that_are_gone_are_forgotten_and_the_others_stay() -> None:
+    """A reload is no way to a fresh bucket, unless the rate is another one."""
+    rates = Rates()
+    one, two = (Token(name, frozenset(ALL), name.encode(), requests=1) for name in ("one", "two"))
+    rates.call(one)
+    rates.call(two)
+    rates.keep({b"one"})
+    rates.call(two)
+    for each in (one, two):
+        with pytest.raises(Exception, match="1 requests a second"):
+            rates.call(each)
+    rates.call(Token("one", frozenset(ALL), b"one", requests=7))
+    rates.call(Token("free", frozenset(ALL), b"free"))
+    rates.bring(one, 10**9)
+
+
+def test_too_many_calls_are_refused_wherever_they_go(rated: ServiceProcess) -> None:
+    """With the seconds after which one more is fine; calls of others are answered meanwhile."""
+    with caller(rated, FEW_CALLS) as client, caller(rated, FREE) as other:
+        for call in (
+            lambda: client.get("/v1/batches"),
+            lambda: client.post("/v1/batches", json={}),
+            lambda: client.post("/v1/acks", json={"items": []}),
+            lambda: client.post("/v1/failures?ordinary=1", json={"items": []}),
+        ):
+            refused = until_refused(call)
+            assert refused.json()["code"] == "rate_limited"
+            assert refused.json()["detail"] == "the token few-calls has a rate of 2 requests a second"
+            assert refused.headers["Retry-After"] == "1"
+            assert other.get("/v1/batches").status_code == 200
+            assert client.get("/healthz").status_code == 200
+        metrics = other.get("/metrics").text
+        assert 'lastbit_refused_total{cause="rate"} 4.0' in metrics
+        assert 'lastbit_ack_requests_total{status="429",verb="ack"} 1.0' in metrics
+
+
+def test_the_short_way_has_the_same_rates(rated: ServiceProcess) -> None:
+    """Also for a head that is known; the connection goes on."""
+    batch = opened(rated, 1000)
+    wire = Wire(rated.port)
+    headers = f"{JSON}Authorization: Bearer {FEW_CALLS}\r\n"
+    seen: dict[int, int] = {}
+    index = 0
+    while 429 not in seen or seen[429] < 3:
+        wire.send(request([f"{batch}:0:{index}"], headers=headers))
+        status, answered, _ = wire.answer()
+        seen[status] = seen.get(status, 0) + 1
+        assert status == 200 or answered["retry-after"] == "1"
+        index += 1
+        assert index < 1000
+    with caller(rated, FREE) as client:
+        assert client.get(f"/v1/batches/{batch}").json()["acked"] == seen.get(200, 0)
+    wire.close()
+
+
+def test_items_are_counted_and_of_a_refused_call_nothing_is_applied(rated: ServiceProcess) -> None:
+    """By id, by mask, of events and of tallies; one large call is taken, and the next one has to wait for it."""
+    batch = opened(rated, 8192 * 2)
+    with caller(rated, FEW_ITEMS) as client:
+        big = client.post("/v1/acks", json={"items": [f"{batch}:0:{n}" for n in range(200)]})
+        assert big.json()["applied"] == 200
+        entry = {"key": "k", "delta": 1, "source": {"topic": "t", "partition": 0, "offset": 1}}
+        for path, body in (
+            ("/v1/acks", {"items": [f"{batch}:0:200"]}),
+            ("/v1/failures", {"groups": [{"batch": batch, "group": 1, "bits": "/w=="}]}),
+            ("/v1/events", {"events": [{"id": "mine", "type": "mine"}]}),
+            ("/v1/tallies/rated/apply", {"entries": [entry]}),
+        ):
+            refused = client.post(path, json=body)
+            assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+            assert "10 items a second" in refused.json()["detail"]
+            assert 5 <= int(refused.headers["Retry-After"]) <= 20
+        # What brings no items is fine, and so is an empty call.
+        assert client.get(f"/v1/batches/{batch}").json()["acked"] == 200
+        assert client.post("/v1/acks", json={"items": []}).json()["applied"] == 0
+        assert client.post("/v1/batches", json={"items": 10**6}).status_code == 201
+        assert client.get("/v1/events", params={"type": "mine"}).json()["events"] == []
+        assert client.post("/v1/acks", json={"items": ["x"]}).status_code == 422
+        assert client.get("/v1/tallies/rated/k").json()["value"] == 0
+
+
+def test_the_settings_have_a_rate_for_tokens_without_one(tmp_path: Path) -> None:
+    """A line's own comes first; a file that is read again brings new ones."""
+    mine, other = tokens.new(), tokens.new()
+    file = tmp_path / "tokens"
+    file.write_text(
+        f"{tokens.known(mine, 'mine', ALL).line()}\n{tokens.known(other, 'other', ALL, requests=100_000).line()}\n"
+    )
+    settings = {"LASTBIT_TOKENS_FILE": str(file), "LASTBIT_TOKEN_REQUESTS": "1"}
+    with sqlite_file() as url, running_service(url, **settings) as running:
+        with caller(running, mine) as client:
+            assert "1 requests a second" in until_refused(lambda: client.get("/v1/batches")).json()["detail"]
+        with caller(running, other) as client:
+            assert {client.get("/v1/batches").status_code for _ in range(20)} == {200}
+            file.write_text(f"{tokens.known(other, 'other', ALL, requests=1).line()}\n")
+            until_refused(lambda: client.get("/v1/batches"))
+
+
+def test_a_service_without_tokens_has_no_rates() -> None:
+    """There is nobody to tell apart."""
+    with sqlite_file() as url, running_service(url, LASTBIT_TOKEN_REQUESTS="1") as running:
+        assert {httpx.get(f"{running.url}/v1/batches").status_code for _ in range(10)} == {200}
+
+
+def test_clients_wait_as_they_are_told_and_go_on(rated: ServiceProcess) -> None:
+    """Client, acker and command line: everything is done in the end, at the token's pace."""
+    batch = opened(rated, 100)
+    begun = time.monotonic()
+    with Client(rated.url, token=FEW_CALLS) as client:
+        for index in range(5):
+            assert client.ack(f"{batch}:0:{index}").applied == 1
+        with client.acker() as acker:
+            told = [acker.ack(f"{batch}:0:{index}") for index in range(5, 20)]
+            assert [future.result(60) for future in told] == [None] * 15
+
+    async def with_tasks() -> int:
+        async with AsyncClient(rated.url, token=FEW_CALLS) as client:
+            answers = await asyncio.gather(*(client.ack(f"{batch}:0:{index}") for index in range(20, 26)))
+            return sum(each.applied for each in answers)
+
+    assert asyncio.run(with_tasks()) == 6
+    line = Lastbit(rated.url)
+    for index in range(26, 29):
+        done = line("ack", f"{batch}:0:{index}", "--token", FEW_CALLS)
+        assert done.returncode == 0, done.stderr
+    with caller(rated, FREE) as client_:
+        assert client_.get(f"/v1/batches/{batch}").json()["acked"] == 29
+    assert time.monotonic() - begun >= 14 / 2 - 1
+
+
+def test_a_client_that_may_not_wait_is_told(rated: ServiceProcess) -> None:
+    """By an error of its own, with the seconds."""
+    with Client(rated.url, token=FEW_CALLS, retry=Retry(attempts=1)) as client:
+
+        def insist() -> None:
+            for _ in range(1000):
+                list(client.batches())
+
+        with pytest.raises(RateLimited) as refused:
+            insist()
+    assert refused.value.retry_after == 1

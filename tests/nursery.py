@@ -1,0 +1,187 @@
+"""Processes that start at once: forked from one that has imported the service and the command line already.
+
+`python -m tests.nursery FD` is that process: it is sent what to run over the socket FD, forks, and says each child's
+process id and how it ended. A child is what `python -m MODULE ARGUMENTS` would be, but for the second of imports.
+`Nursery` talks to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+MESSAGE = 2**20
+"""Bytes of the longest."""
+
+
+class Child:
+    """The part of `subprocess.Popen` that tests need."""
+
+    def __init__(self, news: socket.socket) -> None:
+        self._news = news
+        self.pid = int(news.recv(64))
+        self.returncode: int | None = None
+
+    def _hear(self, timeout: float | None) -> int:
+        self._news.settimeout(timeout)
+        self.returncode = int(self._news.recv(64))
+        self._news.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            try:
+                return self._hear(0)
+            except BlockingIOError:
+                return None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._hear(timeout) if self.returncode is None else self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Nursery:
+    """The other end of that process."""
+
+    def __init__(self) -> None:
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _open(self) -> socket.socket:
+        """It is started when it is first needed."""
+        if self._control is None:
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE)
+            command = [sys.executable, "-m", "tests.nursery", str(theirs.fileno())]
+            with theirs:
+                self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+        return self._control
+
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdin: IO[bytes] | int = 0,
+        stdout: IO[bytes] | int = 1,
+        stderr: IO[bytes] | int = 2,
+    ) -> Child:
+        """A child in a session of its own, in the checkout's root."""
+        control = self._open()
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        standard = [each if isinstance(each, int) else each.fileno() for each in (stdin, stdout, stderr)]
+        with theirs:
+            said = json.dumps({"module": module, "arguments": [*arguments], "environment": dict(environment)})
+            socket.send_fds(control, [said.encode()], [theirs.fileno(), *standard])
+        return Child(mine)
+
+    def run(
+        self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], input: bytes, timeout: float
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a child to its end."""
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            given.write(input)
+            given.seek(0)
+            child = self.start(module, arguments, environment=environment, stdin=given, stdout=out, stderr=err)
+            try:
+                code = child.wait(timeout)
+            finally:
+                child.send_signal(signal.SIGKILL)
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess([module, *arguments], code, out.read(), err.read())
+
+    def close(self) -> None:
+        if self._control is not None and self._process is not None:
+            self._control.close()
+            self._process.wait(30)
+
+
+def _become(asked: dict, files: list[int]) -> None:  # type: ignore[type-arg]
+    """What an interpreter that has just started is."""
+    news = socket.socket(fileno=files[0])
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    for number, file in enumerate(files[1:]):
+        os.dup2(file, number)
+        os.close(file)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        was = getattr(sys, name)
+        raw = open(was.fileno(), f"{mode}b", closefd=False)  # noqa: SIM115  # it stays open
+        eager = name == "stderr" or (name == "stdout" and raw.isatty())
+        setattr(sys, name, io.TextIOWrapper(raw, was.encoding, was.errors, line_buffering=eager))
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    sys.argv = [asked["module"], *asked["arguments"]]
+    news.send(str(os.getpid()).encode())
+    news.close()
+
+
+def _serve(control: socket.socket) -> str | None:
+    """Fork what is asked for. Returns, in the parent, when nobody will ask again; in a child its module."""
+    awake, wake = socket.socketpair()
+    for each in (awake, wake):
+        each.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    children: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([control, awake], [], [])
+        if awake in ready:
+            awake.recv(1024)
+            _tell_of_the_ended(children)
+        if control in ready:
+            said, files, _, _ = socket.recv_fds(control, MESSAGE, 4)
+            if not said:
+                return None
+            pid = os.fork()
+            if not pid:
+                for each in (control, awake, wake, *children.values()):
+                    each.close()
+                asked = json.loads(said)
+                _become(asked, files)
+                module: str = asked["module"]
+                return module
+            children[pid] = socket.socket(fileno=files[0])
+            for file in files[1:]:
+                os.close(file)
+
+
+def _tell_of_the_ended(children: dict[int, socket.socket]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            break
+        with children.pop(pid) as news, contextlib.suppress(OSError):  # nobody may want to know
+            news.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+if __name__ == "__main__":
+    import api.app  # noqa: F401  # what `python -m api` would import by its name
+    import lastbit.cli  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    module = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if module is not None:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)

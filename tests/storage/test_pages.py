@@ -1,0 +1,145 @@
+"""Pages end where they would become large, and whoever follows them misses nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import feed, outbox, pages, processes, ranges, tables
+from core.batches import Opening
+from core.calls import Call, Verb
+from core.combiner import Inline
+from core.db import Database
+from core.service import Service
+
+MOST = 100_000
+"""Bytes of a page, here."""
+
+
+@pytest.fixture
+def service(database: Database, monkeypatch: pytest.MonkeyPatch) -> Service:
+    monkeypatch.setattr(pages, "BYTES", MOST)
+    return Service(database, combiner=Inline)
+
+
+def test_a_page_ends_at_its_bytes_its_rows_or_the_end() -> None:
+    """One row is always taken; what was looked at beyond it isn't lost: the next page begins there."""
+    for sizes, limit, found, cut in (
+        ([], 5, [], False),
+        ([1, 1], 5, [1, 1], False),
+        ([1, 1, 1], 2, [1, 1], True),
+        ([500, 1], 5, [500], True),
+        ([60, 40, 1], 5, [60, 40], True),
+        ([60, 41], 5, [60], True),
+    ):
+        assert pages.within(sizes, lambda size: size, limit, 100) == (found, cut)
+
+
+@pytest.mark.parametrize("size", [1, 30, 1000])
+def test_rows_are_read_in_steps_that_fit(size: int) -> None:
+    """Each once, in order; no step after the first brings more than a page's bytes, unless it is one row."""
+    steps: list[int] = []
+
+    def read(last: tuple[int, int] | None, count: int) -> list[tuple[int, int]]:
+        steps.append(count)
+        first = 0 if last is None else last[0] + 1
+        return [(number, size) for number in range(first, min(first + count, 300))]
+
+    rows = list(pages.stepwise(read, lambda row: row[1], first=10, most=100))
+    assert [number for number, _ in rows] == list(range(300))
+    assert all(step * size <= max(100, size) for step in steps[1:])
+    assert len(steps) <= (8 if size == 1 else 302)
+
+
+def followed(read: Callable[[Any], tuple[list[Any], Any]], size: Callable[[Any], int]) -> list[Any]:
+    """All rows, page by page, each of which is bounded."""
+    found: list[Any] = []
+    start, count = None, 0
+    while True:
+        rows, start = read(start)
+        assert sum(map(size, rows)) <= MOST or len(rows) == 1
+        found += rows
+        count += 1
+        if start is None:
+            assert count > 2
+            return found
+
+
+def test_large_events_come_in_more_pages(service: Service) -> None:
+    """Of any types; the one that is larger than a page too."""
+    sizes = [60_000, 30_000, 10, 10, 60_000, 150_000, 10, *[2] * 300, 90_000]
+    service.append([feed.New(f"e{n}", "mine", None, json.dumps("x" * size)) for n, size in enumerate(sizes)])
+
+    def read(start: int | None) -> tuple[list[feed.Event], int | None]:
+        page = service.events(start or 0, 1000, types=["mine"])
+        return page.events, page.next if page.next < page.last else None
+
+    assert [event.id for event in followed(read, feed.size)] == [f"e{n}" for n in range(len(sizes))]
+
+
+def test_large_labels_come_in_more_pages(service: Service) -> None:
+    """With and without a look for a label."""
+    made = [
+        service.open(Opening(None, {"team": "a", "text": "x" * size}, 64, 0, False)).batch.id
+        for size in (60_000, 60_000, 10, 10, 150_000, 10, 90_000)
+    ]
+    for labels in ({}, {"team": "a"}):
+
+        def read(start: int | None, labels: dict[str, str] = labels) -> tuple[list[Any], int | None]:
+            page = service.page(labels=labels, before=start, limit=1000)
+            return page.batches, page.before
+
+        assert [batch.id for batch in followed(read, lambda batch: len(batch.labels["text"]))] == made[::-1]
+
+
+def test_long_reasons_come_in_more_pages(service: Service) -> None:
+    """A range is cut where its reasons become many."""
+    batch = service.open(Opening(None, {}, 64, 100, True)).batch.id
+    for index in range(100):
+        call = Call.of(Verb.FAIL, [(batch, index // 64, index % 64)], reason=f"{index:04} {'x' * 3990}")
+        assert service.ack(call).result().applied == 1
+
+    def read(start: int | None) -> tuple[list[ranges.Range], int | None]:
+        _, page = service.ranges(batch, "failed", start or 0, 1000)
+        return page.ranges, page.next
+
+    found = followed(read, lambda each: sum(map(len, each.reasons.values())))
+    assert [number for each in found for number in range(each.start, each.end)] == list(range(100))
+    assert {number: int(reason[:4]) for each in found for number, reason in each.reasons.items()} == {
+        number: number for number in range(100)
+    }
+
+
+def test_large_states_and_commands_come_in_more_pages(service: Service) -> None:
+    """Of instances and of what they issued."""
+    service.define_process("p", partitions=1)
+    sizes = (60_000, 60_000, 10, 10, 150_000, 10, 90_000)
+
+    def fill(tx: Connection) -> None:
+        now = tables.utc_now()
+        for number, size in enumerate(sizes):
+            text = json.dumps("x" * size)
+            values = {"name": "p", "instance": f"i{number}", "state": text, "version": 1, "status": "running"}
+            tx.execute(sa.insert(tables.processes).values(**values, created_at=now, updated_at=now))
+            outbox.issue(tx, "p", f"i{number}", [outbox.New("s", "t", text)])
+
+    service.database.write(fill)
+
+    def instances(start: str | None) -> tuple[list[processes.Instance], str | None]:
+        found, cut = service.list_instances("p", None, start, 1000)
+        return found, found[-1].instance if cut else None
+
+    found = followed(instances, lambda each: len(each.state or ""))
+    assert [each.instance for each in found] == [f"i{number}" for number in range(len(sizes))]
+
+    def commands(start: int | None) -> tuple[list[outbox.Command], int | None]:
+        page = service.commands(start or 0, 1000)
+        return page.commands, page.next if page.next < page.last else None
+
+    issued = followed(commands, lambda each: len(each.data or ""))
+    assert [each.instance for each in issued] == [f"i{number}" for number in range(len(sizes))]

@@ -1,0 +1,159 @@
+"""What is locked, what is said of it, and what an audit's answer means."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from scripts import audit, constraints, sbom
+from tests.servers import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DIGEST = "0" * 64
+
+
+def pinned(name: str) -> dict[str, constraints.Pin]:
+    return {pin.name: pin for pin in constraints.read(name)}
+
+
+def asked_for(name: str) -> list[Requirement]:
+    """What a set is resolved from: its own requirements, those that it includes, and the project's."""
+    lines = (ROOT / f"requirements/{name}.txt").read_text().splitlines()
+    found = [Requirement(line) for line in lines if line and not line.startswith(("#", "-"))]
+    for line in lines:
+        if line.startswith("-r "):
+            found += asked_for(line.removeprefix("-r ").removesuffix(".txt"))
+    extras = {"run": ["cli"], "dev": PROJECT["project"]["optional-dependencies"]}.get(name)
+    if extras is not None:
+        found += map(Requirement, PROJECT["project"]["dependencies"])
+        found += map(Requirement, PROJECT["build-system"]["requires"])
+        found += [Requirement(line) for each in extras for line in PROJECT["project"]["optional-dependencies"][each]]
+    return found
+
+
+@pytest.mark.parametrize("name", constraints.SETS)
+def test_every_locked_package_has_its_exact_version_and_hashes_and_no_address(name: str) -> None:
+    """No line is anything else, so none can name an index, a file or a place in a repository."""
+    text = (constraints.FOLDER / f"{name}.txt").read_text()
+    pins = constraints.parse(text)
+    assert pins
+    assert all(pin.hashes and len(pin.hashes) == len(set(pin.hashes)) for pin in pins)
+    assert not re.search(r"://|@|--(?!hash=)|file:", text)
+    assert text == constraints.render(constraints.SETS[name], pins, [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"h11>=0.16 --hash=sha256:{DIGEST}",
+        "h11==0.16.0",
+        f"h11==0.16.* --hash=sha256:{DIGEST}",
+        f"h11 @ https://files.test/h11.whl --hash=sha256:{DIGEST}",
+        f"h11==0.16.0 --index-url https://index.test --hash=sha256:{DIGEST}",
+        f"h11==0.16.0 --hash=md5:{DIGEST}",
+        "--index-url https://index.test",
+        "-e .",
+    ],
+)
+def test_a_line_that_locks_less_is_refused(line: str) -> None:
+    """A range, no hash, a wildcard, an address, a weaker hash, an option."""
+    with pytest.raises(ValueError, match="exact version and hashes"):
+        constraints.parse(line)
+
+
+@pytest.mark.parametrize("name", constraints.SETS)
+def test_the_locked_versions_are_in_step_with_the_ranges(name: str) -> None:
+    """Each requirement is locked, within its range, in each set that asks for it: else `make constraints`."""
+    pins = pinned(name)
+    asked = asked_for(name)
+    assert asked
+    for requirement in asked:
+        pin = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(pin.version, prereleases=True), str(requirement)
+
+
+@pytest.mark.parametrize("name", ["server", "run", "dev"])
+def test_all_that_the_requirements_lead_to_is_locked_and_nothing_else(name: str) -> None:
+    """By what the installed packages say they need. The versions that tests run with are the locked ones."""
+    pins = pinned(name)
+    found = sbom.needs([each for each in asked_for(name) if sbom.applies(each)], pins)
+    assert set(found) == {pin.name for pin in pins.values() if sbom.applies(pin.requirement)}
+
+
+@pytest.fixture(scope="module")
+def bills(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two folders that `make sbom` filled, one after the other."""
+    folders = [tmp_path_factory.mktemp("dist") for _ in range(2)]
+    for folder in folders:
+        sbom.main(folder)
+    return folders
+
+
+def test_the_bill_of_materials_is_valid_and_the_same_each_time(bills: list[Path]) -> None:
+    """Against CycloneDX's own schema; and so is the wheel that it was made of, byte by byte."""
+    first, second = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in bills)
+    assert first == second
+    assert set(first) == {"sbom.cdx.json", f"lastbit-{PROJECT['project']['version']}-py3-none-any.whl"}
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(first["sbom.cdx.json"].decode()) is None
+
+
+def test_the_bill_of_materials_names_each_package_its_hashes_and_its_license(bills: list[Path]) -> None:
+    """Of the image all of constraints/server.txt that is for Linux; of the wheel what lastbit[cli] brings."""
+    bill = json.loads((bills[0] / "sbom.cdx.json").read_text())
+    pins = pinned("run")
+    packages = {each["name"]: each for each in bill["components"] if "externalReferences" in each}
+    for name, each in packages.items():
+        assert (each["version"], each["purl"]) == (pins[name].version, f"pkg:pypi/{name}@{pins[name].version}")
+        assert {found["content"] for found in each["externalReferences"][0]["hashes"]} == set(pins[name].hashes)
+        assert each["licenses"], name
+    depends = {each["ref"]: each.get("dependsOn", []) for each in bill["dependencies"]}
+    assert depends["lastbit"] == ["image", f"pkg:pypi/lastbit@{PROJECT['project']['version']}"]
+
+    def reached(reference: str) -> set[str]:
+        return {reference}.union(*(reached(each) for each in depends[reference]))
+
+    image = {reference.split("/")[-1].split("@")[0] for reference in reached("image") if reference.startswith("pkg:")}
+    assert image == {pin.name for pin in constraints.read("server") if sbom.applies(pin.requirement)}
+    wheel = {reference.split("/")[-1].split("@")[0] for reference in reached(depends["lastbit"][1])} - {"lastbit"}
+    assert {"httpx", "click", "rich"} <= wheel
+    assert image | wheel == set(packages)
+
+
+def test_the_bill_of_materials_names_no_place(bills: list[Path]) -> None:
+    """No path of the machine that made it, no index."""
+    text = (bills[0] / "sbom.cdx.json").read_text()
+    for place in (str(ROOT), str(bills[0]), str(Path.home()), "file:"):
+        assert place not in text
+    assert set(re.findall(r"\w+://[^\"]*", text)) == {"http://cyclonedx.org/schema/bom-1.6.schema.json"}
+
+
+SAFE = {"name": "h11", "version": "0.16.0", "vulns": []}
+UNSAFE = {"name": "idna", "version": "3.6", "vulns": [{"id": "PYSEC-2024-60", "fix_versions": ["3.7"]}]}
+SKIPPED = {"name": "mako", "skip_reason": "Dependency not found on PyPI and could not be audited: mako (1.4.3)"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said"),
+    [
+        ([SAFE], 0, "no vulnerability is known"),
+        ([SAFE, UNSAFE], 1, "idna 3.6: PYSEC-2024-60, mended in 3.7"),
+        ([SAFE, SKIPPED], 2, "could not ask about 1 of 2 packages: mako"),
+        ([UNSAFE, SKIPPED], 1, "could not ask about 1 of 2 packages: mako"),
+        ([], 2, "could not ask about 0 of 0"),
+    ],
+)
+def test_an_audit_that_could_not_ask_does_not_say_that_all_is_well(
+    answer: list[dict[str, object]], status: int, said: str
+) -> None:
+    """pip-audit's exit status is 0 for packages that the service doesn't know."""
+    found, lines = audit.verdict(answer)
+    assert found == status
+    assert said in "\n".join(lines)
