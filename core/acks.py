@@ -136,7 +136,8 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
     for key in work.changed:
         if key[0] not in work.locked:
             work.groups[key].written(work.issued(*key))
-    held.journal(_scattered(work))
+    if scattered := _scattered(work):
+        held.journal(scattered if held.may_journal(tx) else ())
     if complete:
         for unit, outcome in zip(units, outcomes, strict=True):
             if outcome.wanted and unit.batch in complete:

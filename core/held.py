@@ -20,8 +20,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from sqlalchemy.engine import Connection
+
+from core import schema
 from core.bitfield import Group
-from core.journal import Known
+from core.journal import SINCE, Known
 
 Key = tuple[int, int]
 """(batch, group)"""
@@ -38,6 +41,7 @@ class Held:
         self._journaled: OrderedDict[int, Known | None] = OrderedDict()
         """What is known of the batches that are journaled."""
         self._most = most
+        self._may_journal = False
         self._lock = threading.Lock()
         self._era = 0
 
@@ -84,6 +88,12 @@ class Held:
         with self._lock:
             for batch in batches:
                 self._journaled.setdefault(batch, None)
+
+    def may_journal(self, tx: Connection) -> bool:
+        """Whether batches may become journaled: releases that know nothing of it would count what is in a journal
+        again, so none of them may be left."""
+        self._may_journal = self._may_journal or schema.serves_only(tx, SINCE)
+        return self._may_journal
 
     def journaled(self, batch: int) -> bool:
         return batch in self._journaled

@@ -43,6 +43,8 @@ from sqlalchemy.engine import Connection
 from core import statements, tables
 from core.bitfield import Group
 
+SINCE: Final = "0008"
+"""The revision of the schema that brought it."""
 GROUPS: Final = 4096
 """Batches of more groups aren't journaled: between two folds few of their groups would be met twice."""
 WIDE: Final = 2048

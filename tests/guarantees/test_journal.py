@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, explain, journal, tables
+from core import errors, explain, journal, schema, tables
 from core.batches import Opening
 from core.calls import Answer, Call, Verb
 from core.combiner import Combiner, Inline
@@ -84,6 +84,18 @@ def test_acks_in_no_order_go_to_the_journal_and_everything_that_is_read_knows_th
         first, end = tile.group * SIZE, (tile.group + tile.groups) * SIZE
         assert tile.resolved == sum(first <= number < end for number in acked)
     recount(database)
+
+
+def test_no_batch_is_journaled_while_a_release_may_run_that_would_not_understand_it(database: Database) -> None:
+    """It would take what the journal names for pending, and count it again. Once nobody can come back, batches are."""
+    with database.engine.begin() as tx:
+        tx.execute(sa.update(tables.schema_support).values(oldest="0002"))
+    service = Service(database, combiner=Inline)
+    scattered(service, 3)
+    assert entries(database) == 0
+    schema.finish(database)
+    scattered(service, 3, seed=2)
+    assert entries(database) == 2
 
 
 def test_a_group_that_the_journal_alone_knows_is_not_untouched(

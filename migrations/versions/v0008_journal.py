@@ -1,7 +1,7 @@
 """The journal of acks that came in no order.
 
-Revision ID: 0007
-Revises: 0006
+Revision ID: 0008
+Revises: 0007
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from alembic import op
 
 from core.tables import MYSQL_OPTIONS
 
-revision = "0007"
-down_revision = "0006"
+revision = "0008"
+down_revision = "0007"
 
 BIG = sa.BigInteger()
 
