@@ -49,12 +49,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--database-url", metavar="URL", help="sqlite:///FILE or mysql://USER:PASSWORD@HOST/DATABASE")
     parser.add_argument("--workers", type=int, help="processes (1)")
     parser.add_argument("--json", action="store_true", help="of check: one JSON document")
+    parser.add_argument(
+        "--finish", action="store_true", help="of migrate: no process of an earlier release runs, and none will"
+    )
     parser.add_argument("--tokens-file", metavar="FILE", help="who may call: lines that `lastbit token new` prints")
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="listen where others can reach it, without tokens"
     )
     given = vars(parser.parse_args(arguments))
-    command, as_json = given.pop("command"), given.pop("json")
+    command, as_json, finish = given.pop("command"), given.pop("json"), given.pop("finish")
+    if finish and command != "migrate":
+        parser.error("--finish goes with migrate")
     settings = settings_of(parser, given)
     logs.configure(settings.log_level)
     try:
@@ -66,11 +71,14 @@ def main(arguments: list[str] | None = None) -> int:
             if command == "migrate" or database.is_sqlite:
                 schema.migrate(database)
             database.read(schema.check)
+            if finish:
+                schema.finish(database)
     except errors.CoreError as error:
         print(f"lastbit: {error}", file=sys.stderr)  # noqa: T201
         return 1
     if command == "migrate":
-        print("lastbit: the schema is current", file=sys.stderr)  # noqa: T201
+        served = ", and serves no earlier release any more" if finish else ""
+        print(f"lastbit: the schema is current{served}", file=sys.stderr)  # noqa: T201
         return 0
     if settings.session_key is None:
         # One for all of the worker processes.

@@ -22,8 +22,11 @@ there. Both insert; one gets a duplicate key, rolls back and begins again.
 *A bitfield kept in memory is not the row's any more*, since another process was there. The counts of the locked row
 name its bits exactly, and those of the kept one must be the same (see `held`).
 
+*Acks come in no order*, and each bit is another row's. Such batches are journaled: their transactions lock the batch
+row first and no groups, and leave what they resolved in the journal (see `journal`).
+
 *Deadlocks.* Groups are locked in primary-key order by one statement, then batches by id: item_groups → batches →
-feed_head, here and everywhere.
+feed_head, here and everywhere; the rows of journaled batches before all of them, by id.
 
 Requests are merged: a flush carries units of many callers, applied in arrival order, each with an outcome of its own.
 """
@@ -39,11 +42,11 @@ from bitarray import bitarray
 from bitarray.util import zeros
 from sqlalchemy.engine import Connection
 
-from core import bitfield, completion, statements, tables
+from core import bitfield, completion, faults, journal, statements, tables
 from core.calls import Outcome, Rejected, Unit, Verb
-from core.completion import Touched
+from core.completion import Row, Touched
 from core.held import Held, Key
-from core.lifecycle import TAKES_ACKS, State
+from core.lifecycle import TAKES_ACKS, State, completes
 from core.statements import LIST, chunks
 from lastbit.ids import ItemId
 
@@ -54,6 +57,7 @@ class Seen(NamedTuple):
     state: str
     group_size: int
     items: int
+    journal_next: int
 
 
 @dataclass(slots=True)
@@ -70,10 +74,17 @@ class _Flush:
     reasons: dict[tuple[int, int], str] = field(default_factory=dict)
     """(batch, number) → why it failed, to be written."""
     redriven: list[tuple[int, int]] = field(default_factory=list)
+    locked: dict[int, Row] = field(default_factory=dict)
+    """The rows of journaled batches."""
+    known: dict[int, journal.Known] = field(default_factory=dict)
+    """Of these, what is known of their bits."""
+    acked: dict[int, list[int]] = field(default_factory=dict)
+    """Of these, the numbers that were pending and are acked now, while nothing else happened to the batch: what an
+    entry can hold."""
 
     def issued(self, batch: int, group: int) -> int:
         """How many items of the group have been issued."""
-        _, size, items = self.seen[batch]
+        _, size, items, _ = self.seen[batch]
         left = items - group * size
         return size if left >= size else left if left > 0 else 0
 
@@ -89,6 +100,7 @@ class Flushed(NamedTuple):
     outcomes: list[Outcome]
     groups: Mapping[Key, bitfield.Group]
     """As their rows are now: for `Held.put`, with the era."""
+    known: Mapping[int, journal.Known]
     era: int
     owing: list[int]
     """Batches that ended, and owe something to the item that they are: for `payments`."""
@@ -100,36 +112,53 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
     Raises `faults.BeginAgain` when it must be run again, `errors.InconsistentBatch` when counts and bits disagree.
     """
     era = held.era
-    # One round trip for both: nothing of the second statement depends on what the first one finds.
-    batches, locked = statements.run(tx, _look(tx, units), _lock(tx, units))
-    work = _Flush(_seen(tx, batches))
+    journaled = {unit.batch for unit in units if held.journaled(unit.batch)}
+    direct = [unit for unit in units if unit.batch not in journaled] if journaled else units
+    # One round trip for all: nothing of a statement depends on what those before it find. Journaled batches first.
+    texts = [completion.select(tx, journaled, _for_update(tx))] if journaled else []
+    texts += [_look(tx, direct), _lock(tx, direct)] if direct else []
+    found = statements.run(tx, *texts)
+    work = _Flush(_seen(tx, found[-2]) if direct else {})
+    if any(seen.journal_next for seen in work.seen.values()):
+        held.journal(batch for batch, seen in work.seen.items() if seen.journal_next)
+        raise faults.BeginAgain
+    if journaled:
+        work.locked = {id: row for id, row in completion.rows(tx, found[0]).items() if row.state != State.DELETING}
+        work.seen |= {id: Seen(row.state, row.group_size, row.items, 1) for id, row in work.locked.items()}
     outcomes = [_admit(work, unit) for unit in units]
-    _load(tx, work, held, statements.records(tx, locked))
+    _load_journaled(tx, work, held)
+    _load(tx, work, held, statements.records(tx, found[-1]) if direct else ())
     for unit, outcome in zip(units, outcomes, strict=True):
         if outcome.wanted:
             _apply(work, unit, outcome)
     _write_reasons(tx, work)
-    complete = completion.write(tx, _write_groups(tx, work), work.touched, work.untouched(units, outcomes))
+    complete = completion.write(tx, _write_groups(tx, work), work.touched, work.untouched(units, outcomes), work.locked)
     for key in work.changed:
-        work.groups[key].written(work.issued(*key))
+        if key[0] not in work.locked:
+            work.groups[key].written(work.issued(*key))
+    if scattered := _scattered(work):
+        held.journal(scattered if held.may_journal(tx) else ())
     if complete:
         for unit, outcome in zip(units, outcomes, strict=True):
             if outcome.wanted and unit.batch in complete:
                 outcome.completed = completion.told(complete[unit.batch], work.touched.get(unit.batch), unit)
-    return Flushed(outcomes, work.groups, era, [each.id for each in complete.values() if each.owes])
+    groups = work.groups
+    if work.known:
+        groups = {key: group for key, group in groups.items() if key[0] not in work.known}
+    return Flushed(outcomes, groups, work.known, era, [each.id for each in complete.values() if each.owes])
 
 
 def _look(tx: Connection, units: Sequence[Unit]) -> str:
     """1. A plain read of the batches: do they exist, do they take acks, how many items are issued?"""
     batches = sorted({unit.batch for unit in units})
     wanted = f"batches WHERE id IN ({','.join(map(str, batches))})"
-    return statements.select(tx, ("id", "state", "group_size", "items"), wanted, len(batches))
+    return statements.select(tx, ("id", "state", "group_size", "items", "journal_next"), wanted, len(batches))
 
 
 def _seen(tx: Connection, rows: statements.Rows) -> dict[int, Seen]:
     return {
-        int(batch): Seen(state, int(size), int(items))
-        for batch, state, size, items in statements.records(tx, rows)
+        int(batch): Seen(state, int(size), int(items), int(journal_next))
+        for batch, state, size, items, journal_next in statements.records(tx, rows)
         if state != State.DELETING
     }
 
@@ -154,6 +183,40 @@ def _among(by_batch: Mapping[int, Collection[int]]) -> str:
 
 def _for_update(tx: Connection) -> str:
     return "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
+
+
+def _load_journaled(tx: Connection, work: _Flush, held: Held) -> None:
+    """The bits of the wanted groups of journaled batches, whose rows are locked."""
+    wanted: dict[int, list[int]] = {batch: [] for batch in work.locked}
+    for batch, number in work.missing:
+        if batch in wanted:
+            wanted[batch].append(number)
+    for batch, numbers in wanted.items():
+        if not numbers:
+            continue
+        row = work.locked[batch]
+        known = journal.load(tx, batch, row.group_size, held.take_known(batch), row.journal_next, numbers)
+        work.known[batch] = known
+        work.acked[batch] = []
+        for number in numbers:
+            work.missing.discard((batch, number))
+            work.groups[batch, number] = known.groups[number]
+
+
+def _scattered(work: _Flush) -> list[int]:
+    """The batches that should be journaled from now on."""
+    changed: dict[int, int] = {}
+    for batch, _ in work.changed:
+        changed[batch] = changed.get(batch, 0) + 1
+    found = []
+    for batch, groups in changed.items():
+        if groups < journal.SCATTERED or batch in work.locked:
+            continue
+        touched, seen = work.touched[batch], work.seen[batch]
+        items = touched.acked + touched.failed
+        if journal.pays(seen.group_size, -(-seen.items // seen.group_size), groups, items):
+            found.append(batch)
+    return found
 
 
 def _load(tx: Connection, work: _Flush, held: Held, rows: Sequence[Sequence[Any]]) -> None:
@@ -226,12 +289,15 @@ def _admit(work: _Flush, unit: Unit) -> Outcome:
 
 
 def _apply(work: _Flush, unit: Unit, outcome: Outcome) -> None:
-    """3. Flip one unit's bits, and count what really changed."""
+    """3. Flip one unit's bits, and count what really changed. What of a journaled batch can't be in an entry ends
+    `acked`."""
     size = work.seen[unit.batch].group_size
     resolved_now = redriven_now = 0
+    # One by one where that is cheaper than a mask; or where each number is wanted, for an entry.
+    few = 64 if unit.batch in work.acked else 8
     for number, wanted in outcome.wanted.items():
         group = work.groups[unit.batch, number]
-        if isinstance(wanted, list) and len(wanted) <= 8:
+        if isinstance(wanted, list) and len(wanted) <= few:
             resolved, redriven, sent = _apply_few(work, unit, number, group, wanted)
         else:
             mask = bitfield.mask_of(wanted, size) if isinstance(wanted, list) else wanted
@@ -260,21 +326,28 @@ def _apply(work: _Flush, unit: Unit, outcome: Outcome) -> None:
 def _apply_few(work: _Flush, unit: Unit, number: int, group: bitfield.Group, wanted: list[int]) -> tuple[int, int, int]:
     resolved = redriven = 0
     first = number * work.seen[unit.batch].group_size
+    acked = work.acked.get(unit.batch)
     for index in wanted:
         if unit.verb is Verb.ACK:
             was_pending, was_failed = group.ack_one(index)
-            resolved += was_pending
-            if was_failed:
+            if was_pending:
+                resolved += 1
+                if acked is not None:
+                    acked.append(first + index)
+            elif was_failed:
                 redriven += 1
+                work.acked.pop(unit.batch, None)
                 _forget_reason(work, unit.batch, first + index)
         elif group.fail_one(index):
             resolved += 1
+            work.acked.pop(unit.batch, None)
             if unit.reason is not None:
                 work.reasons[unit.batch, first + index] = unit.reason
     return resolved, redriven, len(wanted)
 
 
 def _apply_mask(work: _Flush, unit: Unit, number: int, group: bitfield.Group, mask: bitarray) -> tuple[int, int, int]:
+    work.acked.pop(unit.batch, None)
     change = group.ack(mask) if unit.verb is Verb.ACK else group.fail(mask)
     first = number * work.seen[unit.batch].group_size
     redriven = 0
@@ -312,20 +385,63 @@ def _write_groups(tx: Connection, work: _Flush) -> list[str]:
     new: list[str] = []
     old: list[str] = []
     patched: list[tuple[Key, bitfield.Group, list[tuple[int, bytes]]]] = []
-    for key in sorted(work.changed):
+    changed = work.changed
+    if work.locked:
+        changed = {key for key in changed if key[0] not in work.locked}
+        ours, entries = _write_journaled(tx, work)
+    else:
+        ours, entries = [], []
+    for key in sorted(changed):
         group, issued = work.groups[key], work.issued(*key)
         patches = None if key in work.missing or tx.dialect.name == "sqlite" else group.patches(issued)
         if patches is not None:
             patched.append((key, group, patches))
         else:
             (new if key in work.missing else old).append(_row(key, *group.dump(issued)))
-    texts = [_patch(part) for part in chunks(patched, _PATCHED)]
+    texts = entries + [_patch(part) for part in chunks(patched, _PATCHED)]
+    texts += [_INSERT + rows + _UPSERT[tx.dialect.name] for rows in _lists(ours)]
     # These rows are ours, locked: the upsert is a multi-row update.
     texts += [_INSERT + rows + _UPSERT[tx.dialect.name] for rows in _lists(old)]
     texts += [_INSERT + rows for rows in _lists(new)]
     while len(texts) > 1 and sum(map(len, texts)) > 2 * _TEXT:
         completion.execute(tx, [texts.pop(0)])
     return texts
+
+
+def _write_journaled(tx: Connection, work: _Flush) -> tuple[list[str], list[str]]:
+    """Rows of groups to write and statements to execute, for the journaled batches that have changed: an entry, or
+    the groups that have changed, or these and all that the journal names. The batch's row is locked, so nobody else
+    writes them."""
+    rows: list[str] = []
+    texts: list[str] = []
+    for batch in sorted(work.touched.keys() & work.locked.keys()):
+        row, touched, known = work.locked[batch], work.touched[batch], work.known[batch]
+        size = row.group_size
+        changed = {number for of, number in work.changed if of == batch}
+        acked = work.acked.get(batch)
+        entry = max(row.journal_next, 1)
+        known.next = touched.journal_next = entry + 1
+        written: set[int] = changed
+        if completes(State(row.state), row.items, row.acked + touched.acked, row.failed + touched.failed):
+            written = changed | known.unfolded
+        elif acked is not None and journal.holds(groups := -(-row.items // size), len(changed), len(acked)):
+            if known.numbers + len(acked) < journal.limit(groups):
+                texts.append(journal.append(batch, entry, acked))
+                known.numbers += len(acked)
+                known.unfolded |= changed
+                written = set()
+            else:
+                written = changed | known.unfolded
+        if known.unfolded and written >= known.unfolded:
+            journal.complete_groups(tx, batch, size, known)
+            texts.append(journal.clear(batch))
+            known.unfolded, known.numbers = set(), 0
+        touched.filled = False
+        for number in sorted(written):
+            group = known.groups[number]
+            touched.filled |= group.resolved_count == size
+            rows.append(_row((batch, number), *group.dump(work.issued(batch, number))))
+    return rows, texts
 
 
 def _patch(rows: Sequence[tuple[Key, bitfield.Group, list[tuple[int, bytes]]]]) -> str:

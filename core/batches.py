@@ -54,6 +54,7 @@ class Batch:
     open_count: int
     completed_by: bytes | None
     succeeded_by: bytes | None
+    journal_next: int
     created_at: datetime
     updated_at: datetime
     sealed_at: datetime | None

@@ -34,6 +34,8 @@ class Touched:
     last_resolver: Unit | None = None
     """The last unit that resolved a pending item; if the batch completes, this one completed it."""
     last_changer: Unit | None = None
+    journal_next: int | None = None
+    """Of a journaled batch, as this flush leaves it."""
 
 
 @dataclass(slots=True)
@@ -52,30 +54,41 @@ class Complete:
 
 
 def write(
-    tx: Connection, before: Sequence[str], touched_batches: Mapping[int, Touched], untouched: Collection[int]
+    tx: Connection,
+    before: Sequence[str],
+    touched_batches: Mapping[int, Touched],
+    untouched: Collection[int],
+    locked: dict[int, Row],
 ) -> dict[int, Complete]:
-    """Execute the statements `before`, lock the rows of the touched batches, judge their state again, decide, write.
-    Returns the complete ones, and those of the `untouched`, of which all items were repeats.
+    """Execute the statements `before`, lock the rows of the touched batches that aren't `locked`, judge their state
+    again, decide, write. Returns the complete ones, and those of the `untouched`, of which all items were repeats.
 
-    Raises `faults.BeginAgain` where a batch takes no acks any more, `errors.InconsistentBatch`.
+    Raises `faults.BeginAgain` where a batch takes no acks any more or became journaled, `errors.InconsistentBatch`.
     """
+    unlocked = touched_batches.keys() - locked.keys()
+    unseen = set(untouched) - locked.keys()
     locking = "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
     # One round trip. The untouched are read plainly, and after the groups were locked: whoever resolved their items
     # has committed, or we would not have the lock.
     texts = [*before]
-    if touched_batches:
-        texts.append(
-            statements.select(
-                tx, _READ, f"batches WHERE id IN ({_ids(touched_batches)}){locking}", len(touched_batches)
-            )
-        )
-    if untouched:
-        texts.append(statements.select(tx, _READ, f"batches WHERE id IN ({_ids(untouched)})", len(untouched)))
+    if unlocked:
+        texts.append(select(tx, unlocked, locking))
+    if unseen:
+        texts.append(select(tx, unseen))
     found = execute(tx, texts)[len(before) :] if texts else []
-    complete = look_again(_rows(tx, found[-1]), untouched) if untouched else {}
+    complete = look_again(rows(tx, found[-1]) | locked if unseen else locked, untouched) if untouched else {}
     if touched_batches:
-        complete |= _judge(tx, _rows(tx, found[0]), touched_batches)
+        judged = rows(tx, found[0]) if unlocked else {}
+        if any(row.journal_next for row in judged.values()):
+            # What we have read of its groups isn't all (see `journal`).
+            raise faults.BeginAgain
+        complete |= _judge(tx, judged | locked, touched_batches)
     return complete
+
+
+def select(tx: Connection, wanted: Collection[int], locking: str = "") -> str:
+    """To be read with `rows`."""
+    return statements.select(tx, _READ, f"batches WHERE id IN ({_ids(wanted)}){locking}", len(wanted))
 
 
 def execute(tx: Connection, texts: Sequence[str]) -> list[statements.Rows]:
@@ -93,7 +106,7 @@ def _ids(wanted: Iterable[int]) -> str:
 
 
 _READ: Final = (
-    *("id", "state", "items", "acked", "failed", "full_prefix", "group_size"),
+    *("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next"),
     *(
         f"CASE WHEN {name} IS NULL THEN '-' ELSE HEX({name}) END"
         for name in ("batch_key", "completed_by", "succeeded_by")
@@ -101,7 +114,9 @@ _READ: Final = (
 )
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
+    """What is to be known of a batch to judge it."""
+
     id: int
     state: str
     items: int
@@ -109,34 +124,35 @@ class _Row(NamedTuple):
     failed: int
     full_prefix: int
     group_size: int
+    journal_next: int
     key: str | None
     completed_by: bytes | None
     succeeded_by: bytes | None
 
 
-def _rows(tx: Connection, found: statements.Rows) -> dict[int, _Row]:
+def rows(tx: Connection, found: statements.Rows) -> dict[int, Row]:
     return {int(record[0]): _row(record) for record in statements.records(tx, found)}
 
 
-def _row(record: Sequence[Any]) -> _Row:
+def _row(record: Sequence[Any]) -> Row:
     state = record[1]
-    batch, items, acked, failed, prefix, size = map(int, (record[0], *record[2:7]))
-    key, completed_by, succeeded_by = (None if text == "-" else bytes.fromhex(text) for text in record[7:])
+    batch, items, acked, failed, prefix, size, next_entry = map(int, (record[0], *record[2:8]))
+    key, completed_by, succeeded_by = (None if text == "-" else bytes.fromhex(text) for text in record[8:])
     named = None if key is None else key.decode()
-    return _Row(batch, state, items, acked, failed, prefix, size, named, completed_by, succeeded_by)
+    return Row(batch, state, items, acked, failed, prefix, size, next_entry, named, completed_by, succeeded_by)
 
 
-def _judge(tx: Connection, rows: Mapping[int, _Row], touched_batches: Mapping[int, Touched]) -> dict[int, Complete]:
+def _judge(tx: Connection, found: Mapping[int, Row], touched_batches: Mapping[int, Touched]) -> dict[int, Complete]:
     """Under the locks of the rows."""
     complete: dict[int, Complete] = {}
     writes: list[_Written] = []
     for batch, touched in sorted(touched_batches.items()):
-        row = rows.get(batch)
+        row = found.get(batch)
         if row is None or row.state not in TAKES_ACKS:
             raise faults.BeginAgain
         state, acked, failed = State(row.state), row.acked + touched.acked, row.failed + touched.failed
         _check(row, state, acked, failed, touched)
-        written = _Written(batch, acked, failed)
+        written = _Written(batch, acked, failed, journal_next=touched.journal_next)
         if touched.filled:
             prefix = _advance_prefix(tx, batch, row.full_prefix, row.group_size)
             written.full_prefix = prefix if prefix != row.full_prefix else None
@@ -186,6 +202,7 @@ class _Written:
     full_prefix: int | None = None
     completed_by: bytes | None = None
     succeeded_by: bytes | None = None
+    journal_next: int | None = None
 
 
 def _update(dialect: str, rows: Sequence[_Written]) -> str:
@@ -197,6 +214,8 @@ def _update(dialect: str, rows: Sequence[_Written]) -> str:
         changes = {"acked": str(row.acked), "failed": str(row.failed)}
         if row.full_prefix is not None:
             changes["full_prefix"] = str(row.full_prefix)
+        if row.journal_next is not None:
+            changes["journal_next"] = str(row.journal_next)
         if row.completed_by is not None:
             changes["state"] = f"'{State.COMPLETE}'"
             changes["ended_at"] = now
@@ -216,7 +235,7 @@ def _update(dialect: str, rows: Sequence[_Written]) -> str:
     return f"UPDATE batches SET {', '.join(assignments)} WHERE id IN ({wanted})"  # noqa: S608
 
 
-def _check(row: _Row, state: State, acked: int, failed: int, touched: Touched) -> None:
+def _check(row: Row, state: State, acked: int, failed: int, touched: Touched) -> None:
     """Counts are never clamped: what doesn't add up is a bug, and is surfaced before it is written."""
     if acked < 0 or failed < 0 or acked + failed > row.items:
         raise errors.InconsistentBatch(row.id, f"{acked} acked and {failed} failed of {row.items} items")
@@ -240,17 +259,17 @@ def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) ->
     return prefix
 
 
-def look_again(rows: Mapping[int, _Row], untouched: Collection[int]) -> dict[int, Complete]:
+def look_again(found: Mapping[int, Row], untouched: Collection[int]) -> dict[int, Complete]:
     """Of batches of which nothing changed, those that are complete.
 
     Raises `faults.BeginAgain` where one takes no acks any more: its items are then rejected, not repeats.
     """
-    if any(batch not in rows or rows[batch].state not in TAKES_ACKS for batch in untouched):
+    if any(batch not in found or found[batch].state not in TAKES_ACKS for batch in untouched):
         raise faults.BeginAgain
     return {
         row.id: Complete(row.id, row.key, row.failed, row.completed_by, row.succeeded_by)
-        for row in rows.values()
-        if row.state == State.COMPLETE
+        for batch, row in found.items()
+        if batch in untouched and row.state == State.COMPLETE
     }
 
 

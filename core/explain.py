@@ -15,7 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import batches, ranges, tables, webhooks
+from core import batches, journal, ranges, tables, webhooks
 from core.batches import Batch
 from core.calls import Verb
 from core.lifecycle import LIVE, State
@@ -159,12 +159,13 @@ def _oldest_untouched_group(tx: Connection, look: _Look) -> Iterator[Reason]:
     known = tables.item_groups.c
     first = look.first // size
     query = sa.select(known.group_no).where(known.batch_id == batch.id, known.group_no >= first)
-    group, seen = first, 0
-    for row in tx.execute(query.order_by(known.group_no).limit(SCAN)):
-        if row.group_no != group:
-            break
-        group, seen = group + 1, seen + 1
-    if group * size >= batch.items or seen == SCAN:
+    touched = set(journal.recent(tx, batch.id, size)) if batch.journal_next else set()
+    rows = tx.scalars(query.order_by(known.group_no).limit(SCAN)).all()
+    touched.update(rows)
+    group = first
+    while group in touched:
+        group += 1
+    if group * size >= batch.items or (len(rows) == SCAN and group > rows[-1]):
         return  # there is none, or none among those that were looked at
     start, end = group * size, min((group + 1) * size, batch.items)
     first_pending = look.name(look.first) if look.pending.ranges else None

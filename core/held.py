@@ -16,10 +16,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
+from sqlalchemy.engine import Connection
+
+from core import schema
 from core.bitfield import Group
+from core.journal import SINCE, Known
 
 Key = tuple[int, int]
 """(batch, group)"""
@@ -33,7 +38,10 @@ class Held:
 
     def __init__(self, most: int = MOST) -> None:
         self._groups: OrderedDict[Key, Group] = OrderedDict()
+        self._journaled: OrderedDict[int, Known | None] = OrderedDict()
+        """What is known of the batches that are journaled."""
         self._most = most
+        self._may_journal = False
         self._lock = threading.Lock()
         self._era = 0
 
@@ -49,16 +57,60 @@ class Held:
             return None
         return group
 
-    def put(self, groups: Mapping[Key, Group], era: int) -> None:
-        """Hold the groups of a transaction that has been committed."""
+    def put(self, groups: Mapping[Key, Group], era: int, known: Mapping[int, Known] = MappingProxyType({})) -> None:
+        """Hold the groups, and the journaled batches, of a transaction that has been committed."""
         with self._lock:
             if era != self._era:
                 return
             self._groups.update(groups)
             while len(self._groups) > self._most:
                 self._groups.popitem(last=False)
+            for batch, latest in known.items():
+                before = self._journaled.get(batch)
+                if before is None or before.next < latest.next:
+                    self._journaled[batch] = latest
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Keep at most so many groups of journaled batches, and remember at most so many of these."""
+        held = sum(len(known.groups) for known in self._journaled.values() if known is not None)
+        for batch, known in self._journaled.items():
+            if held <= self._most:
+                break
+            if known is not None:
+                held -= len(known.groups)
+                self._journaled[batch] = None
+        while len(self._journaled) > self._most:
+            self._journaled.popitem(last=False)
+
+    def journal(self, batches: Iterable[int]) -> None:
+        """These are journaled, or should be."""
+        with self._lock:
+            for batch in batches:
+                self._journaled.setdefault(batch, None)
+
+    def may_journal(self, tx: Connection) -> bool:
+        """Whether batches may become journaled: releases that know nothing of it would count what is in a journal
+        again, so none of them may be left."""
+        self._may_journal = self._may_journal or schema.serves_only(tx, SINCE)
+        return self._may_journal
+
+    def journaled(self, batch: int) -> bool:
+        return batch in self._journaled
+
+    def take_known(self, batch: int) -> Known | None:
+        """What is held of a journaled batch whose row is locked; to be changed by the caller, and put back after the
+        commit."""
+        with self._lock:
+            known = self._journaled.get(batch)
+            if known is not None:
+                self._journaled[batch] = None
+                self._journaled.move_to_end(batch)
+            return known
 
     def clear(self) -> None:
         with self._lock:
             self._era += 1
             self._groups.clear()
+            for batch in self._journaled:
+                self._journaled[batch] = None

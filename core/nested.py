@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import bitfield, errors, tables
+from core import bitfield, errors, journal, tables
 from core.calls import Call, Verb
 from core.lifecycle import LIVE, State, judge
 from lastbit.ids import ItemId
@@ -55,13 +55,10 @@ def adopt(tx: Connection, item: ItemId) -> dict[str, Any]:
 
     Raises `errors.InvalidRequest` (unknown, resolved, or somebody else's), `errors.BatchEnded`.
     """
-    bits = tx.execute(
-        sa.select(tables.item_groups)
-        .where(_groups.batch_id == item.batch, _groups.group_no == item.group)
-        .with_for_update()
-    ).first()
+    query = sa.select(tables.item_groups).where(_groups.batch_id == item.batch, _groups.group_no == item.group)
+    bits = tx.execute(query.with_for_update()).first()
     parent = tx.execute(
-        sa.select(_batches.state, _batches.group_size, _batches["items"])
+        sa.select(_batches.state, _batches.group_size, _batches["items"], _batches.journal_next)
         .where(_batches.id == item.batch)
         .with_for_update()
     ).first()
@@ -73,12 +70,19 @@ def adopt(tx: Connection, item: ItemId) -> dict[str, Any]:
         raise errors.InvalidRequest(
             _PLACE, f"item {item} was never issued: batch {item.batch} has {parent.items} items"
         )
+    recent: Sequence[int] = ()
+    if parent.journal_next:
+        # It changes under the parent's lock, which we have only now.
+        recent = journal.recent(tx, item.batch, parent.group_size).get(item.group, ())
+        bits = tx.execute(query).first()
+    resolved = item.index in recent
     if bits is not None:
         group = bitfield.Group.load(
             bits.resolved, bits.failed, bits.resolved_count, bits.failed_count, parent.group_size
         )
-        if group.resolved[item.index]:
-            raise errors.InvalidRequest(_PLACE, f"item {item} is resolved already")
+        resolved |= bool(group.resolved[item.index])
+    if resolved:
+        raise errors.InvalidRequest(_PLACE, f"item {item} is resolved already")
     taken = tx.scalar(
         sa.select(_batches.id).where(_batches.parent_batch == item.batch, _batches.parent_number == number)
     )

@@ -13,8 +13,9 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import bitfield, errors, tables
+from core import bitfield, errors, journal, tables
 from core.batches import Batch
+from core.statements import LIST, chunks
 
 GROUPS: Final = 131_072
 """Groups that one answer covers at the most."""
@@ -67,13 +68,37 @@ def picture(tx: Connection, batch: Batch, start: int, limit: int, per: int) -> P
         .where(known.batch_id == batch.id, known.group_no >= start, known.group_no < end)
         .group_by(first)
     )
+    unfolded = _unfolded(tx, batch, start, end, per) if tiles and batch.journal_next else {}
     counts = {row[0]: (int(row[1]), int(row[2])) for row in tx.execute(query)} if tiles else {}
     found = []
     for group in range(start, end, per):
         wide = min(per, groups - group)
         issued = min((group + wide) * batch.group_size, batch.items) - group * batch.group_size
-        found.append(Tile(group, wide, issued, *counts.get(group, (0, 0))))
+        resolved, failed = counts.get(group, (0, 0))
+        found.append(Tile(group, wide, issued, resolved + unfolded.get(group, 0), failed))
     return Picture(groups, found, end if tiles and end < groups else None)
+
+
+def _unfolded(tx: Connection, batch: Batch, start: int, end: int, per: int) -> dict[int, int]:
+    """How many items of each tile the journal alone names. Of its groups the blobs are read: `journal.GROUPS` at the
+    most."""
+    recent = journal.recent(tx, batch.id, batch.group_size)
+    wanted = sorted(group for group in recent if start <= group < end)
+    found: dict[int, int] = {}
+    known = tables.item_groups.c
+    for part in chunks(wanted, LIST):
+        query = sa.select(known.group_no, known.resolved, known.resolved_count).where(
+            known.batch_id == batch.id, known.group_no.in_(part)
+        )
+        rows = {row.group_no: row for row in tx.execute(query)}
+        for group in part:
+            count = len(recent[group])
+            if row := rows.get(group):
+                stored = bitfield.Group.load(row.resolved, None, row.resolved_count, 0, batch.group_size).resolved
+                count = sum(not stored[index] for index in recent[group])
+            tile = group - (group - start) % per
+            found[tile] = found.get(tile, 0) + count
+    return found
 
 
 def bits(tx: Connection, batch: Batch, group: int) -> Bits:
@@ -84,10 +109,11 @@ def bits(tx: Connection, batch: Batch, group: int) -> Bits:
     width = -(-issued // 8)
     known = tables.item_groups.c
     query = sa.select(known.resolved, known.failed, known.resolved_count, known.failed_count)
+    recent = journal.recent(tx, batch.id, batch.group_size) if batch.journal_next else {}
     row = tx.execute(query.where(known.batch_id == batch.id, known.group_no == group)).first()
-    if row is None:
-        return Bits(Tile(group, 1, issued, 0, 0), bytes(width), bytes(width))
-    found = bitfield.Group.load(*row, batch.group_size)
+    size = batch.group_size
+    found = bitfield.Group.empty(size) if row is None else bitfield.Group.load(*row, size)
+    journal.union(found, recent.get(group, ()))
     lost = bytes(width) if found.failed is None else found.failed.tobytes()[:width]
     tile = Tile(group, 1, issued, found.resolved_count, found.failed_count)
     return Bits(tile, found.resolved.tobytes()[:width], lost)

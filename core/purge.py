@@ -5,7 +5,7 @@ a complete batch with missing rows and count it again; deleting the batch first 
 
 1. the state `deleting` is committed: from there on the batch is unknown to callers. Its open_key and its place in a
    parent are set free;
-2. its groups, extends and failures go in bounded chunks;
+2. its groups, journal, extends and failures go in bounded chunks;
 3. the batch row goes last, together with any group that an ack made meanwhile: such an ack locks the batch row next,
    finds `deleting` (or nothing), and rolls its group back.
 
@@ -28,6 +28,7 @@ CHUNK: Final = 500
 
 _BY_BATCH: Final = (
     (tables.item_groups, tables.item_groups.c.group_no),
+    (tables.ack_journal, tables.ack_journal.c.entry_no),
     (tables.extends, tables.extends.c.idempotency_key),
     (tables.failures, tables.failures.c.number),
 )

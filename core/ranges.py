@@ -1,8 +1,8 @@
 """Which items are pending, which are failed, and where the watermark stands: reading the bits of a batch in order.
 
-A group without a row is all pending, so a billion untouched items are one range, found without reading anything. A page
-reads at most `SCAN` rows: a batch whose rows are all full answers with an empty page and a place to go on from, rather
-than with a late one.
+A group without a row is all pending, so a billion untouched items are one range, found without reading anything. What a
+journal names is read before the groups (see `journal`). A page reads at most `SCAN` rows: a batch whose rows are all
+full answers with an empty page and a place to go on from, rather than with a late one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
+from bitarray import bitarray
 from sqlalchemy.engine import Connection
 
-from core import bitfield, pages, tables
+from core import bitfield, journal, pages, tables
 from core.batches import Batch
 from lastbit.watermark import Piece, first_unresolved
 
@@ -57,6 +58,34 @@ def _rows(tx: Connection, batch: Batch, first_group: int, columns: list[Any]) ->
         first_group = rows[-1].group_no + 1
 
 
+def _touched(
+    tx: Connection, batch: Batch, first_group: int, columns: list[Any]
+) -> Iterator[tuple[int, Any, Sequence[int]]]:
+    """(group, its row or None, what the journal names of it) of the groups from `first_group` on that have the one or
+    the other, ascending."""
+    recent = journal.recent(tx, batch.id, batch.group_size) if batch.journal_next else {}
+    named = [group for group in sorted(recent, reverse=True) if group >= first_group]
+    for row in _rows(tx, batch, first_group, columns):
+        while named and named[-1] < row.group_no:
+            group = named.pop()
+            yield group, None, recent[group]
+        if named and named[-1] == row.group_no:
+            named.pop()
+        yield row.group_no, row, recent.get(row.group_no, ())
+    while named:
+        group = named.pop()
+        yield group, None, recent[group]
+
+
+def _resolved(row: Any, indexes: Sequence[int], size: int) -> bitarray:
+    if row is None:
+        return bitfield.mask_of(list(indexes), size)
+    bits = bitfield.Group.load(row.resolved, None, row.resolved_count, 0, size).resolved
+    if indexes:
+        bits[list(indexes)] = True
+    return bits
+
+
 def page(tx: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> Page:
     """At most `limit` ranges of `kind` among the numbers from `start` on."""
     pieces = _pending(tx, batch, start) if kind == "pending" else _failed(tx, batch, start)
@@ -82,9 +111,9 @@ def _pending(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, in
     size = batch.group_size
     position = max(start, batch.full_prefix * size)
     known = tables.item_groups.c
-    rows = _rows(tx, batch, position // size, [known.resolved, known.resolved_count])
-    for seen, row in enumerate(rows):
-        first = row.group_no * size
+    touched = _touched(tx, batch, position // size, [known.resolved, known.resolved_count])
+    for seen, (group, row, indexes) in enumerate(touched):
+        first = group * size
         if first >= batch.items:
             break
         if seen == SCAN:
@@ -94,7 +123,7 @@ def _pending(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, in
             yield position, first  # groups without a row
             position = first
         end = min(first + size, batch.items)
-        bits = bitfield.Group.load(row.resolved, None, row.resolved_count, 0, size).resolved
+        bits = _resolved(row, indexes, size)
         for run in bitfield.runs(bits, False, position - first, end - first):
             yield first + run[0], first + run[1]
         position = end
@@ -162,17 +191,17 @@ def watermark(tx: Connection, batch: Batch) -> int:
 
 
 def _pieces(tx: Connection, batch: Batch) -> Iterator[Piece]:
-    """The groups that have a row, from the full-prefix hint on. Only of one that is not full the bits are read."""
+    """The groups that were touched, from the full-prefix hint on. Only of one that is not full the bits are read."""
     size = batch.group_size
     known = tables.item_groups.c
-    for row in _rows(tx, batch, batch.full_prefix, [known.resolved_count]):
-        if row.resolved_count == size:
-            yield row.group_no * size, size, None
+    for group, row, indexes in _touched(tx, batch, batch.full_prefix, [known.resolved_count]):
+        if row is not None and row.resolved_count == size:
+            yield group * size, size, None
             continue
-        blob = tx.execute(
-            sa.select(known.resolved, known.resolved_count).where(
-                known.batch_id == batch.id, known.group_no == row.group_no
-            )
-        ).one()
-        bits = bitfield.Group.load(blob.resolved, None, blob.resolved_count, 0, size).resolved
-        yield row.group_no * size, size, bits
+        if row is not None:
+            row = tx.execute(
+                sa.select(known.resolved, known.resolved_count).where(
+                    known.batch_id == batch.id, known.group_no == group
+                )
+            ).one()
+        yield group * size, size, _resolved(row, indexes, size)

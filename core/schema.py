@@ -95,6 +95,23 @@ def migrate(database: Database, revision: str = "head") -> None:
                 connection.exec_driver_sql("SELECT RELEASE_LOCK('lastbit_migrate')")
 
 
+def finish(database: Database) -> None:
+    """Have the schema serve this release and later ones alone: none of an earlier one runs any more, and none will.
+    What these would not understand may be written from then on. Raises what `check` does."""
+
+    def mark(tx: Connection) -> None:
+        check(tx)
+        tx.execute(sa.update(tables.schema_support).values(oldest=newest()))
+
+    database.write(mark, repeatable=True)
+
+
+def serves_only(tx: Connection, revision: str) -> bool:
+    """Whether each release that may work on the schema knows this revision."""
+    oldest = tx.scalar(sa.select(tables.schema_support.c.oldest))
+    return oldest is not None and oldest >= revision
+
+
 def _migrate_under_load(connection: Connection, revision: str) -> None:
     """A change of a table waits until nobody's transaction uses it, and everybody else waits behind it. So it waits
     for a moment only, lets the others pass, and tries again."""
@@ -130,6 +147,9 @@ def _migrate(connection: Connection, revision: str) -> None:
     config.attributes["connection"] = connection
     if revision == "head" or was is None or not _is_behind(revision, was):
         command.upgrade(config, revision)
+        if was is None and revision == "head":
+            # Nobody has worked with it before.
+            connection.execute(sa.update(tables.schema_support).values(oldest=newest()))
     else:
         command.downgrade(config, revision)
     connection.commit()

@@ -146,7 +146,7 @@ class Service:
         flushed = self.database.write(
             lambda tx: acks.flush(tx, units, self._held), repeatable=True, lock_waits=lock_waits
         )
-        self._held.put(flushed.groups, flushed.era)
+        self._held.put(flushed.groups, flushed.era, flushed.known)
         return flushed
 
     def _pay(self, children: Sequence[int]) -> None:

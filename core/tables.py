@@ -138,6 +138,7 @@ batches = sa.Table(
     sa.Column("open_count", _BIGINT, nullable=False),
     sa.Column("completed_by", _blob(32)),
     sa.Column("succeeded_by", _blob(32)),
+    sa.Column("journal_next", _BIGINT, nullable=False, server_default="0"),
     sa.Column("created_at", Timestamp, nullable=False),
     sa.Column("updated_at", Timestamp, nullable=False),
     sa.Column("sealed_at", Timestamp),
@@ -160,6 +161,15 @@ item_groups = sa.Table(
     sa.Column("failed", sa.LargeBinary),
     sa.Column("resolved_count", sa.Integer, nullable=False),
     sa.Column("failed_count", sa.Integer, nullable=False),
+    **MYSQL_OPTIONS,
+)
+
+ack_journal = sa.Table(
+    "ack_journal",
+    metadata,
+    sa.Column("batch_id", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("entry_no", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("numbers", sa.LargeBinary, nullable=False),
     **MYSQL_OPTIONS,
 )
 

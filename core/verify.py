@@ -6,12 +6,14 @@ shown, never mended in silence. Reads one snapshot, so a batch that is being ack
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import batches, bitfield, tables
+from core import batches, bitfield, journal, tables
+from core.batches import Batch
 from core.lifecycle import State
 from core.ranges import STEP
 
@@ -36,24 +38,18 @@ class Verification:
 def verify(tx: Connection, batch_id: int) -> Verification:
     """`tx` is a snapshot. Raises `errors.BatchNotFound`."""
     batch = batches.get(tx, batch_id)
-    size = batch.group_size
-    known = tables.item_groups.c
     resolved = failed = 0
     faults: list[str] = []
-    last = -1
-    while True:
-        query = sa.select(tables.item_groups).where(known.batch_id == batch_id, known.group_no > last)
-        rows = tx.execute(query.order_by(known.group_no).limit(STEP)).all()
-        for row in rows:
-            last = row.group_no
-            group = bitfield.Group.load(row.resolved, row.failed, row.resolved_count, row.failed_count, size)
-            issued = max(0, min(size, batch.items - last * size))
-            bits, lost = group.resolved, group.failed
-            resolved += bits.count()
-            failed += lost.count() if lost is not None else 0
-            faults += [f"group {last}: {fault}" for fault in _faults(group, issued)]
-        if len(rows) < STEP:
-            break
+    for number, group, indexes in _groups(tx, batch):
+        issued = max(0, min(batch.group_size, batch.items - number * batch.group_size))
+        found = _faults(group, issued)
+        if any(index >= issued for index in indexes):
+            found.append("its journal names items that were never issued")
+        if group.failed is not None and any(group.failed[index] for index in indexes):
+            found.append("its journal names items that are failed")
+        faults += [f"group {number}: {fault}" for fault in found]
+        resolved += journal.union(group, indexes).resolved.count()
+        failed += 0 if group.failed is None else group.failed.count()
     acked = resolved - failed
     if (acked, failed) != (batch.acked, batch.failed):
         faults.append(f"counts say {batch.acked} acked, {batch.failed} failed; bits say {acked} and {failed}")
@@ -63,6 +59,25 @@ def verify(tx: Connection, batch_id: int) -> Verification:
     if batch.state is State.SEALED and done:
         faults.append("it is sealed and nothing is pending, and it is not complete")
     return Verification(batch.items, batch.acked, batch.failed, batch.pending, acked, failed, faults)
+
+
+def _groups(tx: Connection, batch: Batch) -> Iterator[tuple[int, bitfield.Group, Sequence[int]]]:
+    """(number, the group as its row has it, what the journal names of it)."""
+    size = batch.group_size
+    known = tables.item_groups.c
+    recent = journal.recent(tx, batch.id, size)
+    last = -1
+    while True:
+        query = sa.select(tables.item_groups).where(known.batch_id == batch.id, known.group_no > last)
+        rows = tx.execute(query.order_by(known.group_no).limit(STEP)).all()
+        for row in rows:
+            last = row.group_no
+            group = bitfield.Group.load(row.resolved, row.failed, row.resolved_count, row.failed_count, size)
+            yield last, group, recent.pop(last, ())
+        if len(rows) < STEP:
+            break
+    for number in sorted(recent):
+        yield number, bitfield.Group.empty(size), recent[number]
 
 
 def _faults(group: bitfield.Group, issued: int) -> list[str]:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from tests.guarantees import mutants
+import pytest
+
+from tests.guarantees import journaled, mutants
 
 mutants.from_environment()
+
+
+@pytest.fixture
+def some_journaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all batches, some are journaled."""
+    journaled.mix(monkeypatch)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pymysql
+import pytest
 import sqlalchemy as sa
 
 from core import logs, purge
@@ -34,7 +35,7 @@ from core.leases import Caller
 from core.service import Service
 from core.webhooks import Answer
 from lastbit.streams.snapshot import Snapshot
-from tests.guarantees import mutants, orders
+from tests.guarantees import journaled, mutants, orders
 from tests.guarantees.model import Request, perform
 from tests.servers import ROOT
 
@@ -59,11 +60,13 @@ class Mortals:
             text=True,
         )
 
-    def run(self, url: str, request: Request, point: int, *, combined: bool = False) -> Death | None:
+    def run(
+        self, url: str, request: Request, point: int, *, combined: bool = False, journaled: bool = False
+    ) -> Death | None:
         """Perform the request in a process that dies at the `point`th point; None where it ended before that."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        job = {"url": url, "request": request, "point": point, "combined": combined}
+        job = {"url": url, "request": request, "point": point, "combined": combined, "journaled": journaled}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         said = json.loads(self._process.stdout.readline())
@@ -152,6 +155,8 @@ def dispatch(database: Database, sent: Path) -> None:
 def _live_and_die(job: dict[str, Any], said: int) -> None:
     points = _Points(job["point"], said)
     purge.CHUNK = 2  # type: ignore[misc]  # so that a purge has several chunks
+    if job["journaled"]:
+        journaled.everything(pytest.MonkeyPatch())
     database = Database(job["url"])
     service = Service(database, combiner=Combiner if job["combined"] else Inline)
     if database.is_sqlite:

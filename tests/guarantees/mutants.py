@@ -97,6 +97,9 @@ _ANY_ORDER = "test_in_any_order_with_any_repeats_one_command_when_all_has_come"
 _LATE = "test_a_late_event_does_not_restart_a_finished_instance"
 _PRUNED = "test_what_was_pruned_and_comes_again_is_a_repeat"
 
+_JOURNAL = "test_journal.py::"
+_TURNS = "test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits"
+
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
@@ -128,6 +131,46 @@ MUTANTS = [
     ),
     # The last two acks.
     Mutant("completion-decided-on-a-plain-read", "core.completion:write", '" FOR UPDATE"', '""', _TWO_LAST),
+    # The journal.
+    Mutant("a-journaled-batch-is-not-locked", "core.acks:flush", "journaled, _for_update(tx)", "journaled", _TWICE),
+    Mutant(
+        "who-began-before-the-journal-goes-on",
+        "core.completion:write",
+        "any(row.journal_next for row in judged.values())",
+        "False",
+        _RACES + "test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_meanwhile",
+    ),
+    Mutant("what-is-known-is-never-old", "core.journal:load", "known.next != next", "False", _TURNS),
+    Mutant(
+        "entries-that-are-missing-are-overlooked",
+        "core.journal:_catch_up",
+        "len(entries) != next - known.next",
+        "False",
+        _TURNS,
+    ),
+    Mutant("what-is-not-journaled-yet-is-known", "core.journal:load", "next == 0", "False", _TREE),
+    Mutant(
+        "a-fold-writes-what-has-changed-now",
+        "core.acks:_write_journaled",
+        "for number in sorted(written):",
+        "for number in sorted(written & changed):",
+        _JOURNAL + "test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes",
+    ),
+    Mutant(
+        "the-groups-are-read-before-the-journal",
+        "core.ranges:_touched",
+        "    recent = journal.recent",
+        "    rows = list(_rows(tx, batch, first_group, columns))\n    recent = journal.recent",
+        _JOURNAL + "test_a_reader_never_misses_an_item_whose_ack_was_answered",
+        also=(("for row in _rows(tx, batch, first_group, columns):", "for row in rows:"),),
+    ),
+    Mutant(
+        "redriven-items-are-entries",
+        "core.acks:_apply_few",
+        "                redriven += 1\n                work.acked.pop(unit.batch, None)",
+        "                redriven += 1",
+        _JOURNAL + "test_what_an_entry_cannot_hold_is_written_beside_it",
+    ),
     # The last item, twice.
     Mutant("repeats-are-not-told", "core.completion:write", "if untouched else {}", "if False else {}", _TWICE),
     Mutant(

@@ -19,7 +19,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from core import errors, tables
+from core import errors, journal, tables
 from core.calls import Answer, Call, Completed, Verb
 from core.combiner import Inline
 from core.db import Database
@@ -187,6 +187,7 @@ def recount(database: Database) -> dict[int, Any]:
     """Check every batch's counts against its bits and its state against its counts; return the rows by id."""
     with database.engine.connect() as tx:
         batches = {row.id: row for row in tx.execute(sa.select(tables.batches))}
+        named = {id: journal.recent(tx, id, row.group_size) for id, row in batches.items() if row.journal_next}
         groups = tx.execute(sa.select(tables.item_groups)).all()
     counted = {batch: [0, 0] for batch in batches}
     for row in groups:
@@ -200,8 +201,13 @@ def recount(database: Database) -> dict[int, Any]:
         assert resolved < 1 << issued, f"{where}: bits are set of items that were never issued"
         assert not failed & ~resolved, f"{where}: items are failed and not resolved"
         assert (resolved.bit_count(), failed.bit_count()) == (row.resolved_count, row.failed_count), where
+        for index in named.get(row.batch_id, {}).pop(row.group_no, ()):
+            resolved |= 1 << index
+            assert not failed >> index & 1, f"{where}: item {index} is failed, and the journal names it"
         counted[row.batch_id][0] += resolved.bit_count() - failed.bit_count()
         counted[row.batch_id][1] += failed.bit_count()
+    for id, without_row in named.items():
+        counted[id][0] += sum(len(set(indexes)) for indexes in without_row.values())
     for number, batch in batches.items():
         assert [batch.acked, batch.failed] == counted[number], f"batch {number}: counts and bits disagree"
         pending = batch.items - batch.acked - batch.failed

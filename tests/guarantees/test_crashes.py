@@ -19,6 +19,7 @@ from core import payments, schema, tables
 from core.combiner import Inline
 from core.db import Database
 from core.service import Service
+from tests.guarantees import journaled
 from tests.guarantees.dying import Mortals, mortals
 from tests.guarantees.model import Model, Request, assert_equal, bits, perform
 from tests.servers import ServiceProcess
@@ -200,6 +201,10 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
     *(completes_a_child, seals_a_child_and_completes_it, redrives_a_child, cancels_a_child),
     opens_a_child_that_is_complete_at_once,
 ]
+JOURNALED = [
+    *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
+    *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction, completes_a_child),
+]
 FEWEST_POINTS = 4
 """A first read, a write, before and after the COMMIT: fewer would mean that the points are not counted."""
 
@@ -213,12 +218,27 @@ def test_a_retry_after_a_crash_at_any_point_brings_what_the_model_says(
     database: Database, dying: Mortals, scenario: Callable[[Ground], Request]
 ) -> None:
     """Killed before each statement and before and after the commit, the request is sent again and done once."""
+    _die_everywhere(database, dying, scenario, journaled=False)
+
+
+@pytest.mark.parametrize("scenario", JOURNALED, ids=lambda scenario: scenario.__name__)
+def test_a_retry_after_a_crash_at_any_point_brings_what_the_model_says_of_a_journaled_batch(
+    database: Database, dying: Mortals, scenario: Callable[[Ground], Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of batches whose acks are entries of a journal, and of those that fold it."""
+    journaled.everything(monkeypatch)
+    _die_everywhere(database, dying, scenario, journaled=True)
+
+
+def _die_everywhere(
+    database: Database, dying: Mortals, scenario: Callable[[Ground], Request], *, journaled: bool
+) -> None:
     url = database.url.render_as_string(hide_password=False)
     died: list[str] = []
     while True:
         ground = _ground(database)
         request = scenario(ground)
-        death = dying.run(url, request, len(died), combined=True)
+        death = dying.run(url, request, len(died), combined=True, journaled=journaled)
         if death is None or death.commits:
             # It was done, and nobody was told.
             ground.model.perform(request, _newest(database))
@@ -279,7 +299,7 @@ def _newest(database: Database) -> int | None:
 def _rows(database: Database, ids: set[int]) -> int:
     with database.engine.connect() as tx:
         count = tx.scalar(sa.select(sa.func.count()).where(tables.batches.c.id.in_(ids)))
-        for table in (tables.item_groups, tables.extends, tables.failures):
+        for table in (tables.item_groups, tables.ack_journal, tables.extends, tables.failures):
             count += tx.scalar(sa.select(sa.func.count()).where(table.c.batch_id.in_(ids)))
         return int(count)
 

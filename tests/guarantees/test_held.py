@@ -18,6 +18,8 @@ from core.service import Service
 
 SIZE = 128
 
+pytestmark = pytest.mark.usefixtures("some_journaled")
+
 
 def ack(service: Service, batch: int, *numbers: int, verb: Verb = Verb.ACK) -> Answer:
     return service.ack(Call.of(verb, [(batch, *divmod(number, SIZE)) for number in numbers])).result()

@@ -28,7 +28,7 @@ from core.combiner import Acks, Combiner, Commit, Inline
 from core.db import Database
 from core.lifecycle import State
 from core.service import Service
-from tests.guarantees import mutants
+from tests.guarantees import journaled, mutants
 from tests.guarantees.model import Model, Request, assert_equal, assert_equal_batch, bits, call, perform
 
 GROUP = 64
@@ -63,6 +63,9 @@ openings = st.fixed_dictionaries(
 counts = st.sampled_from([0, 1, 2, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP + 3])
 
 
+WAYS = [(Inline, True), (Combiner, False)]
+if os.environ.get("LASTBIT_SOAK") == "1":
+    WAYS += [(Inline, False), (Combiner, True)]
 SEAL: Request = {"verb": "seal"}
 
 
@@ -312,12 +315,17 @@ class Machine(RuleBasedStateMachine):
         self.touched.clear()
 
 
-@pytest.mark.parametrize("combiner", [Inline, Combiner])
+@pytest.mark.parametrize(("combiner", "some_journaled"), WAYS)
 @pytest.mark.timeout(7200)
 def test_any_sequence_of_requests_and_crashes_does_what_the_model_does(
-    database: Database, combiner: Callable[[Commit], Acks]
+    database: Database,
+    combiner: Callable[[Commit], Acks],
+    some_journaled: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Random requests, replays and crashes leave the database and every answer as plain sets of numbers have them."""
+    if some_journaled:
+        journaled.mix(monkeypatch)
     crashing: list[bool] = []
 
     @sa.event.listens_for(database.engine, "commit")

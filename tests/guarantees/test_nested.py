@@ -23,6 +23,8 @@ from tests.guarantees.dying import mortals
 from tests.guarantees.model import events_of
 from tests.guarantees.rounds import ack
 
+pytestmark = pytest.mark.usefixtures("some_journaled")
+
 GROUP = 64
 DEPTH = 5
 LEAVES = 1_000

@@ -20,7 +20,7 @@ from core.lifecycle import State
 from core.service import Service
 from tests.guarantees.rounds import GROUP, ROUNDS, ack, newly, prepare, race, recount, told
 
-pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(7200), pytest.mark.usefixtures("some_journaled")]
 
 
 @pytest.fixture
@@ -87,6 +87,24 @@ def test_the_last_item_delivered_twice_tells_both_workers_and_is_news_to_one(ref
     race(referee.database, ROUNDS, last, last, check=check)
     rows = recount(referee.database)
     assert {rows[batch].state for batch in ids} == {State.COMPLETE}
+    verify_some(referee, ids)
+
+
+def test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_meanwhile(referee: Service) -> None:
+    """Two workers ack an item that isn't the last one; one of them may lock its group, and the other one the batch."""
+    ids = prepare(referee.database, ROUNDS, lambda number: (GROUP, {0: 5} if number % 2 else {}))
+
+    def check(number: int, one: Answer, other: Answer) -> None:
+        for answer in (one, other):
+            assert told(answer, ids[number]) is None
+        assert sorted([(one.applied, one.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
+
+    def move(service: Service, number: int) -> Answer:
+        return ack(service, (ids[number], 0, 9))
+
+    race(referee.database, ROUNDS, move, move, check=check)
+    rows = recount(referee.database)
+    assert {rows[batch].acked for batch in ids} == {1, 6}
     verify_some(referee, ids)
 
 
@@ -292,7 +310,7 @@ def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_n
             referee.get(batch)
     janitor.run_once(referee.database, janitor.Policy())
     with referee.database.engine.connect() as tx:
-        for table in (tables.batches, tables.item_groups, tables.extends, tables.failures):
+        for table in (tables.batches, tables.item_groups, tables.ack_journal, tables.extends, tables.failures):
             left = tx.scalar(sa.select(sa.func.count()).select_from(table))
             assert left == 0, f"{left} rows of {table.name} are orphaned"
 
@@ -396,7 +414,8 @@ def test_an_ack_is_rejected_by_name_while_the_rest_of_its_call_counts(referee: S
 
 def test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothing(referee: Service) -> None:
     """Between the group's lock and the second look at its complete batch a delete comes: the call begins again."""
-    ids = prepare(referee.database, 1, lambda number: (GROUP, {0: GROUP}), state=State.COMPLETE)
+    # The first of them isn't journaled.
+    ids = prepare(referee.database, 2, lambda number: (GROUP, {0: GROUP}), state=State.COMPLETE)[1:]
     locked = 0
 
     def delete_once_the_group_is_locked(*arguments: Any) -> None:

@@ -116,7 +116,7 @@ def test_what_ended_long_ago_is_deleted(service: Service) -> None:
     assert run_once(service.database, Policy()).deleted == [old]
     assert (state(service, old), state(service, young)) == (None, State.COMPLETE)
     with service.database.engine.connect() as connection:
-        for table in ("item_groups", "extends", "failures"):
+        for table in ("item_groups", "ack_journal", "extends", "failures"):
             assert connection.execute(sa.text(f"SELECT COUNT(*) FROM {table}")).scalar() == 0
 
 

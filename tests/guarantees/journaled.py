@@ -1,0 +1,40 @@
+"""Batches that are journaled from their first ack, beside others that aren't: the same guarantees hold for all of them.
+
+In production a batch is journaled once acks have come in no order to many of its groups (`core.journal.pays`). Here its
+id decides, so that small batches are, and every entry of theirs may be the one that is folded.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from core import journal
+from core.held import Held
+
+
+def everything(patched: pytest.MonkeyPatch, numbers: int = 6) -> None:
+    """Each batch is journaled, each ack is an entry, and a journal of so many numbers is folded."""
+    _often(patched, numbers)
+    patched.setattr(Held, "journaled", lambda held, batch: True)
+
+
+def _often(patched: pytest.MonkeyPatch, numbers: int) -> None:
+    patched.setattr(journal, "FEW", 1)
+    patched.setattr(journal, "LEAST", numbers)
+    patched.setattr(journal, "MOST", numbers)
+
+
+def mix(patched: pytest.MonkeyPatch, numbers: int = 20) -> None:
+    """Of three batches, one is journaled, one isn't, and of one only every other process thinks so: the others learn
+    it in the middle of a transaction. A journal of so many numbers is folded."""
+    _often(patched, numbers)
+    known = Held.journaled
+    made: list[Held] = []
+
+    def journaled(held: Held, batch: int) -> bool:
+        if not any(held is each for each in made):
+            made.append(held)
+        odd = next(place for place, each in enumerate(made) if each is held) % 2 == 1
+        return known(held, batch) or batch % 3 == 0 or (batch % 3 == 1 and odd)
+
+    patched.setattr(Held, "journaled", journaled)

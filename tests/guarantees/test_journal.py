@@ -1,0 +1,251 @@
+"""The journal of acks that came in no order: whatever is in it and in the groups, together they are exact."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from core import errors, explain, journal, schema, tables
+from core.batches import Opening
+from core.calls import Answer, Call, Verb
+from core.combiner import Combiner, Inline
+from core.db import Database
+from core.held import Held
+from core.service import Service
+from tests.guarantees import journaled
+from tests.guarantees.rounds import recount
+
+SIZE = journal.WIDE
+GROUPS = 32
+ITEMS = SIZE * GROUPS - 100
+CALL = 80
+
+
+def ack(service: Service, batch: int, numbers: Any, verb: Verb = Verb.ACK, size: int = SIZE) -> Answer:
+    return service.ack(Call.of(verb, [(batch, *divmod(number, size)) for number in numbers])).result(60)
+
+
+def entries(database: Database) -> int:
+    return database.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(tables.ack_journal))) or 0
+
+
+def rows(database: Database) -> int:
+    return database.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(tables.item_groups))) or 0
+
+
+def scattered(service: Service, calls: int, *, sealed: bool = True, seed: int = 1) -> tuple[int, set[int]]:
+    """A batch with so many calls of items at random: its id, and what was acked."""
+    batch = service.open(Opening(group_size=SIZE, items=ITEMS, sealed=sealed)).batch.id
+    numbers = random.Random(seed).sample(range(ITEMS), calls * CALL)
+    for start in range(0, len(numbers), CALL):
+        answer = ack(service, batch, numbers[start : start + CALL])
+        assert (answer.applied, answer.repeated, answer.completed) == (CALL, 0, {})
+    return batch, set(numbers)
+
+
+def pending(service: Service, batch: int) -> set[int]:
+    found: set[int] = set()
+    start: int | None = 0
+    while start is not None:
+        page = service.ranges(batch, "pending", start, 100)[1]
+        for each in page.ranges:
+            found.update(range(each.start, each.end))
+        start = page.next
+    return found
+
+
+def test_acks_in_no_order_go_to_the_journal_and_everything_that_is_read_knows_them(database: Database) -> None:
+    """The first call makes the batch journaled, the others write entries and no groups; all that is read is right."""
+    service = Service(database, combiner=Inline)
+    batch, acked = scattered(service, 12)
+    assert entries(database) == 11
+    stranger = Service(database, combiner=Inline)
+    missing = set(range(ITEMS)) - acked
+    for each in (service, stranger):
+        assert pending(each, batch) == missing
+        assert each.watermark(batch)[1] == min(missing)
+        verified = each.verify(batch)
+        assert verified.ok, verified.faults
+        assert (verified.counted_acked, each.get(batch).acked) == (len(acked), len(acked))
+    for group in (0, 7, GROUPS - 1):
+        found = service.bits(batch, group)
+        mine = {number % SIZE for number in acked if number // SIZE == group}
+        assert {
+            index for index in range(8 * len(found.resolved)) if found.resolved[index // 8] >> index % 8 & 1
+        } == mine
+        assert found.tile.resolved == len(mine)
+    tiles = service.picture(batch, 0, 100, 3)[1].tiles
+    assert sum(tile.resolved for tile in tiles) == len(acked)
+    for tile in tiles:
+        first, end = tile.group * SIZE, (tile.group + tile.groups) * SIZE
+        assert tile.resolved == sum(first <= number < end for number in acked)
+    recount(database)
+
+
+def test_no_batch_is_journaled_while_a_release_may_run_that_would_not_understand_it(database: Database) -> None:
+    """It would take what the journal names for pending, and count it again. Once nobody can come back, batches are."""
+    with database.engine.begin() as tx:
+        tx.execute(sa.update(tables.schema_support).values(oldest="0002"))
+    service = Service(database, combiner=Inline)
+    scattered(service, 3)
+    assert entries(database) == 0
+    schema.finish(database)
+    scattered(service, 3, seed=2)
+    assert entries(database) == 2
+
+
+def test_a_group_that_the_journal_alone_knows_is_not_untouched(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why is it not done? The first group of which nothing is resolved is said to be the first of which that is so."""
+    monkeypatch.setattr(Held, "journaled", lambda held, batch: True)
+    service = Service(database, combiner=Inline)
+    batch = service.open(Opening(group_size=64, items=640, sealed=True)).batch.id
+    assert ack(service, batch, (0, 64, 128, 5 * 64), size=64).applied == 4
+    assert (entries(database), rows(database)) == (1, 0)
+    found = database.snapshot(lambda tx: explain.explain(tx, batch))
+    (untouched,) = (reason for reason in found.reasons if reason.code == "oldest_untouched_group")
+    assert untouched.facts["group"] == 3
+
+
+def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The groups get what it names, and it is empty; a complete batch has full groups without a blob."""
+    monkeypatch.setattr(journal, "LEAST", 5 * CALL)
+    monkeypatch.setattr(journal, "MOST", 5 * CALL)
+    service = Service(database, combiner=Inline)
+    batch, acked = scattered(service, 5)
+    assert entries(database) == 4
+    # Of four groups: those of all others are in the journal alone.
+    more = [number for number in range(0, 4 * SIZE, 80) if number not in acked]
+    assert ack(service, batch, more).applied == len(more)
+    assert entries(database) == 0
+    acked.update(more)
+    assert pending(service, batch) == set(range(ITEMS)) - acked
+    again = random.Random(2).sample(sorted(set(range(ITEMS)) - acked), CALL)
+    assert ack(service, batch, again).applied == CALL
+    assert entries(database) == 1
+    left = sorted(set(range(ITEMS)) - acked - set(again))
+    for start in range(0, len(left), 9000):
+        answer = ack(service, batch, left[start : start + 9000])
+    assert answer.completed[batch].newly
+    assert entries(database) == 0
+    known = tables.item_groups.c
+    with database.engine.connect() as tx:
+        blobs = tx.scalar(sa.select(sa.func.count()).where(known.batch_id == batch, known.resolved.is_not(None)))
+    assert blobs == 0
+    assert service.verify(batch).ok
+
+
+def test_what_an_entry_cannot_hold_is_written_beside_it(database: Database) -> None:
+    """Failures, redriven items, masks, and repeats of items that the journal names, by another process."""
+    batch, acked = scattered(Service(database, combiner=Inline), 6)
+    service = Service(database, combiner=Inline)
+    some = sorted(acked)[::7]
+    assert ack(service, batch, some, Verb.FAIL).repeated == len(some)
+    lost = sorted(set(range(ITEMS)) - acked)[::801]
+    assert ack(service, batch, [*lost, *some], Verb.FAIL).applied == len(lost)
+    assert service.get(batch).failed == len(lost)
+    assert ack(service, batch, [*lost[:9], *some]).applied == 9
+    mask = bytes([255]) * (SIZE // 8)
+    before = len({number for number in acked | set(lost[:9]) if number // SIZE == 3})
+    answer = service.ack(Call.of(Verb.ACK, [], [(batch, 3, mask)])).result(60)
+    assert (answer.applied, answer.repeated) == (SIZE - before, before)
+    for each in (service, Service(database, combiner=Inline)):
+        found = each.verify(batch)
+        assert found.ok, found.faults
+    recount(database)
+
+
+def test_a_journaled_batch_may_grow_as_large_as_any(database: Database) -> None:
+    """Its items' numbers don't fit into an entry any more, and are written to their groups."""
+    service = Service(database, combiner=Inline)
+    batch, acked = scattered(service, 3, sealed=False)
+    assert entries(database) == 2
+    service.extend(batch, 10**12 - ITEMS)
+    numbers = [10**12 - 1 - 1_000_000_007 * place for place in range(CALL)]
+    assert ack(service, batch, numbers).applied == CALL
+    assert ack(Service(database, combiner=Inline), batch, [*numbers, *sorted(acked)[:50]]).repeated == CALL + 50
+    assert service.watermark(batch)[1] == min(set(range(ITEMS)) - acked)
+    recount(database)
+
+
+def test_a_batch_that_is_removed_takes_its_journal_along(database: Database) -> None:
+    """Nothing of it is left, and its acks are of an unknown batch."""
+    service = Service(database, combiner=Inline)
+    batch, acked = scattered(service, 4)
+    service.delete(batch)
+    assert (entries(database), rows(database)) == (0, 0)
+    answer = ack(service, batch, sorted(acked)[:3])
+    assert [each.reason for each in answer.rejected] == ["unknown_batch"] * 3
+    with pytest.raises(errors.BatchNotFound):
+        service.verify(batch)
+
+
+def test_few_batches_and_groups_are_held_and_what_is_not_is_read(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for ten groups, nearly everything is read anew for each call."""
+    monkeypatch.setattr("core.service.Held", lambda: Held(10))
+    service = Service(database, combiner=Inline)
+    one, acked = scattered(service, 5)
+    other, acked_too = scattered(service, 5, seed=2)
+    for batch, known in ((one, acked), (other, acked_too)):
+        assert ack(service, batch, known).repeated == len(known)
+        assert service.verify(batch).ok
+
+
+@pytest.mark.mariadb
+def test_a_reader_never_misses_an_item_whose_ack_was_answered(
+    mariadb_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While two processes ack at random and fold, whatever was answered before a page was asked for isn't pending."""
+    journaled.mix(monkeypatch, 300)
+    url = mariadb_database.url.render_as_string(hide_password=False)
+    size, items = 64, 64 * 60
+    service = Service(mariadb_database, combiner=Inline)
+    for _ in range(3):  # of which one is journaled
+        batch = service.open(Opening(group_size=size, items=items, sealed=True)).batch.id
+        if batch % 3 == 0:
+            break
+    order = random.Random(5).sample(range(items), items)
+    answered: set[int] = set()
+    told: list[int] = []
+    trouble: list[BaseException] = []
+
+    def consume(place: int) -> None:
+        try:
+            with Database(url) as database:
+                mine = Service(database, combiner=Combiner)
+                for start in range(place * 20, items, 40):
+                    part = order[start : start + 20]
+                    answer = ack(mine, batch, part, size=size)
+                    assert answer.applied == len(part)
+                    told.extend(done.batch for done in answer.completed.values() if done.newly)
+                    answered.update(part)
+                mine.stop()
+        except BaseException as error:  # noqa: BLE001  # it is raised below
+            trouble.append(error)
+
+    threads = [threading.Thread(target=consume, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    pages = 0
+    while any(thread.is_alive() for thread in threads):
+        before = set(answered)
+        missed = before & pending(service, batch)
+        assert not missed, f"{len(missed)} items were acked before the page was asked for, and are on it"
+        pages += 1
+    for thread in threads:
+        thread.join()
+    if trouble:
+        raise trouble[0]
+    assert told == [batch]
+    assert pages > 10
+    assert service.verify(batch).ok
+    recount(mariadb_database)
