@@ -21,7 +21,7 @@ from core.service import Service
 
 router = APIRouter(prefix="/v1/commands", route_class=JsonRoute, tags=["processes"])
 
-Limit = Annotated[int, models.Decimal, Query(ge=1, le=1000)]
+Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
 
 
 class Command(BaseModel):

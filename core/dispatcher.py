@@ -141,10 +141,11 @@ class Dispatcher:
                 log.warning("delivery_not_recorded", delivery=claim.delivery, error=str(error))
             except Exception:  # a bug: the claim runs out, and this thread goes on with others
                 log.exception("delivery_failed", delivery=claim.delivery)
-            with self._lock:
-                self._busy[claim.webhook] -= 1
-                if not self._busy[claim.webhook]:
-                    del self._busy[claim.webhook]
+            finally:  # also where there is nowhere to log to any more
+                with self._lock:
+                    self._busy[claim.webhook] -= 1
+                    if not self._busy[claim.webhook]:
+                        del self._busy[claim.webhook]
             try:
                 claim = next(iter(self._claim(1)), None)
             except errors.CoreError:

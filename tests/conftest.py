@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 
 from core.combiner import Inline
 from core.db import Database
@@ -39,6 +40,13 @@ def nursery() -> Iterator[Nursery]:
     yield running
     ServiceProcess.nursery = None
     running.close()
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A command that is called in this process has its logs go to a standard error that is the test's alone."""
+    yield
+    structlog.reset_defaults()
 
 
 def need(package: str, available: bool) -> None:
