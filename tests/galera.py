@@ -115,13 +115,13 @@ class Node(MariaDB):
     def wait_until_ready(self, seconds: float = 90) -> None:
         def look() -> bool:
             assert self.process is not None
-            assert self.process.poll() is None, self._end_of_log()
+            assert self.process.poll() is None, self.end_of_log()
             return self.ready()
 
-        until(look, seconds, self._end_of_log)
+        until(look, seconds, self.end_of_log)
 
-    def _end_of_log(self) -> str:
-        return f"node {self.number} does not take part:\n" + self.log.read_text(errors="replace")[-20_000:]
+    def end_of_log(self, characters: int = 20_000) -> str:
+        return f"node {self.number} does not take part:\n" + self.log.read_text(errors="replace")[-characters:]
 
     def _recovered(self) -> str | None:
         """Where a node that was killed stands; one that was stopped has written it down."""

@@ -41,6 +41,8 @@ class World(Protocol):
     def close(self) -> None: ...
 
 
+FIND_BACK = 100
+"""Seconds in which a node should find back into its cluster."""
 PATIENCE = 300
 """Seconds for a node to rejoin, on a machine that is busy."""
 DURABLE = ("--innodb-flush-log-at-trx-commit=1",)
@@ -137,6 +139,7 @@ class ThreeNodes:
     def __init__(self) -> None:
         self._cluster = Cluster()
         self._rejoined = 0
+        self._started_anew = 0
         self._pause = threading.Event()
 
     @property
@@ -158,10 +161,31 @@ class ThreeNodes:
         }
 
     def facts(self) -> Mapping[str, int]:
-        return {"nodes that rejoined": self._rejoined}
+        return {"nodes that rejoined": self._rejoined, "nodes that were started anew": self._started_anew}
 
     def settle(self) -> None:
+        """A node that doesn't find back by itself is started anew, as an operator would; its log says why."""
+        for _ in range(5):
+            try:
+                self._cluster.wait_until_whole(FIND_BACK)
+            except AssertionError:
+                for node in self._cluster.nodes:
+                    if not node.ready():
+                        self._start_anew(node)
+            else:
+                return
         self._cluster.wait_until_whole(PATIENCE)
+
+    def _start_anew(self, node: Node) -> None:
+        self._started_anew += 1
+        ended = "ended by itself" if node.runs and node.process is not None and node.process.poll() is not None else ""
+        print(
+            f"node {node.number} is started anew: {ended or 'it did not find back'}\n{node.end_of_log(4_000)}",
+            flush=True,
+        )
+        node.kill()
+        node.start(whole=True, wait=False)
+        node.wait_until_ready(PATIENCE)
 
     def close(self) -> None:
         self._cluster.remove()
