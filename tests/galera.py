@@ -90,6 +90,16 @@ class Node(MariaDB):
     def runs(self) -> bool:
         return self.process is not None
 
+    @property
+    def ended(self) -> bool:
+        """By itself: nobody has stopped or killed it."""
+        return self.process is not None and self.process.poll() is not None
+
+    def bootstrap(self) -> None:
+        """Have those that it is connected to, and itself, be the cluster, though they are no majority."""
+        with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES'")
+
     def start(self, *, new_cluster: bool = False, whole: bool = False, wait: bool = True) -> None:
         """Run it: it rejoins, and is sent what it has missed, or, with `whole`, everything anew."""
         data = self.folder / "data"
@@ -336,6 +346,15 @@ class Cluster:
     def wait_until_fit(self, count: int, seconds: float = 90) -> None:
         """Until so many nodes are ready, and the front knows it."""
         until(lambda: len(self.front.fit) == count, seconds, lambda: f"ready are {self.front.fit}, not {count}")
+
+    def furthest(self) -> Node | None:
+        """Of the nodes that live, the one that has seen most; None where none does."""
+        seen: dict[Node, int] = {}
+        for node in self.nodes:
+            if node.runs and not node.ended:
+                with contextlib.suppress(pymysql.MySQLError, OSError):
+                    seen[node] = int(node.status("last_committed")["last_committed"])
+        return max(seen, key=lambda node: seen[node]) if seen else None
 
     def remove(self) -> None:
         self.front.close()

@@ -120,6 +120,9 @@ class Checks:
         self.violations: list[Violation] = []
         self.histories: dict[int, History] = {batch: History() for batch in self.stored.batches}
         self.wanted: list[tuple[Ask, Wanted]] = []
+        self.checked["batches that were journaled"] = sum(
+            bool(row.journal_next) for row in self.stored.batches.values()
+        )
         self._learn()
         for check in (
             self._ran,

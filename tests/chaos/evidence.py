@@ -92,13 +92,20 @@ class Stored:
         with database.engine.connect() as tx:
             batches = {row.id: row for row in tx.execute(sa.select(tables.batches))}
             rows = tx.execute(sa.select(tables.item_groups)).all()
+            journal = tx.execute(sa.select(tables.ack_journal)).all()
             feed = list(tx.execute(sa.select(tables.feed).order_by(tables.feed.c.position)))
-        groups = {}
+        groups: dict[tuple[int, int], Group] = {}
         for row in rows:
             first = (1 << row.resolved_count) - 1
             resolved = first if row.resolved is None else int.from_bytes(row.resolved, "little")
             failed = 0 if row.failed is None else int.from_bytes(row.failed, "little")
             groups[row.batch_id, row.group_no] = Group(resolved, failed)
+        for entry in journal:
+            size = batches[entry.batch_id].group_size
+            for place in range(0, len(entry.numbers), 4):
+                group, index = divmod(int.from_bytes(entry.numbers[place : place + 4], "little"), size)
+                before = groups.get((entry.batch_id, group), Group(0, 0))
+                groups[entry.batch_id, group] = Group(before.resolved | 1 << index, before.failed)
         return cls(batches, groups, feed)
 
     def state(self, batch: int, number: int) -> str:

@@ -33,7 +33,6 @@ from tests.chaos.post import Post
 from tests.chaos.report import Report
 from tests.chaos.trouble import Troublemaker
 from tests.chaos.worlds import Trouble, World
-from tests.guarantees import mutants
 from tests.guarantees.rounds import recount
 from tests.servers import ROOT, free_port
 
@@ -90,7 +89,7 @@ class Run:
         self._url = f"http://127.0.0.1:{free_port()}"
         self._service = self._kept(
             "service",
-            "tests.chaos.mutated" if mutants.VARIABLE in os.environ else "api",
+            "tests.chaos.service",
             *("--workers", "2", "--port", self._url.rpartition(":")[2]),
         )
         self._dispatchers = [self._kept(f"dispatcher-{n}", "jobs.dispatcher", "--every", "0.1") for n in (1, 2)]

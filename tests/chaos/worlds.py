@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -41,10 +42,10 @@ class World(Protocol):
     def close(self) -> None: ...
 
 
-FIND_BACK = 100
-"""Seconds in which a node should find back into its cluster."""
-PATIENCE = 300
-"""Seconds for a node to rejoin, on a machine that is busy."""
+FIND_BACK = 60
+"""Seconds in which nodes should find back to each other."""
+PATIENCE = 600
+"""Seconds for it with help, on a machine that is busy."""
 DURABLE = ("--innodb-flush-log-at-trx-commit=1",)
 
 
@@ -140,6 +141,7 @@ class ThreeNodes:
         self._cluster = Cluster()
         self._rejoined = 0
         self._started_anew = 0
+        self._bootstrapped = 0
         self._pause = threading.Event()
 
     @property
@@ -161,31 +163,35 @@ class ThreeNodes:
         }
 
     def facts(self) -> Mapping[str, int]:
-        return {"nodes that rejoined": self._rejoined, "nodes that were started anew": self._started_anew}
+        return {
+            "nodes that rejoined": self._rejoined,
+            "nodes that were started anew": self._started_anew,
+            "clusters without a majority": self._bootstrapped,
+        }
 
     def settle(self) -> None:
-        """A node that doesn't find back by itself is started anew, as an operator would; its log says why."""
-        for _ in range(5):
-            try:
-                self._cluster.wait_until_whole(FIND_BACK)
-            except AssertionError:
-                for node in self._cluster.nodes:
-                    if not node.ready():
-                        self._start_anew(node)
-            else:
-                return
-        self._cluster.wait_until_whole(PATIENCE)
+        """All nodes take part. What doesn't find back by itself is helped, as an operator would: where no node has the
+        majority, as after a node was killed while the others didn't hear of each other, one of those that live is told
+        that it has; a node that ended or stays out is started anew."""
+        deadline = time.monotonic() + PATIENCE
+        helped = time.monotonic()
+        while len(self._cluster.front.fit) < len(self._cluster.nodes):
+            assert time.monotonic() < deadline, "\n".join(node.end_of_log(4_000) for node in self._cluster.nodes)
+            self._pause.wait(0.5)
+            if any(node.ended for node in self._cluster.nodes) or time.monotonic() - helped > FIND_BACK:
+                self._help()
+                helped = time.monotonic()
 
-    def _start_anew(self, node: Node) -> None:
-        self._started_anew += 1
-        ended = "ended by itself" if node.runs and node.process is not None and node.process.poll() is not None else ""
-        print(
-            f"node {node.number} is started anew: {ended or 'it did not find back'}\n{node.end_of_log(4_000)}",
-            flush=True,
-        )
-        node.kill()
-        node.start(whole=True, wait=False)
-        node.wait_until_ready(PATIENCE)
+    def _help(self) -> None:
+        if not self._cluster.front.fit and (node := self._cluster.furthest()) is not None:
+            self._bootstrapped += 1
+            node.bootstrap()
+            return
+        for node in self._cluster.nodes:
+            if not node.ready():
+                self._started_anew += 1
+                node.kill()
+                node.start(whole=True, wait=False)
 
     def close(self) -> None:
         self._cluster.remove()
@@ -216,6 +222,5 @@ class ThreeNodes:
 
     def _rejoin(self, node: Node, *, whole: bool = False) -> None:
         node.start(whole=whole, wait=False)
-        node.wait_until_ready(PATIENCE)
         self.settle()
         self._rejoined += 1

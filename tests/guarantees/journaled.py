@@ -6,6 +6,8 @@ id decides, so that small batches are, and every entry of theirs may be the one 
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from core import journal
@@ -25,8 +27,9 @@ def _often(patched: pytest.MonkeyPatch, numbers: int) -> None:
 
 
 def mix(patched: pytest.MonkeyPatch, numbers: int = 20) -> None:
-    """Of three batches, one is journaled, one isn't, and of one only every other process thinks so: the others learn
-    it in the middle of a transaction. A journal of so many numbers is folded."""
+    """Of three batches, one is journaled, one isn't, and of one only every other process (or service, where there are
+    several in one) thinks so: the others learn it in the middle of a transaction. A journal of so many numbers is
+    folded."""
     _often(patched, numbers)
     known = Held.journaled
     made: list[Held] = []
@@ -34,7 +37,7 @@ def mix(patched: pytest.MonkeyPatch, numbers: int = 20) -> None:
     def journaled(held: Held, batch: int) -> bool:
         if not any(held is each for each in made):
             made.append(held)
-        odd = next(place for place, each in enumerate(made) if each is held) % 2 == 1
+        odd = (next(place for place, each in enumerate(made) if each is held) + os.getpid()) % 2 == 1
         return known(held, batch) or batch % 3 == 0 or (batch % 3 == 1 and odd)
 
     patched.setattr(Held, "journaled", journaled)
