@@ -53,6 +53,7 @@ class WallClock:
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "PYTHONPATH": str(Path(__file__).parent / "faked"),
         }
 
     def jump(self, days: float) -> None:
