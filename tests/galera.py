@@ -96,9 +96,21 @@ class Node(MariaDB):
         return self.process is not None and self.process.poll() is not None
 
     def bootstrap(self) -> None:
-        """Have those that it is connected to, and itself, be the cluster, though they are no majority."""
-        with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
+        """Have those that it is connected to, and itself, be the cluster, though they are no majority. Nothing where
+        they are the cluster by now, or can't be."""
+        with (
+            contextlib.suppress(pymysql.MySQLError, OSError),
+            contextlib.closing(self._connect()) as connection,
+            connection.cursor() as cursor,
+        ):
             cursor.execute("SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES'")
+
+    def membership(self) -> str:
+        """`Primary` where it belongs to the majority, as far as it says; `silent` where it doesn't answer."""
+        try:
+            return self.status("cluster_status")["cluster_status"]
+        except (pymysql.MySQLError, OSError):
+            return "silent"
 
     def start(self, *, new_cluster: bool = False, whole: bool = False, wait: bool = True) -> None:
         """Run it: it rejoins, and is sent what it has missed, or, with `whole`, everything anew."""

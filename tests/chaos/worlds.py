@@ -42,7 +42,7 @@ class World(Protocol):
     def close(self) -> None: ...
 
 
-FIND_BACK = 60
+FIND_BACK = 90
 """Seconds in which nodes should find back to each other."""
 PATIENCE = 600
 """Seconds for it with help, on a machine that is busy."""
@@ -183,15 +183,16 @@ class ThreeNodes:
                 helped = time.monotonic()
 
     def _help(self) -> None:
-        if not self._cluster.front.fit and (node := self._cluster.furthest()) is not None:
-            self._bootstrapped += 1
-            node.bootstrap()
-            return
-        for node in self._cluster.nodes:
-            if not node.ready():
+        said = {node: node.membership() for node in self._cluster.nodes if node.runs and not node.ended}
+        if "Primary" in said.values():
+            out = [node for node in self._cluster.nodes if said.get(node) != "Primary"]
+            for node in out:
                 self._started_anew += 1
                 node.kill()
                 node.start(whole=True, wait=False)
+        elif (node := self._cluster.furthest()) is not None:
+            self._bootstrapped += 1
+            node.bootstrap()
 
     def close(self) -> None:
         self._cluster.remove()
