@@ -18,13 +18,12 @@ from core.service import Service
 
 SIZE = 128
 
-pytestmark = pytest.mark.usefixtures("some_journaled")
-
 
 def ack(service: Service, batch: int, *numbers: int, verb: Verb = Verb.ACK) -> Answer:
     return service.ack(Call.of(verb, [(batch, *divmod(number, SIZE)) for number in numbers])).result()
 
 
+@pytest.mark.usefixtures("some_journaled")
 def test_processes_that_take_turns_at_a_group_see_each_others_bits(database: Database) -> None:
     """Each holds what it left itself; the counts of the locked row say that another one was there since."""
     processes = [Service(database, combiner=Inline) for _ in range(3)]
@@ -47,6 +46,7 @@ def test_processes_that_take_turns_at_a_group_see_each_others_bits(database: Dat
     assert processes[0].get(batch).succeeded
 
 
+@pytest.mark.usefixtures("some_journaled")
 def test_nothing_is_held_that_was_rolled_back(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The transaction fails after its bits were flipped in memory: the next one begins with those of the row."""
     service = Service(database, combiner=Inline)
