@@ -21,7 +21,7 @@ from core.db import Database
 from tests.exposition import eventually, families, value
 from tests.http.test_acks import bits, send
 from tests.http.test_batches import opened
-from tests.servers import ROOT, MariaDB, ServiceProcess, running_service
+from tests.servers import ROOT, MariaDB, ServiceProcess, running_service, sqlite_file
 
 
 def acks(http: httpx.Client) -> dict[tuple[str, str], float]:
@@ -76,8 +76,20 @@ def test_calls_are_counted_by_status_and_route(http: httpx.Client) -> None:
     assert str(batch) not in {each.labels["route"] for each in families(http)["lastbit_http_request_seconds"].samples}
 
 
-def test_a_flush_is_measured_with_its_transaction(http: httpx.Client) -> None:
+@pytest.fixture
+def calm_http() -> Iterator[httpx.Client]:
+    """A service that does nothing by itself, so that all its transactions are the test's."""
+    with (
+        sqlite_file() as url,
+        running_service(url, LASTBIT_JANITOR_EVERY="0", LASTBIT_DISPATCHER_EVERY="0") as running,
+        httpx.Client(base_url=running.url, timeout=70) as client,
+    ):
+        yield client
+
+
+def test_a_flush_is_measured_with_its_transaction(calm_http: httpx.Client) -> None:
     """A call of two batches is two units of one flush, in one transaction that is committed."""
+    http = calm_http
     first, second = opened(http, items=1)["id"], opened(http, items=1)["id"]
 
     def counts() -> list[float]:
