@@ -114,8 +114,9 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
     era = held.era
     journaled = {unit.batch for unit in units if held.journaled(unit.batch)}
     direct = [unit for unit in units if unit.batch not in journaled] if journaled else units
+    known = {batch: held.take_known(batch) for batch in journaled}
     # One round trip for all: nothing of a statement depends on what those before it find. Journaled batches first.
-    texts = [completion.select(tx, journaled, _for_update(tx))] if journaled else []
+    texts = [completion.select(tx, journaled, _for_update(tx)), journal.select(known)] if journaled else []
     texts += [_look(tx, direct), _lock(tx, direct)] if direct else []
     found = statements.run(tx, *texts)
     work = _Flush(_seen(tx, found[-2]) if direct else {})
@@ -126,7 +127,8 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
         work.locked = {id: row for id, row in completion.rows(tx, found[0]).items() if row.state != State.DELETING}
         work.seen |= {id: Seen(row.state, row.group_size, row.items, 1) for id, row in work.locked.items()}
     outcomes = [_admit(work, unit) for unit in units]
-    _load_journaled(tx, work, held)
+    if journaled:
+        _load_journaled(tx, work, known, found[1])
     _load(tx, work, held, statements.records(tx, found[-1]) if direct else ())
     for unit, outcome in zip(units, outcomes, strict=True):
         if outcome.wanted:
@@ -185,17 +187,23 @@ def _for_update(tx: Connection) -> str:
     return "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
 
 
-def _load_journaled(tx: Connection, work: _Flush, held: Held) -> None:
-    """The bits of the wanted groups of journaled batches, whose rows are locked."""
+def _load_journaled(
+    tx: Connection, work: _Flush, held: Mapping[int, journal.Known | None], found: statements.Rows
+) -> None:
+    """The bits of the wanted groups of journaled batches, whose rows are locked; `found` are the entries since they
+    were held."""
+    entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in work.locked}
+    for each in found:
+        if each[0] in entries:
+            entries[each[0]].append(each)
     wanted: dict[int, list[int]] = {batch: [] for batch in work.locked}
     for batch, number in work.missing:
         if batch in wanted:
             wanted[batch].append(number)
     for batch, numbers in wanted.items():
-        if not numbers:
-            continue
         row = work.locked[batch]
-        known = journal.load(tx, batch, row.group_size, held.take_known(batch), row.journal_next, numbers)
+        known = journal.catch_up(tx, batch, row.group_size, held[batch], row.journal_next, entries[batch])
+        journal.fetch(tx, batch, row.group_size, known, numbers)
         work.known[batch] = known
         work.acked[batch] = []
         for number in numbers:
@@ -409,38 +417,25 @@ def _write_groups(tx: Connection, work: _Flush) -> list[str]:
 
 
 def _write_journaled(tx: Connection, work: _Flush) -> tuple[list[str], list[str]]:
-    """Rows of groups to write and statements to execute, for the journaled batches that have changed: an entry, or
-    the groups that have changed, or these and all that the journal names. The batch's row is locked, so nobody else
-    writes them."""
+    """Rows of groups to write and statements to execute, for the journaled batches that have changed. Their rows are
+    locked, so nobody else writes them."""
     rows: list[str] = []
     texts: list[str] = []
     for batch in sorted(work.touched.keys() & work.locked.keys()):
         row, touched, known = work.locked[batch], work.touched[batch], work.known[batch]
-        size = row.group_size
-        changed = {number for of, number in work.changed if of == batch}
-        acked = work.acked.get(batch)
-        entry = max(row.journal_next, 1)
-        known.next = touched.journal_next = entry + 1
-        written: set[int] = changed
-        if completes(State(row.state), row.items, row.acked + touched.acked, row.failed + touched.failed):
-            written = changed | known.unfolded
-        elif acked is not None and journal.holds(groups := -(-row.items // size), len(changed), len(acked)):
-            if known.numbers + len(acked) < journal.limit(groups):
-                texts.append(journal.append(batch, entry, acked))
-                known.numbers += len(acked)
-                known.unfolded |= changed
-                written = set()
-            else:
-                written = changed | known.unfolded
-        if known.unfolded and written >= known.unfolded:
-            journal.complete_groups(tx, batch, size, known)
-            texts.append(journal.clear(batch))
-            known.unfolded, known.numbers = set(), 0
-        touched.filled = False
-        for number in sorted(written):
-            group = known.groups[number]
-            touched.filled |= group.resolved_count == size
-            rows.append(_row((batch, number), *group.dump(work.issued(batch, number))))
+        change = journal.Change(
+            batch,
+            row.group_size,
+            groups=-(-row.items // row.group_size),
+            changed={number for of, number in work.changed if of == batch},
+            acked=work.acked.get(batch),
+            ends=completes(State(row.state), row.items, row.acked + touched.acked, row.failed + touched.failed),
+        )
+        more, written = journal.write(tx, known, change)
+        texts += more
+        touched.journal_next = known.next
+        touched.filled = any(known.groups[number].resolved_count == row.group_size for number in written)
+        rows += [_row((batch, number), *known.groups[number].dump(work.issued(batch, number))) for number in written]
     return rows, texts
 
 

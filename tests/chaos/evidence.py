@@ -103,7 +103,10 @@ class Stored:
         for entry in journal:
             size = batches[entry.batch_id].group_size
             for place in range(0, len(entry.numbers), 4):
-                group, index = divmod(int.from_bytes(entry.numbers[place : place + 4], "little"), size)
+                number = int.from_bytes(entry.numbers[place : place + 4], "little")
+                if number >= 1 << 31:
+                    continue  # a mark: the groups are read anyway
+                group, index = divmod(number, size)
                 before = groups.get((entry.batch_id, group), Group(0, 0))
                 groups[entry.batch_id, group] = Group(before.resolved | 1 << index, before.failed)
         return cls(batches, groups, feed)

@@ -24,6 +24,7 @@ def _often(patched: pytest.MonkeyPatch, numbers: int) -> None:
     patched.setattr(journal, "FEW", 1)
     patched.setattr(journal, "LEAST", numbers)
     patched.setattr(journal, "MOST", numbers)
+    patched.setattr(journal, "PORTION", 2)
 
 
 def mix(patched: pytest.MonkeyPatch, numbers: int = 20) -> None:

@@ -33,6 +33,11 @@ def entries(database: Database) -> int:
     return database.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(tables.ack_journal))) or 0
 
 
+def stored(database: Database) -> int:
+    """Numbers and marks of all entries."""
+    return database.read(lambda tx: sum(map(len, tx.scalars(sa.select(tables.ack_journal.c.numbers))))) // 4
+
+
 def rows(database: Database) -> int:
     return database.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(tables.item_groups))) or 0
 
@@ -112,10 +117,15 @@ def test_a_group_that_the_journal_alone_knows_is_not_untouched(
     assert untouched.facts["group"] == 3
 
 
+def named(database: Database, batch: int) -> dict[int, Any]:
+    """What of the batch is in the journal alone."""
+    return dict(database.read(lambda tx: journal.recent(tx, batch, SIZE)))
+
+
 def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The groups get what it names, and it is empty; a complete batch has full groups without a blob."""
+    """The groups get what it names, and it names nothing; a complete batch has full groups without a blob."""
     monkeypatch.setattr(journal, "LEAST", 5 * CALL)
     monkeypatch.setattr(journal, "MOST", 5 * CALL)
     service = Service(database, combiner=Inline)
@@ -124,12 +134,12 @@ def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
     # Of four groups: those of all others are in the journal alone.
     more = [number for number in range(0, 4 * SIZE, 80) if number not in acked]
     assert ack(service, batch, more).applied == len(more)
-    assert entries(database) == 0
+    assert (named(database, batch), entries(database)) == ({}, 1)
     acked.update(more)
     assert pending(service, batch) == set(range(ITEMS)) - acked
     again = random.Random(2).sample(sorted(set(range(ITEMS)) - acked), CALL)
     assert ack(service, batch, again).applied == CALL
-    assert entries(database) == 1
+    assert sum(map(len, named(database, batch).values())) == CALL
     left = sorted(set(range(ITEMS)) - acked - set(again))
     for start in range(0, len(left), 9000):
         answer = ack(service, batch, left[start : start + 9000])
@@ -140,6 +150,72 @@ def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
         blobs = tx.scalar(sa.select(sa.func.count()).where(known.batch_id == batch, known.resolved.is_not(None)))
     assert blobs == 0
     assert service.verify(batch).ok
+
+
+def test_groups_are_folded_some_at_a_time_those_first_that_were_named_longest_ago(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So nobody waits for a thousand groups; and the journal doesn't grow beyond twice its limit."""
+    monkeypatch.setattr(journal, "LEAST", 5 * CALL)
+    monkeypatch.setattr(journal, "MOST", 5 * CALL)
+    monkeypatch.setattr(journal, "PORTION", 8)
+    service = Service(database, combiner=Inline)
+    batch = service.open(Opening(group_size=SIZE, items=ITEMS, sealed=True)).batch.id
+    numbers = random.Random(3).sample(range(ITEMS), 60 * CALL)
+    written: list[list[int]] = []
+    write = journal.write
+
+    def watched(*given: Any) -> tuple[list[str], list[int]]:
+        oldest = list(given[1].unfolded)
+        texts, groups = write(*given)
+        assert groups in ([], sorted(oldest[:8]))
+        written.append(groups)
+        return texts, groups
+
+    monkeypatch.setattr(journal, "write", watched)
+    most = 0
+    for start in range(0, len(numbers), CALL):
+        assert ack(service, batch, numbers[start : start + CALL]).applied == CALL
+        most = max(most, stored(database))
+    assert 5 * CALL <= most <= 10 * CALL
+    assert {group for groups in written for group in groups} == set(range(GROUPS))
+    assert sum(map(len, written)) < 59 * CALL / 8
+    assert entries(database) < 20
+    recount(database)
+
+
+def test_processes_that_take_turns_read_no_group_again_though_the_others_fold(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries tell each what the others did; only of failures, redriven items and masks the groups are read."""
+    monkeypatch.setattr(journal, "LEAST", 20 * CALL)
+    monkeypatch.setattr(journal, "MOST", 20 * CALL)
+    batch, acked = scattered(Service(database, combiner=Inline), 2)
+    services = [Service(database, combiner=Inline) for _ in range(3)]
+    everywhere = [group * SIZE for group in range(GROUPS)]
+    for service in services:
+        ack(service, batch, everywhere)
+    read: list[list[int]] = []
+    fetch = journal.fetch
+
+    def watched(tx: Any, of: int, size: int, known: journal.Known, wanted: Any) -> None:
+        wanted = list(wanted)
+        read.append([group for group in wanted if group not in known.groups])
+        fetch(tx, of, size, known, wanted)
+
+    monkeypatch.setattr(journal, "fetch", watched)
+    left = sorted(set(range(ITEMS)) - acked - set(everywhere))
+    random.Random(4).shuffle(left)
+    for turn in range(90):
+        part = [left.pop() for _ in range(CALL)]
+        assert ack(services[turn % 3], batch, part).applied == CALL
+    assert not any(read)
+    assert len(read) > 90
+    read.clear()
+    assert ack(services[0], batch, [left[-1]], Verb.FAIL).applied == 1
+    assert ack(services[1], batch, left[-CALL:]).applied == CALL
+    assert [each for each in read if each] == [[left[-1] // SIZE]]
+    recount(database)
 
 
 def test_what_an_entry_cannot_hold_is_written_beside_it(database: Database) -> None:
