@@ -12,7 +12,7 @@ TOOLS := .tools
 # pytest-xdist: three processes, one MariaDB each; with two, two cores would wait a third of the time.
 TEST_PROCESSES ?= 3
 
-.PHONY: demo test test-spark test-soak chaos fuzz mutants serve lint format bench venv zip openapi screenshots constraints audit sbom image-check clean
+.PHONY: demo test test-slow test-spark test-soak chaos fuzz mutants serve lint format bench venv zip openapi screenshots constraints audit sbom image-check clean
 
 $(RUNS): pyproject.toml constraints/server.txt constraints/run.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -38,9 +38,13 @@ demo: $(RUNS) ## a real fan-out, with crashes and duplicates, to its exact end
 serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api
 
-test: $(READY) ## every test, on SQLite, a MariaDB, a Galera cluster, a RabbitMQ, a Redis, a Spark cluster of its own and in a Chromium
-	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 rabbitmq-server redis-server default-jre-headless chromium faketime
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --durations 25
+test: $(READY) ## what holds the guarantees, on SQLite, a MariaDB, a RabbitMQ, a Redis, a Spark of its own and in a Chromium
+	@scripts/need.sh mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
+	$(BIN)/pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup --durations 25
+
+test-slow: $(READY) ## the rest: a Galera cluster, a Spark cluster, chaos, upgrades under load, clocks that jump, fuzz
+	@scripts/need.sh mariadb-server galera-4 rsync sqlite3 default-jre-headless faketime
+	$(BIN)/pytest -m slow -n $(TEST_PROCESSES) --dist loadgroup --durations 10
 
 test-spark: $(READY) ## of these, lastbit.spark and its job alone
 	@scripts/need.sh default-jre-headless
@@ -54,7 +58,7 @@ chaos: $(READY) ## everything is killed at random for MINUTES (20), then judged 
 	@scripts/need.sh mariadb-server galera-4 rsync default-jre-headless
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED)) $(if $(GALERA),--galera)
 
-fuzz: $(READY) ## more requests, bodies and files than `make test` tries, others each time; within half an hour
+fuzz: $(READY) ## more requests, bodies and files than `make test-slow` tries, others each time; within half an hour
 	@scripts/need.sh default-jre-headless
 	LASTBIT_FUZZ=1 $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup tests/fuzz tests/spark/test_bad_inputs.py
 

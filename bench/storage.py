@@ -1,5 +1,5 @@
-"""What does an item take on disk? Lastbit's `item_groups` in each state of a batch of 2,000,000 items; beside it
-Carlyle's table (64 items a row under a random UUID) and a table with a row for each item.
+"""What does an item take on disk? Lastbit's `item_groups` and `ack_journal` in each state of a batch of 2,000,000
+items; beside it Carlyle's table (64 items a row under a random UUID) and a table with a row for each item.
 
 Counted are the pages of 16 KB that are in use in the table's file, as the file's own extent descriptors have it, after
 the server has purged old versions of rows and written all pages (FLUSH TABLES … FOR EXPORT). Pages count whole, but not
@@ -46,6 +46,7 @@ HALF_IN_ORDER = "half, acked in order"
 ALL_IN_ORDER = "complete, acked in order"
 HALF_BORN_IN_ORDER = "a random half, groups first touched in order"
 HALF_AT_RANDOM = "a random half, groups first touched at random"
+HALF_JOURNALED = "a random half, 100 ids a call: journaled"
 ALL_AT_RANDOM = "complete, acked at random"
 REBUILT = "complete, acked at random, table rebuilt"
 NOT_APART = "\N{EN DASH}"
@@ -155,7 +156,7 @@ def _born_in_order(numbers: list[int]) -> tuple[list[int], list[int]]:
 
 
 def lastbit(server: MariaDB, items: int) -> dict[str, float]:
-    """Three stories of a batch."""
+    """Four stories of a batch."""
     found: dict[str, float] = {}
     half = items // 2
 
@@ -168,7 +169,7 @@ def lastbit(server: MariaDB, items: int) -> dict[str, float]:
 
                 def look(state: str, acked: int) -> None:
                     batch.check(acked)
-                    found[state] = store.bits_per_item("item_groups")
+                    found[state] = store.bits_per_item("item_groups") + store.bits_per_item("ack_journal")
 
                 tell(batch, look, store)
             finally:
@@ -199,7 +200,11 @@ def lastbit(server: MariaDB, items: int) -> dict[str, float]:
         store.rebuild("item_groups")
         look(REBUILT, items)
 
-    for each in (in_order, born_in_order, at_random):
+    def journaled(batch: Batch, look: Callable[[str, int], None], store: Store) -> None:
+        batch.ack(random.sample(range(items), half), 100)
+        look(HALF_JOURNALED, half)
+
+    for each in (in_order, born_in_order, journaled, at_random):
         story(each)
     return found
 

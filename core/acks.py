@@ -33,16 +33,16 @@ Requests are merged: a flush carries units of many callers, applied in arrival o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from bitarray import bitarray
 from bitarray.util import zeros
 from sqlalchemy.engine import Connection
 
-from core import bitfield, completion, faults, journal, statements, tables
+from core import bitfield, completion, faults, group_rows, journal, statements, tables
 from core.calls import Outcome, Rejected, Unit, Verb
 from core.completion import Row, Touched
 from core.held import Held, Key
@@ -171,16 +171,8 @@ def _lock(tx: Connection, units: Sequence[Unit]) -> str:
     for unit in units:
         by_batch.setdefault(unit.batch, set()).update(unit.groups())
     columns = ("batch_id", "group_no", "resolved_count", "failed_count")
-    wanted = f"item_groups WHERE {_among(by_batch)}{_for_update(tx)}"
+    wanted = f"item_groups WHERE {group_rows.among(by_batch)}{_for_update(tx)}"
     return statements.select(tx, columns, wanted, sum(map(len, by_batch.values())))
-
-
-def _among(by_batch: Mapping[int, Collection[int]]) -> str:
-    return " OR ".join(
-        f"(batch_id = {batch} AND group_no IN ({','.join(map(str, part))}))"
-        for batch, groups in sorted(by_batch.items())
-        for part in chunks(sorted(groups), LIST)
-    )
 
 
 def _for_update(tx: Connection) -> str:
@@ -249,7 +241,7 @@ def _load(tx: Connection, work: _Flush, held: Held, rows: Sequence[Sequence[Any]
         work.groups[batch, number] = bitfield.Group.empty(work.seen[batch].group_size)
     if unread:
         # Plain: the rows are locked, so they are still as they were.
-        text = f"SELECT batch_id, group_no, resolved, failed FROM item_groups WHERE {_among(unread)}"  # noqa: S608
+        text = f"SELECT batch_id, group_no, resolved, failed FROM item_groups WHERE {group_rows.among(unread)}"  # noqa: S608
         for batch, number, blob, failed_blob in statements.run(tx, text)[0]:
             key = batch, number
             size = work.seen[batch].group_size
@@ -375,52 +367,31 @@ def _forget_reason(work: _Flush, batch: int, number: int) -> None:
         work.redriven.append((batch, number))
 
 
-_INSERT: Final = "INSERT INTO item_groups (batch_id, group_no, resolved, failed, resolved_count, failed_count) VALUES "
-_UPSERT: Final = {
-    "mysql": " ON DUPLICATE KEY UPDATE resolved = VALUES(resolved), failed = VALUES(failed), "
-    "resolved_count = VALUES(resolved_count), failed_count = VALUES(failed_count)",
-    "sqlite": " ON CONFLICT (batch_id, group_no) DO UPDATE SET resolved = excluded.resolved, "
-    "failed = excluded.failed, resolved_count = excluded.resolved_count, failed_count = excluded.failed_count",
-}
-_PATCHED: Final = 64
-"""Rows of one patching UPDATE; the server looks for each among the others, so the work grows with the square."""
-_TEXT: Final = 500_000
-"""About how many characters of rows go into one statement: half of the smallest limit that a server has by default."""
-
-
 def _write_groups(tx: Connection, work: _Flush) -> list[str]:
     """The statements that write what has changed; all but those that fill the last round trip have been executed."""
+    dialect = tx.dialect.name
+    texts, old = _write_journaled(tx, work) if work.locked else ([], [])
     new: list[str] = []
-    old: list[str] = []
-    patched: list[tuple[Key, bitfield.Group, list[tuple[int, bytes]]]] = []
-    changed = work.changed
-    if work.locked:
-        changed = {key for key in changed if key[0] not in work.locked}
-        ours, entries = _write_journaled(tx, work)
-    else:
-        ours, entries = [], []
-    for key in sorted(changed):
+    patched: list[group_rows.Patch] = []
+    for key in sorted(key for key in work.changed if key[0] not in work.locked):
         group, issued = work.groups[key], work.issued(*key)
-        patches = None if key in work.missing or tx.dialect.name == "sqlite" else group.patches(issued)
-        if patches is not None:
+        if key in work.missing:
+            new.append(group_rows.row(key, group, issued))
+        elif dialect != "sqlite" and (patches := group.patches(issued)) is not None:
             patched.append((key, group, patches))
         else:
-            (new if key in work.missing else old).append(_row(key, *group.dump(issued)))
-    texts = entries + [_patch(part) for part in chunks(patched, _PATCHED)]
-    texts += [_INSERT + rows + _UPSERT[tx.dialect.name] for rows in _lists(ours)]
-    # These rows are ours, locked: the upsert is a multi-row update.
-    texts += [_INSERT + rows + _UPSERT[tx.dialect.name] for rows in _lists(old)]
-    texts += [_INSERT + rows for rows in _lists(new)]
-    while len(texts) > 1 and sum(map(len, texts)) > 2 * _TEXT:
+            old.append(group_rows.row(key, group, issued))
+    texts += group_rows.patch(patched) + group_rows.upsert(dialect, old) + group_rows.insert(new)
+    while len(texts) > 1 and sum(map(len, texts)) > 2 * group_rows.TEXT:
         completion.execute(tx, [texts.pop(0)])
     return texts
 
 
 def _write_journaled(tx: Connection, work: _Flush) -> tuple[list[str], list[str]]:
-    """Rows of groups to write and statements to execute, for the journaled batches that have changed. Their rows are
-    locked, so nobody else writes them."""
-    rows: list[str] = []
+    """Statements, and rows of groups to write, for the journaled batches that have changed. Their own rows are locked,
+    so nobody else writes these."""
     texts: list[str] = []
+    rows: list[str] = []
     for batch in sorted(work.touched.keys() & work.locked.keys()):
         row, touched, known = work.locked[batch], work.touched[batch], work.known[batch]
         change = journal.Change(
@@ -435,50 +406,9 @@ def _write_journaled(tx: Connection, work: _Flush) -> tuple[list[str], list[str]
         texts += more
         touched.journal_next = known.next
         touched.filled = any(known.groups[number].resolved_count == row.group_size for number in written)
-        rows += [_row((batch, number), *known.groups[number].dump(work.issued(batch, number))) for number in written]
-    return rows, texts
-
-
-def _patch(rows: Sequence[tuple[Key, bitfield.Group, list[tuple[int, bytes]]]]) -> str:
-    """One UPDATE that changes a few bytes of each row's blob: to send and parse whole ones costs several times that."""
-    bits, counts = [], []
-    by_batch: dict[int, list[int]] = {}
-    # One value is looked up sooner than a pair, and nearly always all rows are of one batch.
-    one = rows[0][0][0] == rows[-1][0][0]
-    for (batch, number), group, patches in rows:
-        blob = "resolved"
-        for byte, value in patches:
-            blob = f"INSERT({blob},{byte + 1},1,x'{value.hex()}')"
-        this = f"WHEN {number} THEN" if one else f"WHEN batch_id={batch} AND group_no={number} THEN"
-        bits.append(f"{this} {blob}")
-        counts.append(f"{this} {group.resolved_count}")
-        by_batch.setdefault(batch, []).append(number)
-    of = "group_no " if one else ""
-    return (
-        f"UPDATE item_groups SET resolved = CASE {of}{' '.join(bits)} ELSE resolved END, "  # noqa: S608
-        f"resolved_count = CASE {of}{' '.join(counts)} ELSE resolved_count END WHERE {_among(by_batch)}"
-    )
-
-
-def _row(
-    key: tuple[int, int], resolved: bytes | None, failed: bytes | None, resolved_count: int, failed_count: int
-) -> str:
-    """In the text, as hexadecimal digits: a driver takes ten times as long to quote a kilobyte."""
-    bits = "NULL" if resolved is None else f"x'{resolved.hex()}'"
-    failed_bits = "NULL" if failed is None else f"x'{failed.hex()}'"
-    return f"({key[0]},{key[1]},{bits},{failed_bits},{resolved_count},{failed_count})"
-
-
-def _lists(rows: list[str]) -> Iterator[str]:
-    """The rows, in lists of about `_TEXT` characters."""
-    first = size = 0
-    for position, row in enumerate(rows):
-        size += len(row)
-        if size >= _TEXT:
-            yield ",".join(rows[first : position + 1])
-            first, size = position + 1, 0
-    if first < len(rows):
-        yield ",".join(rows[first:])
+        for number in written:
+            rows.append(group_rows.row((batch, number), known.groups[number], work.issued(batch, number)))
+    return texts, rows
 
 
 def _write_reasons(tx: Connection, work: _Flush) -> None:

@@ -14,7 +14,9 @@ before, restored or on a replica that lags, and there the same pair could name o
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -31,6 +33,8 @@ Key = tuple[int, int]
 
 MOST: Final = 16_384
 """Groups that are held: 16 MB of bits at the default group size, 128 MB with failures at the largest."""
+ASK_EVERY: Final = 10.0
+"""Seconds until it is asked again whether batches may be journaled."""
 
 
 class Held:
@@ -42,6 +46,7 @@ class Held:
         """What is known of the batches that are journaled."""
         self._most = most
         self._may_journal = False
+        self._ask_at = -math.inf
         self._lock = threading.Lock()
         self._era = 0
 
@@ -91,8 +96,11 @@ class Held:
 
     def may_journal(self, tx: Connection) -> bool:
         """Whether batches may become journaled: releases that know nothing of it would count what is in a journal
-        again, so none of them may be left."""
-        self._may_journal = self._may_journal or schema.serves_only(tx, SINCE)
+        again, so none of them may be left. It is asked again and again until that is so."""
+        now = time.monotonic()
+        if not self._may_journal and now >= self._ask_at:
+            self._ask_at = now + ASK_EVERY
+            self._may_journal = schema.serves_only(tx, SINCE)
         return self._may_journal
 
     def journaled(self, batch: int) -> bool:

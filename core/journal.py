@@ -26,8 +26,8 @@ that was named before. The oldest entries are removed when all groups that they 
 groups, or by a later one. Whoever reads reads the journal first and the groups then, so he sees a folded item at least
 once.
 
-*The acks of a thousand consumers wait for a fold.* A fold takes the groups that were named longest ago, `PORTION` of
-them, and the next flush goes on.
+*The acks of a thousand consumers wait for a fold.* When the journal is full a round begins: each flush folds `PORTION`
+of the groups that were named until then, in their order, as rows that are born in order fill their pages.
 
 An entry names nothing but items that were pending. Failures, redriven items and masks are written to the groups at
 once, under the same lock. The transaction that completes a batch folds all of it.
@@ -43,7 +43,6 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final
 
 from sqlalchemy.engine import Connection
@@ -143,11 +142,13 @@ class Known:
     next: int
     groups: dict[int, Group] = field(default_factory=dict)
     unfolded: dict[int, Named] = field(default_factory=dict)
-    """Groups whose rows lack what the journal names: first those that were named longest ago."""
+    """Groups whose rows lack what the journal names; the first one was named first."""
     entries: deque[tuple[int, int]] = field(default_factory=deque)
     """(entry, how many values it has) of those that are stored."""
     values: int = 0
     """Of all these."""
+    round: int | None = None
+    """The last entry before the round of folding that is under way."""
 
     def take_in(self, entry: int, numbers: bytes, group_size: int) -> None:
         """Another transaction's entry."""
@@ -184,13 +185,25 @@ class Known:
             if group not in self.unfolded:
                 self.unfolded[group] = Named(entry)
 
+    def due(self, entry: int, most: int) -> list[int]:
+        """The next groups to be folded by this entry, as the journal is full."""
+        oldest = self._oldest()
+        if self.round is None or oldest > self.round:
+            self.round = entry
+        until = self.round
+        return sorted(group for group, named in self.unfolded.items() if named.since <= until)[:most]
+
+    def _oldest(self) -> int:
+        """The first entry that must stay."""
+        first = next(iter(self.unfolded.values()), None)
+        return self.next - 1 if first is None else first.since
+
     def trim(self) -> int | None:
         """The first entry that must stay; None where that is the oldest."""
-        oldest = next(iter(self.unfolded.values()), None)
-        folded = self.next - 1 if oldest is None else oldest.since
+        oldest = self._oldest()
         kept = self.values
         found = None
-        while self.entries[0][0] < folded and kept - self.entries[0][1] >= LEAST // 4:
+        while self.entries[0][0] < oldest and kept - self.entries[0][1] >= LEAST // 4:
             kept -= self.entries.popleft()[1]
             found = self.entries[0][0]
         self.values = kept
@@ -284,7 +297,7 @@ def write(tx: Connection, known: Known, change: Change) -> tuple[list[str], list
     folded: list[int] = []
     full = known.values + len(values) >= limit(change.groups)
     if full:
-        folded = list(islice(known.unfolded, max(PORTION, len(values) // 16)))
+        folded = known.due(entry, max(PORTION, len(values) // 16))
         fetch(tx, change.batch, change.group_size, known, folded)
         for group in folded:
             del known.unfolded[group]

@@ -23,6 +23,8 @@ SCAN: Final = 4096
 """Rows that one page reads at the most."""
 STEP: Final = 256
 """Rows of one statement."""
+FIRST: Final = 4
+"""Rows of the first statement where the first row is mostly enough. Each further one takes four times as many."""
 REASONS: Final = 1000
 """Reasons on one page at the most."""
 
@@ -46,26 +48,27 @@ class Page:
     next: int | None
 
 
-def _rows(tx: Connection, batch: Batch, first_group: int, columns: list[Any]) -> Iterator[Any]:
-    """Rows of a batch's groups from `first_group` on, ascending, `STEP` a statement."""
+def _rows(tx: Connection, batch: Batch, first_group: int, columns: list[Any], step: int = STEP) -> Iterator[Any]:
+    """Rows of a batch's groups from `first_group` on, ascending; the first statement reads `step` of them."""
     known = tables.item_groups.c
     while True:
         query = sa.select(known.group_no, *columns).where(known.batch_id == batch.id, known.group_no >= first_group)
-        rows = tx.execute(query.order_by(known.group_no).limit(STEP)).all()
+        rows = tx.execute(query.order_by(known.group_no).limit(step)).all()
         yield from rows
-        if len(rows) < STEP:
+        if len(rows) < step:
             return
+        step = min(4 * step, STEP)
         first_group = rows[-1].group_no + 1
 
 
 def _touched(
-    tx: Connection, batch: Batch, first_group: int, columns: list[Any]
+    tx: Connection, batch: Batch, first_group: int, columns: list[Any], step: int = STEP
 ) -> Iterator[tuple[int, Any, Sequence[int]]]:
     """(group, its row or None, what the journal names of it) of the groups from `first_group` on that have the one or
     the other, ascending."""
     recent = journal.recent(tx, batch.id, batch.group_size) if batch.journal_next else {}
     named = [group for group in sorted(recent, reverse=True) if group >= first_group]
-    for row in _rows(tx, batch, first_group, columns):
+    for row in _rows(tx, batch, first_group, columns, step):
         while named and named[-1] < row.group_no:
             group = named.pop()
             yield group, None, recent[group]
@@ -194,7 +197,7 @@ def _pieces(tx: Connection, batch: Batch) -> Iterator[Piece]:
     """The groups that were touched, from the full-prefix hint on. Only of one that is not full the bits are read."""
     size = batch.group_size
     known = tables.item_groups.c
-    for group, row, indexes in _touched(tx, batch, batch.full_prefix, [known.resolved_count]):
+    for group, row, indexes in _touched(tx, batch, batch.full_prefix, [known.resolved_count], FIRST):
         if row is not None and row.resolved_count == size:
             yield group * size, size, None
             continue

@@ -12,7 +12,7 @@ from tests.chaos.run import Run
 from tests.chaos.worlds import OneServer
 from tests.conftest import need
 
-pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How much is tried: a little in `make test`, always the same; much more in `make fuzz`, other things each time."""
+"""How much is tried: a little in `make test-slow`, always the same; in `make fuzz` much more, others each time."""
 
 from __future__ import annotations
 

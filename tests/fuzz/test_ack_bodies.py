@@ -26,7 +26,7 @@ from tests.fuzz.wire import Answer, Served, answers, served
 from tests.guarantees.model import Model, perform
 from tests.servers import ROOT
 
-pytestmark = [pytest.mark.xdist_group("fuzz-bodies"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz-bodies"), pytest.mark.timeout(3600)]
 
 SIZES: Final = [(64, 150, False), (64, 64, True), (8192, 9000, False), (72, 100, False), (64, 10, False)]
 """Group size, items, sealed; the last one is cancelled."""

@@ -18,7 +18,7 @@ from core.calls import Answer
 from tests.fuzz.sizes import examples
 from tests.fuzz.wire import Served, served
 
-pytestmark = [pytest.mark.xdist_group("fuzz-wire"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz-wire"), pytest.mark.timeout(3600)]
 
 
 class Seen(list[tuple[str, bytes]]):

@@ -33,7 +33,7 @@ from tests.guarantees.releases import Everything, assert_nothing_lost
 from tests.receivers import Receiver
 from tests.servers import ROOT, ServiceProcess, running_service, sqlite_file
 
-pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.timeout(300)]
 
 PATIENT = 60.0
 """Seconds that a loaded machine may take; a wait that went by a clock that jumped would take days."""

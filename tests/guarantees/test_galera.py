@@ -31,7 +31,7 @@ from tests.guarantees.load import Load, check, open_shared
 from tests.guarantees.rounds import GROUP, ack, newly, prepare, race, recount
 from tests.servers import running_service
 
-pytestmark = [pytest.mark.mariadb, pytest.mark.xdist_group("galera"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.xdist_group("galera"), pytest.mark.timeout(300)]
 
 ROUNDS = 2000 if "LASTBIT_SOAK" in os.environ else 40
 

@@ -21,7 +21,7 @@ from jobs import dispatcher, janitor
 from tests.guarantees.releases import THIS, Everything, Release, assert_nothing_lost, earlier, later
 from tests.servers import MariaDB
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ADDITIVE = (
     "ALTER TABLE batches ADD COLUMN colour VARCHAR(16) NOT NULL DEFAULT 'grey'",

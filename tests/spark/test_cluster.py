@@ -21,7 +21,7 @@ from lastbit.spark import item_id
 from tests.servers import ROOT, free_port, wait_until_it_says
 from tests.spark.conftest import BULK_ACK, submit
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
 # Stages keep their tasks, however small they are: a task is copied once another of its stage has ended.
 SPECULATION = {
