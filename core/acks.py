@@ -8,16 +8,16 @@ each transaction adds its own changes to them *under that row's lock* and judges
 first one committed, or waits for it.
 
 *An item is delivered twice.* A bit is flipped under its group's lock, and the counts move by the number of bits that
-really changed, so the second delivery moves nothing. It must still be told when the batch is complete: for batches of
-which nothing changed the row is read again, plainly, *after* the group locks were taken. Whoever flipped the bit before
-us has committed, or we would not have the lock, and its completion was in the same commit.
+really changed, so the second delivery moves nothing. It must still be told when the batch is complete: the row of a
+batch of which nothing changed is read, or read again, *after* the group locks were taken. Whoever flipped the bit
+before us has committed, or we would not have the lock, and its completion was in the same commit.
 
-*The batch ends under us* (cancelled, expired, being deleted) between the first look and the lock. The state is judged
-again under the lock; if the batch takes no acks any more, everything is rolled back and begun again, and the first look
-rejects.
+*The batch ends under us* (cancelled, expired, being deleted) between the first look and the lock of its row, where
+these are not the same. The state is judged again under the lock; if the batch takes no acks any more, everything is
+rolled back and begun again, and the first look rejects.
 
 *Two transactions make the same group's row.* A group without a row is all pending, and one can't lock a row that is not
-there. Both insert; one gets a duplicate key, rolls back and begins again.
+there. Both insert, before they judge; one gets a duplicate key, rolls back and begins again.
 
 *A bitfield kept in memory is not the row's any more*, since another process was there. The counts of the locked row
 name its bits exactly, and those of the kept one must be the same (see `held`).
@@ -33,7 +33,7 @@ Requests are merged: a flush carries units of many callers, applied in arrival o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -75,12 +75,19 @@ class _Flush:
     """(batch, number) → why it failed, to be written."""
     redriven: list[tuple[int, int]] = field(default_factory=list)
     locked: dict[int, Row] = field(default_factory=dict)
-    """The rows of journaled batches."""
+    """The rows of batches that are locked already: of those that are journaled, or of all."""
     known: dict[int, journal.Known] = field(default_factory=dict)
-    """Of these, what is known of their bits."""
+    """Of those that are journaled, their bits."""
     acked: dict[int, list[int]] = field(default_factory=dict)
     """Of these, the numbers that were pending and are acked now, while nothing else happened to the batch: what an
     entry can hold."""
+
+    def take(self, rows: Mapping[int, Row]) -> None:
+        """These rows are locked."""
+        for id, row in rows.items():
+            if row.state != State.DELETING:
+                self.locked[id] = row
+                self.seen[id] = Seen(row.state, row.group_size, row.items, row.journal_next)
 
     def issued(self, batch: int, group: int) -> int:
         """How many items of the group have been issued."""
@@ -112,31 +119,18 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
     Raises `faults.BeginAgain` when it must be run again, `errors.InconsistentBatch` when counts and bits disagree.
     """
     era = held.era
-    journaled = {unit.batch for unit in units if held.journaled(unit.batch)}
-    direct = [unit for unit in units if unit.batch not in journaled] if journaled else units
-    known = {batch: held.take_known(batch) for batch in journaled}
-    # One round trip for all: nothing of a statement depends on what those before it find. Journaled batches first.
-    texts = [completion.select(tx, journaled, _for_update(tx)), journal.select(known)] if journaled else []
-    texts += [_look(tx, direct), _lock(tx, direct)] if direct else []
-    found = statements.run(tx, *texts)
-    work = _Flush(_seen(tx, found[-2]) if direct else {})
-    if any(seen.journal_next for seen in work.seen.values()):
-        held.journal(batch for batch, seen in work.seen.items() if seen.journal_next)
-        raise faults.BeginAgain
-    if journaled:
-        work.locked = {id: row for id, row in completion.rows(tx, found[0]).items() if row.state != State.DELETING}
-        work.seen |= {id: Seen(row.state, row.group_size, row.items, 1) for id, row in work.locked.items()}
+    begun = _begin(tx, units, held)
+    work = begun.work
     outcomes = [_admit(work, unit) for unit in units]
-    if journaled:
-        _load_journaled(tx, work, known, found[1])
-    _load(tx, work, held, statements.records(tx, found[-1]) if direct else ())
+    _load_journaled(tx, work, begun)
+    _load(tx, work, held, begun.groups)
     for unit, outcome in zip(units, outcomes, strict=True):
         if outcome.wanted:
             _apply(work, unit, outcome)
     _write_reasons(tx, work)
     complete = completion.write(tx, _write_groups(tx, work), work.touched, work.untouched(units, outcomes), work.locked)
     for key in work.changed:
-        if key[0] not in work.locked:
+        if key[0] not in work.known:
             work.groups[key].written(work.issued(*key))
     if scattered := _scattered(work):
         held.journal(scattered if held.may_journal(tx) else ())
@@ -150,10 +144,61 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
     return Flushed(outcomes, groups, work.known, era, [each.id for each in complete.values() if each.owes])
 
 
-def _look(tx: Connection, units: Sequence[Unit]) -> str:
-    """1. A plain read of the batches: do they exist, do they take acks, how many items are issued?"""
-    batches = sorted({unit.batch for unit in units})
-    wanted = f"batches WHERE id IN ({','.join(map(str, batches))})"
+class _Begun(NamedTuple):
+    """What the first round trip found."""
+
+    work: _Flush
+    groups: Sequence[Sequence[Any]]
+    """The rows of groups that are locked: batch, group and both counts."""
+    held: Mapping[int, journal.Known | None]
+    """By journaled batch, what is known of it in memory."""
+    entries: statements.Rows
+    """Those that are missing to it."""
+
+
+def _begin(tx: Connection, units: Sequence[Unit], held: Held) -> _Begun:
+    """1. Lock the rows of journaled batches, then groups, and look at the batches: do they exist, do they take acks,
+    how many items are issued? Nothing of a statement depends on what those before it find, so it is one round trip.
+
+    Where little is to be done until the commit, the look locks their rows too, which spares a round trip; where much
+    is, others shall not wait for it, and they are locked last. In the order of locks batches come after groups.
+    """
+    known = {unit.batch: held.take_known(unit.batch) for unit in units if held.journaled(unit.batch)}
+    direct = [unit for unit in units if unit.batch not in known] if known else units
+    texts = []
+    if known:
+        texts += [completion.select(tx, known, _for_update(tx)), journal.select(known)]
+    little = _is_little(direct)
+    if direct:
+        batches = {unit.batch for unit in direct}
+        look = completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)
+        texts += [_lock(tx, direct), look] if little else [look, _lock(tx, direct)]
+    found = statements.run(tx, *texts)
+    work = _Flush({})
+    groups: Sequence[Sequence[Any]] = ()
+    if direct:
+        locked, looked = found[-2:] if little else found[:-3:-1]
+        groups = statements.records(tx, locked)
+        if little:
+            work.take(completion.rows(tx, looked))
+        else:
+            work.seen = _seen(tx, looked)
+    others = [batch for batch, seen in work.seen.items() if seen.journal_next]
+    if others:
+        held.journal(others)
+        raise faults.BeginAgain
+    if known:
+        work.take(completion.rows(tx, found[0]))
+    return _Begun(work, groups, known, found[1] if known else ())
+
+
+def _is_little(units: Sequence[Unit]) -> bool:
+    """A few ids of each caller; to apply masks and thousands of ids takes longer than a round trip."""
+    return not any(unit.masks or unit.size for unit in units)
+
+
+def _look(tx: Connection, batches: Collection[int]) -> str:
+    wanted = f"batches WHERE id IN ({','.join(map(str, sorted(batches)))})"
     return statements.select(tx, ("id", "state", "group_size", "items", "journal_next"), wanted, len(batches))
 
 
@@ -166,7 +211,7 @@ def _seen(tx: Connection, rows: statements.Rows) -> dict[int, Seen]:
 
 
 def _lock(tx: Connection, units: Sequence[Unit]) -> str:
-    """2. Lock the groups that have a row, in primary-key order, by one statement."""
+    """The groups that have a row, in primary-key order, by one statement."""
     by_batch: dict[int, set[int]] = {}
     for unit in units:
         by_batch.setdefault(unit.batch, set()).update(unit.groups())
@@ -179,22 +224,18 @@ def _for_update(tx: Connection) -> str:
     return "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
 
 
-def _load_journaled(
-    tx: Connection, work: _Flush, held: Mapping[int, journal.Known | None], found: statements.Rows
-) -> None:
-    """The bits of the wanted groups of journaled batches, whose rows are locked; `found` are the entries since they
-    were held."""
-    entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in work.locked}
-    for each in found:
-        if each[0] in entries:
-            entries[each[0]].append(each)
-    wanted: dict[int, list[int]] = {batch: [] for batch in work.locked}
+def _load_journaled(tx: Connection, work: _Flush, begun: _Begun) -> None:
+    """The bits of the wanted groups of journaled batches, whose rows are locked."""
+    entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in begun.held}
+    for each in begun.entries:
+        entries[each[0]].append(each)
+    wanted: dict[int, list[int]] = {batch: [] for batch in begun.held if batch in work.locked}
     for batch, number in work.missing:
         if batch in wanted:
             wanted[batch].append(number)
     for batch, numbers in wanted.items():
         row = work.locked[batch]
-        known = journal.catch_up(tx, batch, row.group_size, held[batch], row.journal_next, entries[batch])
+        known = journal.catch_up(tx, batch, row.group_size, begun.held[batch], row.journal_next, entries[batch])
         journal.fetch(tx, batch, row.group_size, known, numbers)
         work.known[batch] = known
         work.acked[batch] = []
@@ -210,7 +251,7 @@ def _scattered(work: _Flush) -> list[int]:
         changed[batch] = changed.get(batch, 0) + 1
     found = []
     for batch, groups in changed.items():
-        if groups < journal.SCATTERED or batch in work.locked:
+        if groups < journal.SCATTERED or batch in work.known:
             continue
         touched, seen = work.touched[batch], work.seen[batch]
         items = touched.acked + touched.failed
@@ -370,10 +411,10 @@ def _forget_reason(work: _Flush, batch: int, number: int) -> None:
 def _write_groups(tx: Connection, work: _Flush) -> list[str]:
     """The statements that write what has changed; all but those that fill the last round trip have been executed."""
     dialect = tx.dialect.name
-    texts, old = _write_journaled(tx, work) if work.locked else ([], [])
+    texts, old = _write_journaled(tx, work) if work.known else ([], [])
     new: list[str] = []
     patched: list[group_rows.Patch] = []
-    for key in sorted(key for key in work.changed if key[0] not in work.locked):
+    for key in sorted(key for key in work.changed if key[0] not in work.known):
         group, issued = work.groups[key], work.issued(*key)
         if key in work.missing:
             new.append(group_rows.row(key, group, issued))
@@ -384,6 +425,11 @@ def _write_groups(tx: Connection, work: _Flush) -> list[str]:
     texts += group_rows.patch(patched) + group_rows.upsert(dialect, old) + group_rows.insert(new)
     while len(texts) > 1 and sum(map(len, texts)) > 2 * group_rows.TEXT:
         completion.execute(tx, [texts.pop(0)])
+    if not work.locked.keys().isdisjoint(batch for batch, _ in work.missing & work.changed):
+        # Groups that have a row by now, as others were quicker, must be found out before the counts are judged: the
+        # batch's row, which we got after them, has their items already.
+        completion.execute(tx, texts)
+        return []
     return texts
 
 
@@ -392,7 +438,7 @@ def _write_journaled(tx: Connection, work: _Flush) -> tuple[list[str], list[str]
     so nobody else writes these."""
     texts: list[str] = []
     rows: list[str] = []
-    for batch in sorted(work.touched.keys() & work.locked.keys()):
+    for batch in sorted(work.touched.keys() & work.known.keys()):
         row, touched, known = work.locked[batch], work.touched[batch], work.known[batch]
         change = journal.Change(
             batch,

@@ -67,22 +67,25 @@ def write(
     """
     unlocked = touched_batches.keys() - locked.keys()
     unseen = set(untouched) - locked.keys()
-    locking = "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
-    # One round trip. The untouched are read plainly, and after the groups were locked: whoever resolved their items
-    # has committed, or we would not have the lock.
-    texts = [*before]
-    if unlocked:
-        texts.append(select(tx, unlocked, locking))
-    if unseen:
-        texts.append(select(tx, unseen))
-    found = execute(tx, texts)[len(before) :] if texts else []
-    complete = look_again(rows(tx, found[-1]) | locked if unseen else locked, untouched) if untouched else {}
+    judged, seen = locked, locked
+    if unlocked or unseen:
+        # One round trip. The untouched are read plainly, and after the groups were locked: whoever resolved their items
+        # has committed, or we would not have the lock.
+        locking = "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
+        looks = [select(tx, unlocked, locking)] if unlocked else []
+        looks += [select(tx, unseen)] if unseen else []
+        found = execute(tx, [*before, *looks])[len(before) :]
+        before = ()
+        if unlocked:
+            judged = locked | rows(tx, found[0])
+            if any(judged[batch].journal_next for batch in unlocked & judged.keys()):
+                # What we have read of its groups isn't all (see `journal`).
+                raise faults.BeginAgain
+        if unseen:
+            seen = locked | rows(tx, found[-1])
+    complete = look_again(seen, untouched) if untouched else {}
     if touched_batches:
-        judged = rows(tx, found[0]) if unlocked else {}
-        if any(row.journal_next for row in judged.values()):
-            # What we have read of its groups isn't all (see `journal`).
-            raise faults.BeginAgain
-        complete |= _judge(tx, judged | locked, touched_batches)
+        complete |= _judge(tx, before, judged, touched_batches)
     return complete
 
 
@@ -108,7 +111,7 @@ def _ids(wanted: Iterable[int]) -> str:
 _READ: Final = (
     *("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next"),
     *(
-        f"CASE WHEN {name} IS NULL THEN '-' ELSE HEX({name}) END"
+        f"CASE WHEN state = '{State.COMPLETE}' AND {name} IS NOT NULL THEN HEX({name}) ELSE '-' END"
         for name in ("batch_key", "completed_by", "succeeded_by")
     ),
 )
@@ -126,6 +129,7 @@ class Row(NamedTuple):
     group_size: int
     journal_next: int
     key: str | None
+    """This and what follows only of a batch that is complete."""
     completed_by: bytes | None
     succeeded_by: bytes | None
 
@@ -137,13 +141,21 @@ def rows(tx: Connection, found: statements.Rows) -> dict[int, Row]:
 def _row(record: Sequence[Any]) -> Row:
     state = record[1]
     batch, items, acked, failed, prefix, size, next_entry = map(int, (record[0], *record[2:8]))
+    if state != State.COMPLETE:
+        return Row(batch, state, items, acked, failed, prefix, size, next_entry, None, None, None)
     key, completed_by, succeeded_by = (None if text == "-" else bytes.fromhex(text) for text in record[8:])
     named = None if key is None else key.decode()
     return Row(batch, state, items, acked, failed, prefix, size, next_entry, named, completed_by, succeeded_by)
 
 
-def _judge(tx: Connection, found: Mapping[int, Row], touched_batches: Mapping[int, Touched]) -> dict[int, Complete]:
-    """Under the locks of the rows."""
+def _judge(
+    tx: Connection, before: Sequence[str], found: Mapping[int, Row], touched_batches: Mapping[int, Touched]
+) -> dict[int, Complete]:
+    """Under the locks of the rows. `before` is executed with what it writes."""
+    if before and any(touched.filled for touched in touched_batches.values()):
+        # The hint is moved over groups as they are in the table.
+        execute(tx, before)
+        before = ()
     complete: dict[int, Complete] = {}
     writes: list[_Written] = []
     for batch, touched in sorted(touched_batches.items()):
@@ -152,7 +164,7 @@ def _judge(tx: Connection, found: Mapping[int, Row], touched_batches: Mapping[in
             raise faults.BeginAgain
         state, acked, failed = State(row.state), row.acked + touched.acked, row.failed + touched.failed
         _check(row, state, acked, failed, touched)
-        written = _Written(batch, acked, failed, journal_next=touched.journal_next)
+        written = _Written(batch, acked, failed if touched.failed else None, journal_next=touched.journal_next)
         if touched.filled:
             prefix = _advance_prefix(tx, batch, row.full_prefix, row.group_size)
             written.full_prefix = prefix if prefix != row.full_prefix else None
@@ -167,7 +179,7 @@ def _judge(tx: Connection, found: Mapping[int, Row], touched_batches: Mapping[in
         if state is State.COMPLETE:
             complete[batch] = Complete(batch, row.key, failed, completed_by, succeeded_by, completed_now, succeeded_now)
         writes.append(written)
-    statements.run(tx, *(_update(tx.dialect.name, part) for part in chunks(writes, _ROWS)))
+    execute(tx, [*before, *(_update(tx.dialect.name, part) for part in chunks(writes, _ROWS))])
     _announce(tx, [each for each in complete.values() if each.completed_now or each.succeeded_now])
     return complete
 
@@ -180,6 +192,7 @@ def _announce(tx: Connection, ended: Sequence[Complete]) -> None:
     events = []
     for each in ended:
         row = rows[each.id]
+        each.key = row.key
         if row.parent_batch is not None:
             batches.update(tx, each.id, parent_due=nested.owed(State.COMPLETE, each.failed))
             each.owes = True
@@ -198,7 +211,7 @@ class _Written:
 
     id: int
     acked: int
-    failed: int
+    failed: int | None
     full_prefix: int | None = None
     completed_by: bytes | None = None
     succeeded_by: bytes | None = None
@@ -211,7 +224,9 @@ def _update(dialect: str, rows: Sequence[_Written]) -> str:
     now, latest = ("lastbit_now()", "max") if dialect == "sqlite" else ("UTC_TIMESTAMP(6)", "GREATEST")
     values: dict[str, dict[int, str]] = {}
     for row in rows:
-        changes = {"acked": str(row.acked), "failed": str(row.failed)}
+        changes = {"acked": str(row.acked)}
+        if row.failed is not None:
+            changes["failed"] = str(row.failed)
         if row.full_prefix is not None:
             changes["full_prefix"] = str(row.full_prefix)
         if row.journal_next is not None:

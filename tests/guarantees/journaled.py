@@ -7,10 +7,13 @@ id decides, so that small batches are, and every entry of theirs may be the one 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Sequence
 
 import pytest
 
-from core import journal
+from core import acks, journal
+from core.calls import Unit
 from core.held import Held
 
 
@@ -30,8 +33,10 @@ def _often(patched: pytest.MonkeyPatch, numbers: int) -> None:
 def mix(patched: pytest.MonkeyPatch, numbers: int = 20) -> None:
     """Of three batches, one is journaled, one isn't, and of one only every other process (or service, where there are
     several in one) thinks so: the others learn it in the middle of a transaction. A journal of so many numbers is
-    folded."""
+    folded. And of three threes, one has its rows locked with its groups, one has them locked last, and one so or so by
+    thread."""
     _often(patched, numbers)
+    _locked_so_or_so(patched)
     known = Held.journaled
     made: list[Held] = []
 
@@ -42,3 +47,16 @@ def mix(patched: pytest.MonkeyPatch, numbers: int = 20) -> None:
         return known(held, batch) or batch % 3 == 0 or (batch % 3 == 1 and odd)
 
     patched.setattr(Held, "journaled", journaled)
+
+
+def _locked_so_or_so(patched: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def is_little(units: Sequence[Unit]) -> bool:
+        mine = threading.get_ident()
+        if mine not in threads:
+            threads.append(mine)
+        three = units[0].batch // 3 % 3 if units else 0
+        return three == 0 or (three == 1 and threads.index(mine) % 2 == 0)
+
+    patched.setattr(acks, "_is_little", is_little)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import batches, errors, janitor, purge, tables
+from core import acks, batches, errors, janitor, purge, tables
 from core.calls import Answer, Rejected, Verb
 from core.combiner import Inline
 from core.db import Database
@@ -412,8 +412,12 @@ def test_an_ack_is_rejected_by_name_while_the_rest_of_its_call_counts(referee: S
     recount(referee.database)
 
 
-def test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothing(referee: Service) -> None:
-    """Between the group's lock and the second look at its complete batch a delete comes: the call begins again."""
+def test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothing(
+    referee: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the group's lock and the second look at its complete batch, where there is one, a delete comes: the call
+    begins again."""
+    monkeypatch.setattr(acks, "_is_little", lambda units: False)
     # The first of them isn't journaled.
     ids = prepare(referee.database, 2, lambda number: (GROUP, {0: GROUP}), state=State.COMPLETE)[1:]
     locked = 0
