@@ -2,10 +2,11 @@
 
 A queue that only bounds its length lets everybody wait for as long as it takes to work it off, which helps nobody: what
 is committed is committed late, and callers who gave up come again. So the bound is one of time. As long as waits are
-short, or not long for long, anybody may wait (a burst is taken whole). Once acks have waited for longer than the
-`target` for `after` seconds on end, the queue is cut to what can be committed within the target, and from then on kept
-so: after each flush the bound is moved to where the wait should be. It is lifted when nobody had to be refused for a
-while. (CoDel, of Nichols and Jacobson, is the model for telling a burst from a queue that stays.)
+short, or not long for long, anybody may wait (a burst is taken whole, and so is a thousand consumers who each wait for
+an answer). Where they are longer than the `target`, flushes are kept short. Once they were longer than `CROWD` too, for
+`after` seconds on end, the queue is cut to what can be committed within the target, and from then on kept so: after
+each flush the bound is moved to where the wait should be. It is lifted when nobody had to be refused for a while.
+(CoDel, of Nichols and Jacobson, is the model for telling a burst from a queue that stays.)
 
 What a long wait is depends on the disk: large flushes are what makes acks cheap, so a slow one has to gather more. The
 measure is a lone flush, of one unit, which shows what a transaction costs at the least. While waits are long one is
@@ -25,6 +26,9 @@ LONES: Final = 6
 """Lone flushes that an ack may wait for: in so long a flush five sixths of the time are for units."""
 SHORT: Final = 0.01
 """Seconds of waiting that are short in any case."""
+CROWD: Final = 0.1
+"""Seconds of waiting that begin no refusing: so long it takes to commit what a thousand consumers of one batch bring,
+who each wait for their answers. There won't be more of them, and to send them away would help nobody."""
 LONG: Final = 0.5
 """Seconds that are long in any case."""
 LEAST: Final = 64
@@ -45,6 +49,8 @@ class Admission:
         self._after = after
         self._lone: deque[float] = deque(maxlen=5)
         self._looked = float("-inf")
+        self._late = False
+        """Waits are longer than they should be: flushes are kept short, and nobody is refused yet."""
         self._late_since: float | None = None
         self._refused_at = float("-inf")
         self._last = (1, SHORT)
@@ -65,22 +71,25 @@ class Admission:
         if self.limit is not None:
             if wait <= target and now - self._refused_at > self._after:
                 self.limit = self._late_since = None
+                self._late = False
                 self._changed(False)
             else:
                 factor = min(1.25, max(0.5, target / wait)) if wait > 0 else 1.25
                 self.limit = max(LEAST, round(self.limit * factor), self.limit + 1 if factor > 1 else 0)
-        elif wait <= target:
-            self._late_since = None
-        elif self._late_since is None:
-            self._late_since = now
-        elif now - self._late_since >= self._after:
-            self.limit = max(LEAST, self._within_target())
-            self._changed(True)
+        else:
+            self._late = wait > target
+            if wait <= max(target, CROWD):
+                self._late_since = None
+            elif self._late_since is None:
+                self._late_since = now
+            elif now - self._late_since >= self._after:
+                self.limit = max(LEAST, self._within_target())
+                self._changed(True)
 
     def most(self, now: float, most: int) -> int:
         """Units of the next flush, `most` if it is calm. While waits are long it takes no longer than the target: who
         comes during one of a second waits a second."""
-        if self._late_since is None:
+        if not self._late:
             return most
         if now - self._looked >= LOOK_EVERY:
             return 1

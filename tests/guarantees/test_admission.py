@@ -136,6 +136,27 @@ def test_consumers_who_wait_for_their_answers_are_not_refused() -> None:
         admission.flushed(now, count, 2.0)
 
 
+@pytest.mark.parametrize("disk", [Disk(0.001, 0.00007), Disk(0.004, 0.00007)], ids=["usual", "slower"])
+def test_a_thousand_consumers_who_wait_for_their_answers_are_served(disk: Disk) -> None:
+    """Of one hot batch, say: each acks its next item when it was told of the last one. All that the disk can do is
+    done, and nobody is sent away."""
+    admission = Admission()
+    now, done = 0.0, 0
+    waiting = deque([0.0] * 1000)
+    while now < 20:
+        admission.taking(now, now - waiting[0])
+        assert admission.limit is None
+        count = min(len(waiting), admission.most(now, FLUSH_UNITS))
+        for _ in range(count):
+            waiting.popleft()
+        seconds = disk.lone + count * disk.unit
+        now += seconds
+        done += count
+        waiting += [now] * count
+        admission.flushed(now, count, seconds)
+    assert done >= 0.8 * 20 * disk.most
+
+
 def test_without_overload_there_is_no_bound_and_no_lone_flush() -> None:
     """Neither is what a quiet service should pay for."""
     admission = Admission()
