@@ -135,6 +135,7 @@ def chorded(place: Place, count: int, patience: float) -> float | None:
     try:
         counted = result.get(timeout=max(patience - (time.perf_counter() - begun), 0), interval=LOOK)
     except NotFinished:
+        result.forget()  # it would be kept, with all its tasks, and look for its Redis when Python ends
         return None
     seconds = time.perf_counter() - begun
     if counted != count:
