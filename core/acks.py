@@ -163,7 +163,8 @@ def _begin(tx: Connection, units: Sequence[Unit], held: Held) -> _Begun:
     Where little is to be done until the commit, the look locks their rows too, which spares a round trip; where much
     is, others shall not wait for it, and they are locked last. In the order of locks batches come after groups.
     """
-    known = {unit.batch: held.take_known(unit.batch) for unit in units if held.journaled(unit.batch)}
+    journaled = {unit.batch for unit in units if held.journaled(unit.batch)}
+    known = {batch: held.take_known(batch) for batch in journaled}
     direct = [unit for unit in units if unit.batch not in known] if known else units
     texts = []
     if known:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from core import errors, explain, held, journal, schema, tables
 from core.batches import Opening
 from core.calls import Answer, Call, Verb
-from core.combiner import Combiner, Inline
+from core.combiner import Combiner, Commit, Inline
 from core.db import Database
 from core.held import Held
 from core.service import Service
@@ -192,7 +192,13 @@ def test_processes_that_take_turns_read_no_group_again_though_the_others_fold(
     monkeypatch.setattr(journal, "LEAST", 20 * CALL)
     monkeypatch.setattr(journal, "MOST", 20 * CALL)
     batch, acked = scattered(Service(database, combiner=Inline), 2)
-    services = [Service(database, combiner=Inline) for _ in range(3)]
+    commits: list[Commit] = []
+
+    def listening(commit: Commit) -> Inline:
+        commits.append(commit)
+        return Inline(commit)
+
+    services = [Service(database, combiner=listening) for _ in range(3)]
     everywhere = [group * SIZE for group in range(GROUPS)]
     for service in services:
         ack(service, batch, everywhere)
@@ -208,8 +214,11 @@ def test_processes_that_take_turns_read_no_group_again_though_the_others_fold(
     left = sorted(set(range(ITEMS)) - acked - set(everywhere))
     random.Random(4).shuffle(left)
     for turn in range(90):
-        part = [left.pop() for _ in range(CALL)]
-        assert ack(services[turn % 3], batch, part).applied == CALL
+        # Two callers of one flush.
+        parts = [[left.pop() for _ in range(CALL // 2)] for _ in range(2)]
+        calls = [Call.of(Verb.ACK, [(batch, *divmod(number, SIZE)) for number in part]) for part in parts]
+        units = [unit for call in calls for unit in call.chunks()]
+        assert [each.applied for each in commits[turn % 3](units, lock_waits=4)] == [CALL // 2] * 2
     assert not any(read)
     assert len(read) > 90
     read.clear()
