@@ -69,7 +69,7 @@ class Admission:
         """A flush is about to be taken whose oldest unit has waited so long: set the limit."""
         target = self.target
         if self.limit is not None:
-            if wait <= target and now - self._refused_at > self._after:
+            if now - self._refused_at > self._after:
                 self.limit = self._late_since = None
                 self._late = False
                 self._changed(False)
@@ -87,13 +87,14 @@ class Admission:
                 self._changed(True)
 
     def most(self, now: float, most: int) -> int:
-        """Units of the next flush, `most` if it is calm. While waits are long it takes no longer than the target: who
-        comes during one of a second waits a second."""
+        """Units of the next flush, `most` if it is calm. While waits are long it takes no longer than the target (who
+        comes during one of a second waits a second), or than `LEAST` take: were they smaller, less would be committed
+        than comes at other times, and callers would be refused for as long as they come."""
         if not self._late:
             return most
         if now - self._looked >= LOOK_EVERY:
             return 1
-        return min(most, self._within_target())
+        return min(most, max(LEAST, self._within_target()))
 
     def _within_target(self) -> int:
         """Units that are committed within the target, by what the last flush took."""
