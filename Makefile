@@ -42,7 +42,7 @@ test: $(READY) ## what holds the guarantees, on SQLite, a MariaDB, a RabbitMQ, a
 	@scripts/need.sh mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
 	$(BIN)/pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup --durations 25
 
-test-slow: $(READY) ## the rest: a Galera cluster, a Spark cluster, chaos, upgrades under load, clocks that jump, fuzz
+test-slow: $(READY) ## the rest: a Galera cluster, a Spark cluster and its pipeline, chaos, upgrades under load, clocks that jump, fuzz
 	@scripts/need.sh mariadb-server galera-4 rsync sqlite3 default-jre-headless faketime
 	$(BIN)/pytest -m slow -n $(TEST_PROCESSES) --dist loadgroup --durations 10
 

@@ -21,7 +21,7 @@ from lastbit.ids import InvalidItemId, ItemId
 from tests.fuzz.sizes import LONG, examples
 from tests.servers import running_service, sqlite_file
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(3600 if LONG else 300)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(3600 if LONG else 300)]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from lastbit import Client
 from lastbit.spark import ack, register, with_item_ids
 from tests.spark.conftest import BULK_ACK, submit
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
 DPKG = Path("/var/lib/dpkg/status")
 

@@ -154,6 +154,7 @@ def test_two_drivers_at_once_count_each_message_once(
     assert sum(report.applied for report in reports) == screws.entries
 
 
+@pytest.mark.slow
 def test_a_task_that_dies_and_is_run_again_counts_nothing_twice(
     client: Client, service_url: str, scripted: Any, sdk_zip: Path
 ) -> None:
