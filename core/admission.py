@@ -34,6 +34,8 @@ LONG: Final = 0.5
 LEAST: Final = 64
 """Units that may wait, whatever was measured. So many consumers who each wait for their answers are no overload,
 however slowly they are served: there won't be more of them."""
+CALM: Final = 1.0
+"""Seconds for which nobody must have been refused before the bound is lifted."""
 LOOK_EVERY: Final = 1.0
 """Seconds between two lone flushes."""
 
@@ -69,7 +71,7 @@ class Admission:
         """A flush is about to be taken whose oldest unit has waited so long: set the limit."""
         target = self.target
         if self.limit is not None:
-            if now - self._refused_at > self._after:
+            if now - self._refused_at > max(CALM, self._after):
                 self.limit = self._late_since = None
                 self._late = False
                 self._changed(False)

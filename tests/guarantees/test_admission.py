@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from core.admission import AFTER, LEAST, LONES, LONG, SHORT, Admission
+from core.admission import AFTER, CALM, LEAST, LONES, LONG, SHORT, Admission
 from core.combiner import FLUSH_UNITS
 
 
@@ -194,8 +194,8 @@ def test_who_refuses_says_when_it_began_and_when_it_ended() -> None:
     assert told == [True]
     assert admission.limit is not None
     admission.refused(1)
-    admission.taking(1 + AFTER / 2, 0)
+    admission.taking(1 + CALM / 2, 0)
     assert told == [True]
-    admission.taking(1 + AFTER * 2, 0)
+    admission.taking(1 + CALM * 2, 0)
     assert told == [True, False]
     assert admission.limit is None
