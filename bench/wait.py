@@ -173,8 +173,7 @@ class Waiters:
             self._batch_of[number] = batch
             self._connections.send(number, load.encoded(f"/v1/batches/{batch}?wait=60", None, "GET"))
         heard.wait_for_selects(looks)  # each waiter looks once before it waits
-        # The last ones have asked, and not all have their answers: that they wait then shows nowhere.
-        time.sleep(0.5)
+        time.sleep(0.5)  # the last ones have asked, and not all have their answers: that they wait then shows nowhere
 
     def end(self, pace: float | None, streams: Streams | None = None) -> list[tuple[float, float]]:
         """Ack the item of each batch, so many a second or as fast as they are answered: for each waiter, seconds from

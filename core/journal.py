@@ -78,9 +78,6 @@ _WRITTEN: Final = 1 << 30
 
 _journal = tables.ack_journal.c
 
-Recent = Mapping[int, Sequence[int]]
-"""By group, the indexes that the journal names and its row may lack."""
-
 
 def limit(groups: int) -> int:
     """How much the journal of a batch of so many groups holds before it is folded: so much that a group is written for
@@ -283,9 +280,10 @@ def write(tx: Connection, known: Known, change: Change) -> tuple[list[str], list
         fetch(tx, change.batch, change.group_size, known, written)
         known.unfolded.clear()
         known.next = entry + 1
+        stored = change.ends or bool(known.entries)
         known.entries.clear()
         known.values = 0
-        return [_remove(change.batch, entry)], sorted(written)
+        return [_remove(change.batch, entry)] if stored else [], sorted(written)
     values = _deferred(change)
     direct = values is None
     if values is None:
