@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -48,17 +49,28 @@ ALWAYS_ANSWERED: Final = frozenset({"/healthz", "/metrics"})
 """Paths that need no thread of the pool, and are answered whatever waits for one."""
 
 
-def _waiting() -> int:
-    """Requests that wait for a thread."""
-    return anyio.to_thread.current_default_thread_limiter().statistics().tasks_waiting
-
-
 class Requests:
     """Stands outside of FastAPI's stack, so that the answer to an unexpected error has its id too."""
 
     def __init__(self, app: ASGIApp, *, most_waiting: int) -> None:
         self.app = app
         self.most_waiting = most_waiting
+        self._coming = 0
+        """Requests that were let in within this turn of the event loop, and ask for a thread in the next one."""
+
+    def _is_full(self) -> bool:
+        """Whether so many wait for a thread, or are about to, that the next one is sent away."""
+        threads = anyio.to_thread.current_default_thread_limiter().statistics()
+        free = threads.total_tokens - threads.borrowed_tokens
+        return threads.tasks_waiting + self._coming - free >= self.most_waiting
+
+    def _let_in(self) -> None:
+        """Many may come in one turn: they see each other, and not only those who have a thread or wait for one."""
+        self._coming += 1
+        asyncio.get_running_loop().call_soon(self._came)
+
+    def _came(self) -> None:
+        self._coming -= 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,11 +95,12 @@ class Requests:
         structlog.contextvars.unbind_contextvars("token")
         with structlog.contextvars.bound_contextvars(request_id=name):
             try:
-                if path not in ALWAYS_ANSWERED and _waiting() >= self.most_waiting:
+                if path not in ALWAYS_ANSWERED and self._is_full():
                     REFUSED.labels("requests").inc()
                     busy = Problem("unavailable", "too many requests are waiting", headers={"Retry-After": "1"})
                     await problems.response(busy)(scope, receive, send_named)
                 else:
+                    self._let_in()
                     await self.app(scope, receive, send_named)
             except Exception:  # FastAPI has answered it
                 log.exception("request_failed", method=method, path=path)
