@@ -9,11 +9,14 @@ import ipaddress
 import json
 import os
 import secrets
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
 
 from api.connections import raise_open_files
 from api.protocol import AckProtocol
@@ -30,6 +33,10 @@ GRACE = 15
 WORKER_SILENCE = 60
 """Seconds after which a worker process that doesn't answer its parent is replaced. uvicorn's own five are less than a
 start takes on a machine that is busy with other things: each worker is killed while it still imports, for ever."""
+
+DOORS = 16
+"""Times that the event loop has the listening socket. It takes in one connection a turn from each of its sockets, and
+under overload its turns are long: of two thousand who connect at once the last would wait for seconds."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -123,7 +130,20 @@ def _is_loopback(host: str) -> bool:
 
 def _serve(settings: Settings) -> None:
     raise_open_files()
-    uvicorn.run(
+    config = configuration(settings)
+    sockets = listening(config)
+    if settings.workers > 1:
+        Multiprocess(config, sockets=sockets).run()
+        return
+    server = uvicorn.Server(config)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=sockets)
+    if not server.started:
+        sys.exit(STARTUP_FAILURE)
+
+
+def configuration(settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
         "api.app:create",
         factory=True,
         host=settings.host,
@@ -139,6 +159,12 @@ def _serve(settings: Settings) -> None:
         timeout_graceful_shutdown=GRACE,
         timeout_worker_healthcheck=WORKER_SILENCE,
     )
+
+
+def listening(config: uvicorn.Config) -> list[socket.socket]:
+    """The bound socket, `DOORS` times."""
+    bound = config.bind_socket()
+    return [bound, *(bound.dup() for _ in range(DOORS - 1))]
 
 
 @contextlib.contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +15,9 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+import uvloop
 
-from api.__main__ import _serve
+from api.__main__ import DOORS, configuration, listening
 from core import schema
 from core.db import Database
 from core.settings import Settings
@@ -22,6 +26,12 @@ from tests.servers import free_port, run_module, running_service
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return run_module("api", "--port", str(free_port()), *arguments, environment={**os.environ, **environment})
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's configuration leaves this process's logging as it is."""
+    monkeypatch.setattr(uvicorn.Config, "configure_logging", lambda _: None)
 
 
 def test_an_old_schema_is_refused_with_the_command_that_mends_it(mariadb_url: str) -> None:
@@ -56,12 +66,36 @@ def test_wrong_use_is_exit_status_2(arguments: list[str]) -> None:
     assert "Traceback" not in refused.stderr
 
 
-def test_a_worker_may_take_its_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_may_take_its_time_to_start(quiet: None) -> None:
     """On a busy machine; with uvicorn's own patience each is killed while it still imports, and none ever serves."""
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(uvicorn, "run", lambda *_, **named: given.update(named))
-    _serve(Settings(workers=2))
-    assert given["timeout_worker_healthcheck"] >= 60
+    assert configuration(Settings(workers=2)).timeout_worker_healthcheck >= 60
+
+
+def test_connections_are_taken_in_many_a_turn(quiet: None) -> None:
+    """Of the event loop, whose turns are long when much is to be done."""
+    crowd, made, turns = 64, 0, 0
+
+    class Taken(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            nonlocal made
+            made += 1
+
+    async def take() -> None:
+        nonlocal turns
+        loop = asyncio.get_running_loop()
+        servers = [await loop.create_server(Taken, sock=each, backlog=crowd) for each in sockets]
+        for _ in range(crowd):
+            stack.enter_context(socket.create_connection(sockets[0].getsockname()))
+        while made < crowd:
+            turns += 1
+            await asyncio.sleep(0)
+        for server in servers:
+            server.close()
+
+    sockets = listening(configuration(Settings(port=0)))
+    with contextlib.ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(take())
+    assert turns <= crowd // DOORS + 4
 
 
 def test_a_url_of_another_database_is_refused() -> None:
