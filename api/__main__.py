@@ -34,7 +34,7 @@ WORKER_SILENCE = 60
 """Seconds after which a worker process that doesn't answer its parent is replaced. uvicorn's own five are less than a
 start takes on a machine that is busy with other things: each worker is killed while it still imports, for ever."""
 
-DOORS = 16
+DOORS = 64
 """Times that the event loop has the listening socket. It takes in one connection a turn from each of its sockets, and
 under overload its turns are long: of two thousand who connect at once the last would wait for seconds."""
 

@@ -23,6 +23,7 @@ from api.access import Access, digest_of
 from api.metrics import ACK_REQUESTS, ACKS, REFUSED, RESULTS
 from api.problems import Place, Problem
 from api.requests import HEADER, USUAL, Requests, given_id, request_id
+from api.turns import Turns
 from core import errors
 from core.calls import Answer, Call, Rejected, Verb
 from core.combiner import TOO_MANY, Pending
@@ -192,15 +193,21 @@ class AckRoutes:
     ) -> tuple[Call, Check | None]:
         """The call that a body is, and what has to be asked of the database, in a thread, before it is submitted.
         Raises `Problem` and `errors.InvalidRequest`."""
-        call, check = parse(verb, idempotency_key, content, caller, self.state.service)
+        turns: Turns = self.state.turns
+        begun = turns.begin()
+        try:
+            call, check = parse(verb, idempotency_key, content, caller, self.state.service)
+        finally:
+            turns.end(begun)
         if caller.items is not None:
             self.access.rates.bring(caller, call.items)
         return call, check
 
     def is_full(self) -> bool:
-        """Whether the next call will be refused, as more acks come than can be committed."""
+        """Whether the next call is to be refused, as more acks come than can be committed, or than can be parsed."""
         service: Service = self.state.service
-        return service.is_full()
+        turns: Turns = self.state.turns
+        return service.is_full() or turns.is_full()
 
     def submit(self, call: Call, to: Callable[[Pending], object]) -> None:
         """Queue the call; `to` is told in the event loop when it is over. Raises `errors.Overloaded`."""

@@ -27,6 +27,7 @@ from api.connections import Connections
 from api.metrics import DatabaseGauges
 from api.session import Sessions
 from api.tokens import LOOK_EVERY, Tokens
+from api.turns import Turns
 from api.waiting import Waiting
 from core import janitor, logs, schema
 from core.admission import Admission
@@ -73,7 +74,8 @@ def create(settings: Settings | None = None) -> AckRoutes:
         sys.setswitchinterval(SWITCH_INTERVAL)
         app.state.service = service
         app.state.gauges = DatabaseGauges(database)
-        app.state.loop = asyncio.get_running_loop()
+        app.state.loop = loop = asyncio.get_running_loop()
+        app.state.turns = Turns(settings.shed_after, loop.call_soon)
         app.state.waiting = Waiting(service)
         app.state.room = Room(settings.max_waiting_bytes)
         app.state.connections = Connections(

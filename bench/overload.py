@@ -4,12 +4,13 @@ whether or not those before them were answered, as a crowd of consumers does tha
 The generator is a process of its own, of plain sockets and epoll. A request that is due takes an idle connection, or a
 new one. First the sustainable rate is sought (a closed loop's), then 70 % of it are offered, then ten times as many,
 then 70 % again. Latencies count from when a request was sent; how late the generator was with it is printed beside
-them, as it shares two cores with the rest.
+the rate, as it shares two cores with the rest.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import multiprocessing
 import random
@@ -18,10 +19,9 @@ import socket
 import statistics
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import acks, load, measure
 from bench.measure import Scale
@@ -30,7 +30,22 @@ SUSTAINED = 0.7
 """Of the closed loop's rate."""
 TIMES = 10
 MOST_CONNECTIONS = 2000
-SHAPES = (("100 ids at random a call", 100), ("one id a call", 1))
+
+
+class Kind(NamedTuple):
+    """What is called."""
+
+    name: str
+    ids: int
+    in_order: bool
+    """Items that no other call brings; else any, so that in the end most of them are repeats."""
+
+
+KINDS = (
+    Kind("1,000 ids in order a call", 1000, in_order=True),
+    Kind("100 ids at random a call", 100, in_order=False),
+    Kind("one id a call", 1, in_order=False),
+)
 
 
 @dataclass(frozen=True)
@@ -163,28 +178,44 @@ def _count(seen: Seen, data: bytes, sent: float, now: float) -> None:
         raise RuntimeError(f"answered: {data.decode(errors='replace')[:1000]}")
 
 
-def _generator(
-    port: int, batch: int, size: int, items: int, ids: int, phases: Sequence[tuple[float, float]]
-) -> list[Seen]:
-    """In a process of its own: the phases, each a rate and seconds, one right after the other."""
+def _calls(kind: Kind, batch: int, size: int, items: int, first: int = 0) -> Callable[[], bytes]:
+    """Makes requests; those in order begin with the one of that number. To make one costs less than to send it."""
     heads: dict[int, bytes] = {}
 
-    def one() -> bytes:
-        numbers = random.sample(range(items), ids) if ids > 1 else (random.randrange(items),)
-        content = b'{"items":[%b]}' % b",".join(b'"%d:%d:%d"' % (batch, n // size, n % size) for n in numbers)
+    def whole(content: bytes) -> bytes:
         head = heads.get(len(content))
         if head is None:
             head = heads[len(content)] = load.encoded("/v1/acks", content)[: -len(content)]
         return head + content
 
-    # Made beforehand, as making them costs as much as sending them; repeats among them are acks like others.
-    made = deque(one() for _ in range(20_000 if ids == 1 else 2_000))
+    def body(ids: Iterable[str]) -> bytes:
+        return b'{"items":["%b"]}' % '","'.join(ids).encode()
 
-    def next_one() -> bytes:
-        made.rotate(-1)
-        return made[0]
+    if kind.in_order:
+        parts = [
+            body(f"{batch}:#:{n}" for n in range(start, start + kind.ids))
+            for start in range(0, size - kind.ids + 1, kind.ids)
+        ]
+        numbers = itertools.count(first)
 
-    return [offer(port, next_one, rate, seconds) for rate, seconds in phases]
+        def following() -> bytes:
+            group, part = divmod(next(numbers), len(parts))
+            return whole(parts[part].replace(b"#", b"%d" % group))
+
+        return following
+
+    def any_ids() -> Iterator[str]:
+        for n in random.sample(range(items), kind.ids):
+            yield f"{batch}:{n // size}:{n % size}"
+
+    made = itertools.cycle([whole(body(any_ids())) for _ in range(20_000 if kind.ids == 1 else 2_000)])
+    return lambda: next(made)
+
+
+def _generator(port: int, calls: tuple[Any, ...], phases: Sequence[tuple[float, float]]) -> list[Seen]:
+    """In a process of its own: the phases, each a rate and seconds, one right after the other."""
+    following = _calls(*calls)
+    return [offer(port, following, rate, seconds) for rate, seconds in phases]
 
 
 def generated(*arguments: Any) -> list[Seen]:
@@ -225,63 +256,62 @@ def run(scale: Scale) -> None:
     shape = Shape.of(scale)
     with measure.mariadb() as server, measure.lastbit_on(server) as service:
         assert service.process is not None
-        for name, ids in SHAPES:
-            rows, again = _case(service.port, service.process.pid, ids, scale, shape)
+        for kind in KINDS:
+            rows, again = _case(service.port, service.process.pid, kind, scale, shape)
             measure.show(
-                f"overload: {name}; {TIMES} x for {shape.flood:.0f} s, one worker, MariaDB; full speed again after "
-                f"{again:.2f} s",
-                ["", "offered/s", "admitted/s", "refused/s", "p50 ms", "p99 ms", "of 70 %", "sent late ms", "RSS MB"],
+                f"overload: {kind.name}; {TIMES} x for {shape.flood:.0f} s, one worker, MariaDB; full speed again "
+                f"after {again:.2f} s",
+                ["", "offered/s", "admitted/s", "refused/s", "p50 ms", "p99 ms", "of the loop", "of 70 %", "RSS MB"],
                 rows,
             )
 
 
-def _case(port: int, process: int, ids: int, scale: Scale, shape: Shape) -> tuple[list[list[str]], float]:
+def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tuple[list[list[str]], float]:
     """The lines of a table, and seconds until full speed."""
-    batch, _ = acks.fresh(port, shape.items, [])
+    items = 10**9 if kind.in_order else shape.items
+    batch, _ = acks.fresh(port, items, [])
     size = measure.call(port, "GET", f"/v1/batches/{batch}")["group_size"]
-    closed = [_closed(port, batch, size, ids, scale, shape) for _ in range(scale.rounds)]
-    best = statistics.median(rate for rate, _ in closed)
+    calls = scale.requests // (10 if kind.ids > 1 else 1)
+    loops = []
+    applied = 0
+    for number in range(scale.rounds):
+        following = _calls(kind, batch, size, items, number * calls)
+        driven, answers = load.drive(port, [following() for _ in range(calls)], scale.connections)
+        loops.append(driven)
+        applied += load.total(answers, "applied")
+    best = statistics.median(each.rate for each in loops)
+    p50, p99 = (statistics.median(getattr(each, name) for each in loops) for name in ("p50", "p99"))
     rate = SUSTAINED * best
     memory = Memory(process)
     memory.start()
     phases = [(rate, shape.calm), (TIMES * best, shape.flood), (rate, shape.calm)]
-    calm, flood, after = generated(port, batch, size, shape.items, ids, phases)
+    calm, flood, after = generated(port, (kind, batch, size, items, scale.rounds * calls), phases)
     resident = memory.stop()
     found = measure.call(port, "GET", f"/v1/batches/{batch}/verify")
-    applied = sum(each.applied for each in (calm, flood, after)) + sum(applied for _, applied in closed)
+    applied += sum(each.applied for each in (calm, flood, after))
     unheard = calm.broken + flood.broken + after.broken
     if not found["ok"] or found["acked"] < applied or (found["acked"] > applied and not unheard):
         raise RuntimeError(f"{applied} items were applied, and the batch says {found}")
-    lines = []
+    loop = [f"{scale.connections} in a closed loop", "", f"{best:,.0f}", "", f"{p50 * 1e3:.1f}", f"{p99 * 1e3:.1f}"]
+    lines = [[*loop, "1.0", "", ""]]
     for what, seen in (("70 %", calm), (f"{TIMES} x", flood), ("70 % again", after)):
-        ratio = seen.p(0.99) / calm.p(0.99)
         refused = f"{seen.refused / seen.seconds:,.0f}"
         if seen.told != seen.refused or seen.broken or seen.unsent:
             refused += f" ({seen.refused - seen.told} untold, {seen.broken} broken, {seen.unsent} unsent)"
         lines.append(
             [
                 what,
-                f"{seen.sent / seen.seconds:,.0f}",
+                f"{seen.sent / seen.seconds:,.0f} ({seen.p(0.99, seen.late) * 1e3:.1f} ms late)",
                 f"{len(seen.took) / seen.seconds:,.0f}",
                 refused,
                 f"{seen.p(0.5) * 1e3:.1f}",
                 f"{seen.p(0.99) * 1e3:.1f}",
-                f"{ratio:.1f}",
-                f"{seen.p(0.99, seen.late) * 1e3:.1f}",
+                f"{seen.p(0.99) / p99:.1f}",
+                f"{seen.p(0.99) / calm.p(0.99):.1f}",
                 f"{min(resident):.0f} to {max(resident):.0f}",
             ]
         )
     return lines, full_speed(after, rate)
-
-
-def _closed(port: int, batch: int, size: int, ids: int, scale: Scale, shape: Shape) -> tuple[float, int]:
-    """Calls a second of a closed loop, which is what is sustainable; and how many items it applied."""
-    requests = []
-    for _ in range(scale.requests // (10 if ids > 1 else 1)):
-        numbers = random.sample(range(shape.items), ids)
-        requests.append(load.encoded("/v1/acks", {"items": [f"{batch}:{n // size}:{n % size}" for n in numbers]}))
-    driven, answers = load.drive(port, requests, scale.connections)
-    return driven.rate, load.total(answers, "applied")
 
 
 if __name__ == "__main__":

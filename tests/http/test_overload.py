@@ -24,8 +24,12 @@ MOST = 200
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(300)]
 
 
-def answer(opened: socket.socket) -> tuple[int, dict[str, str], dict[str, object]]:
-    """Status, headers and body of the one answer that comes."""
+Answer = tuple[int, dict[str, str], dict[str, object]]
+"""Status, headers and body."""
+
+
+def answer(opened: socket.socket) -> Answer:
+    """The one that comes."""
     heard = b""
     while b"\r\n\r\n" not in heard:
         heard += opened.recv(65536)

@@ -1,0 +1,83 @@
+"""How long the event loop's turns take, and whom to send away when they are long.
+
+Acks don't only wait in their queue (see `core.admission`). Where calls are large, to parse them takes longer than to
+commit them: the queue stays short, while callers wait in their sockets until the loop comes to them, for seconds, and
+nobody is told to come back. A turn is what the loop does for all who have sent something; who sends while it lasts
+waits for its end. So turns are the measure here as waits are there, and the rule is the same: a burst is taken whole,
+and so is a crowd in which each waits for an answer. Once turns have been long for `after` seconds on end, each parses
+some calls and sends away the rest as they are, until nobody had to be sent away for a while.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from core.admission import CALM, CROWD, LEAST
+
+SHARE: Final = CROWD / 2
+"""Seconds of a turn for parsing, while turns are long; the rest is for sending away and for what else there is."""
+
+log = structlog.get_logger(__name__)
+
+
+class Turns:
+    """Of one event loop, whose thread alone calls this. `soon` is to call its argument when the turn is over, as
+    `call_soon` does: callbacks wait until all who have sent something were heard."""
+
+    def __init__(
+        self, after: float, soon: Callable[[Callable[[], object]], Any], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`after`: seconds; 0: nobody is ever sent away."""
+        self._after = after
+        self._soon = soon
+        self._clock = clock
+        self._calls = 0
+        """Of this turn."""
+        self._spent = 0.0
+        """Seconds of this turn that went into parsing."""
+        self._began = 0.0
+        self._long_since: float | None = None
+        self._behind = False
+        self._refused_at = 0.0
+
+    def is_full(self) -> bool:
+        """Whether the next call of this turn has to be sent away. `LEAST` never are, however long it takes to parse
+        them: so many consumers who each wait for their answers are no overload."""
+        if not self._behind or self._calls < LEAST or self._spent < SHARE:
+            return False
+        self._refused_at = self._clock()
+        return True
+
+    def begin(self) -> float:
+        """A call is about to be parsed: the time, for `end`."""
+        now = self._clock()
+        if not self._calls:
+            self._began = now
+            self._soon(self._over)
+        self._calls += 1
+        return now
+
+    def end(self, begun: float) -> None:
+        self._spent += self._clock() - begun
+
+    def _over(self) -> None:
+        now = self._clock()
+        took = now - self._began
+        calls, self._calls, self._spent = self._calls, 0, 0.0
+        if self._behind:
+            if now - self._refused_at > max(CALM, self._after):
+                self._behind = False
+                self._long_since = None
+                log.warning("acks_shed_no_more", turn=round(took, 3), calls=calls)
+        elif took <= CROWD or calls <= LEAST or not self._after:
+            self._long_since = None
+        elif self._long_since is None:
+            self._long_since = self._began
+        elif now - self._long_since >= self._after:
+            self._behind = True
+            self._refused_at = now
+            log.warning("acks_shed", turn=round(took, 3), calls=calls)
