@@ -83,7 +83,7 @@ def write(
                 raise faults.BeginAgain
         if unseen:
             seen = locked | rows(tx, found[-1])
-    complete = look_again(seen, untouched) if untouched else {}
+    complete = _look_again(seen, untouched, _named(tx, seen, untouched)) if untouched else {}
     if touched_batches:
         complete |= _judge(tx, before, judged, touched_batches)
     return complete
@@ -108,13 +108,7 @@ def _ids(wanted: Iterable[int]) -> str:
     return ",".join(map(str, sorted(wanted)))
 
 
-_READ: Final = (
-    *("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next"),
-    *(
-        f"CASE WHEN state = '{State.COMPLETE}' AND {name} IS NOT NULL THEN HEX({name}) ELSE '-' END"
-        for name in ("batch_key", "completed_by", "succeeded_by")
-    ),
-)
+_READ: Final = ("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next")
 
 
 class Row(NamedTuple):
@@ -128,10 +122,6 @@ class Row(NamedTuple):
     full_prefix: int
     group_size: int
     journal_next: int
-    key: str | None
-    """This and what follows only of a batch that is complete."""
-    completed_by: bytes | None
-    succeeded_by: bytes | None
 
 
 def rows(tx: Connection, found: statements.Rows) -> dict[int, Row]:
@@ -139,13 +129,40 @@ def rows(tx: Connection, found: statements.Rows) -> dict[int, Row]:
 
 
 def _row(record: Sequence[Any]) -> Row:
-    state = record[1]
-    batch, items, acked, failed, prefix, size, next_entry = map(int, (record[0], *record[2:8]))
-    if state != State.COMPLETE:
-        return Row(batch, state, items, acked, failed, prefix, size, next_entry, None, None, None)
-    key, completed_by, succeeded_by = (None if text == "-" else bytes.fromhex(text) for text in record[8:])
-    named = None if key is None else key.decode()
-    return Row(batch, state, items, acked, failed, prefix, size, next_entry, named, completed_by, succeeded_by)
+    return Row(int(record[0]), record[1], *map(int, record[2:]))
+
+
+class _Names(NamedTuple):
+    """What is to be told of a complete batch beside its row: read by itself, as few batches of a flush are."""
+
+    failed: int
+    key: str | None
+    completed_by: bytes | None
+    succeeded_by: bytes | None
+
+
+_NAMED: Final = (
+    *("id", "failed"),
+    *(
+        f"CASE WHEN {name} IS NULL THEN '-' ELSE HEX({name}) END"
+        for name in ("batch_key", "completed_by", "succeeded_by")
+    ),
+)
+
+
+def _named(tx: Connection, found: Mapping[int, Row], wanted: Iterable[int]) -> dict[int, _Names]:
+    """Of those that were found complete. Raises `faults.BeginAgain` where one has been deleted since."""
+    complete = [batch for batch in wanted if batch in found and found[batch].state == State.COMPLETE]
+    if not complete:
+        return {}
+    text = statements.select(tx, _NAMED, f"batches WHERE id IN ({_ids(complete)})", len(complete))
+    named = {}
+    for batch, failed, *names in statements.records(tx, statements.run(tx, text)[0]):
+        key, completed_by, succeeded_by = (None if each == "-" else bytes.fromhex(each) for each in names)
+        named[int(batch)] = _Names(int(failed), None if key is None else key.decode(), completed_by, succeeded_by)
+    if len(named) < len(complete):
+        raise faults.BeginAgain
+    return named
 
 
 def _judge(
@@ -157,6 +174,7 @@ def _judge(
         execute(tx, before)
         before = ()
     complete: dict[int, Complete] = {}
+    named = _named(tx, found, touched_batches)
     writes: list[_Written] = []
     for batch, touched in sorted(touched_batches.items()):
         row = found.get(batch)
@@ -168,7 +186,8 @@ def _judge(
         if touched.filled:
             prefix = _advance_prefix(tx, batch, row.full_prefix, row.group_size)
             written.full_prefix = prefix if prefix != row.full_prefix else None
-        completed_by, succeeded_by = row.completed_by, row.succeeded_by
+        names = named.get(batch)
+        key, completed_by, succeeded_by = names[1:] if names is not None else (None, None, None)
         if completed_now := completes(state, row.items, acked, failed):
             assert touched.last_resolver is not None
             state = State.COMPLETE
@@ -177,7 +196,7 @@ def _judge(
             assert touched.last_changer is not None
             written.succeeded_by = succeeded_by = touched.last_changer.call.fingerprint()
         if state is State.COMPLETE:
-            complete[batch] = Complete(batch, row.key, failed, completed_by, succeeded_by, completed_now, succeeded_now)
+            complete[batch] = Complete(batch, key, failed, completed_by, succeeded_by, completed_now, succeeded_now)
         writes.append(written)
     execute(tx, [*before, *(_update(tx.dialect.name, part) for part in chunks(writes, _ROWS))])
     _announce(tx, [each for each in complete.values() if each.completed_now or each.succeeded_now])
@@ -274,7 +293,9 @@ def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) ->
     return prefix
 
 
-def look_again(found: Mapping[int, Row], untouched: Collection[int]) -> dict[int, Complete]:
+def _look_again(
+    found: Mapping[int, Row], untouched: Collection[int], named: Mapping[int, _Names]
+) -> dict[int, Complete]:
     """Of batches of which nothing changed, those that are complete.
 
     Raises `faults.BeginAgain` where one takes no acks any more: its items are then rejected, not repeats.
@@ -282,9 +303,8 @@ def look_again(found: Mapping[int, Row], untouched: Collection[int]) -> dict[int
     if any(batch not in found or found[batch].state not in TAKES_ACKS for batch in untouched):
         raise faults.BeginAgain
     return {
-        row.id: Complete(row.id, row.key, row.failed, row.completed_by, row.succeeded_by)
-        for batch, row in found.items()
-        if batch in untouched and row.state == State.COMPLETE
+        batch: Complete(batch, each.key, each.failed, each.completed_by, each.succeeded_by)
+        for batch, each in named.items()
     }
 
 

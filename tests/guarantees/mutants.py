@@ -346,7 +346,7 @@ MUTANTS = [
     Mutant("the-key-alone-names-a-request", "core.calls:Call.fingerprint", ", self._content())", ")", _RETRY),
     Mutant(
         "a-deleted-batch-is-told-nothing",
-        "core.completion:look_again",
+        "core.completion:_look_again",
         "raise faults.BeginAgain",
         "pass",
         _RACES + "test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothing",
