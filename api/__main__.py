@@ -36,7 +36,8 @@ start takes on a machine that is busy with other things: each worker is killed w
 
 DOORS = 64
 """Times that the event loop has the listening socket. It takes in one connection a turn from each of its sockets, and
-under overload its turns are long: of two thousand who connect at once the last would wait for seconds."""
+under overload its turns are long: of two thousand who connect at once the last would wait for seconds. Several workers
+have it once each: who is quick takes what there is, and another one would get nothing."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -162,9 +163,9 @@ def configuration(settings: Settings) -> uvicorn.Config:
 
 
 def listening(config: uvicorn.Config) -> list[socket.socket]:
-    """The bound socket, `DOORS` times."""
+    """The bound socket, as often as the event loop is to have it."""
     bound = config.bind_socket()
-    return [bound, *(bound.dup() for _ in range(DOORS - 1))]
+    return [bound, *(bound.dup() for _ in range(DOORS - 1 if config.workers == 1 else 0))]
 
 
 @contextlib.contextmanager
