@@ -43,6 +43,10 @@ class Turns:
         self._long_since: float | None = None
         self._behind = False
         self._refused_at = 0.0
+        self._said = False
+        """That somebody is sent away. Turns of many small calls may be long too, and nobody is."""
+        self._last = (0.0, 0)
+        """Seconds and calls of the turn before."""
 
     def is_full(self) -> bool:
         """Whether the next call of this turn has to be sent away. `LEAST` never are, however long it takes to parse
@@ -50,6 +54,9 @@ class Turns:
         if not self._behind or self._calls < LEAST or self._spent < SHARE:
             return False
         self._refused_at = self._clock()
+        if not self._said:
+            self._said = True
+            self._say("acks_shed")
         return True
 
     def begin(self) -> float:
@@ -64,15 +71,21 @@ class Turns:
     def end(self, begun: float) -> None:
         self._spent += self._clock() - begun
 
+    def _say(self, event: str) -> None:
+        took, calls = self._last
+        log.warning(event, turn=round(took, 3), calls=calls)
+
     def _over(self) -> None:
         now = self._clock()
-        took = now - self._began
-        calls, self._calls, self._spent = self._calls, 0, 0.0
+        took, calls = self._last = now - self._began, self._calls
+        self._calls, self._spent = 0, 0.0
         if self._behind:
             if now - self._refused_at > max(CALM, self._after):
                 self._behind = False
                 self._long_since = None
-                log.warning("acks_shed_no_more", turn=round(took, 3), calls=calls)
+                if self._said:
+                    self._said = False
+                    self._say("acks_shed_no_more")
         elif took <= CROWD or calls <= LEAST or not self._after:
             self._long_since = None
         elif self._long_since is None:
@@ -80,4 +93,3 @@ class Turns:
         elif now - self._long_since >= self._after:
             self._behind = True
             self._refused_at = now
-            log.warning("acks_shed", turn=round(took, 3), calls=calls)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
 
 from api.turns import SHARE, Turns
 from bench import load
@@ -31,8 +32,9 @@ class Loop:
         self.callbacks: list[Callable[[], object]] = []
         self.turns = Turns(after, self.callbacks.append, lambda: self.now)
 
-    def turn(self, calls: int, seconds: float) -> int:
-        """So many callers have sent something that takes so long to parse: how many of them are let in."""
+    def turn(self, calls: int, seconds: float, rest: float = 0.0) -> int:
+        """So many callers have sent something that takes so long to parse, and there is something else to do: how many
+        of them are let in."""
         let_in = 0
         for _ in range(calls):
             if self.turns.is_full():
@@ -42,6 +44,7 @@ class Loop:
             self.now += seconds
             self.turns.end(begun)
             let_in += 1
+        self.now += rest
         due, self.callbacks[:] = list(self.callbacks), []
         for callback in due:
             callback()
@@ -134,6 +137,23 @@ def test_a_flood_that_is_never_committed_is_told_to_come_back(sqlite_url: str, t
             assert problem["code"] == "unavailable"
         said = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         assert [each["turn"] > CROWD for each in said if each["event"] == "acks_shed"] == [True]
+
+
+def test_it_is_said_once_when_somebody_is_sent_away_and_once_when_it_is_over() -> None:
+    """Not where turns are long and nobody is sent away, as with many small calls."""
+    loop = Loop()
+    with structlog.testing.capture_logs() as said:
+        for _ in range(100):
+            assert loop.turn(2000, 20e-6, rest=CROWD) == 2000
+        assert said == []
+        loop.flood()
+        for _ in range(20):
+            loop.turn(2000, 0.001)
+        assert [each["event"] for each in said] == ["acks_shed"]
+        assert said[0]["turn"] > CROWD
+        for _ in range(200):
+            loop.turn(20, 0.001)
+        assert [each["event"] for each in said] == ["acks_shed", "acks_shed_no_more"]
 
 
 def test_zero_sends_nobody_away() -> None:
