@@ -9,6 +9,7 @@ import binascii
 import contextlib
 import functools
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
@@ -18,9 +19,10 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import body, patterns, problems
+from api import body, patterns, pause, problems
 from api.access import Access, digest_of
 from api.metrics import ACK_REQUESTS, ACKS, REFUSED, RESULTS
+from api.pause import Pause
 from api.problems import Place, Problem
 from api.requests import HEADER, USUAL, Requests, given_id, request_id
 from api.turns import Turns
@@ -134,6 +136,8 @@ class AckRoutes:
         self.state = app.state
         self.access: Access = app.state.access
         self._receive = self._deliver  # one object, by which the combiner knows us
+        self.over: deque[Sequence[Pending]] = deque()
+        """Calls that are over, and whose callers are to be told."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         verb = PATHS.get(scope["path"]) if scope["type"] == "http" else None
@@ -170,6 +174,7 @@ class AckRoutes:
                 authorization = value
         caller = self.access.enter_consumer(digest_of(authorization), sent=authorization is not None)
         if self.is_full():
+            await asyncio.sleep(pause.SECONDS)
             raise errors.Overloaded(TOO_MANY)
         async with body.reading(scope, receive, self.state.room) as content:
             call, check = self.parse(verb, key, content, caller)
@@ -213,6 +218,14 @@ class AckRoutes:
         """Queue the call; `to` is told in the event loop when it is over. Raises `errors.Overloaded`."""
         self.state.service.submit(call, self._receive, to)
 
+    def send_away(self, tell: Callable[[], object]) -> None:
+        """`tell` somebody to come back, after a pause. Answers that are there don't wait until all who have sent
+        something were heard."""
+        waiting: Pause = self.state.pause
+        waiting.before(tell)
+        if self.over:
+            self.tell()
+
     def encoded(self, answer: Answer) -> bytes:
         """The answer as it travels."""
         if not answer.completed and not answer.rejected:
@@ -221,8 +234,14 @@ class AckRoutes:
 
     def _deliver(self, over: Sequence[Pending]) -> None:
         """From the combiner's thread: one call into the loop for all that a commit ended, as each of them wakes it."""
+        self.over.append(over)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left who could be answered
-            self.state.loop.call_soon_threadsafe(_tell, over)
+            self.state.loop.call_soon_threadsafe(self.tell)
+
+    def tell(self) -> None:
+        """Answer the calls that are over. In the event loop."""
+        while self.over:
+            _tell(self.over.popleft())
 
 
 Check = Callable[[], None]

@@ -25,6 +25,7 @@ from api.acks import AckRoutes
 from api.body import Room
 from api.connections import Connections
 from api.metrics import DatabaseGauges
+from api.pause import Pause
 from api.session import Sessions
 from api.tokens import LOOK_EVERY, Tokens
 from api.turns import Turns
@@ -76,6 +77,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.gauges = DatabaseGauges(database)
         app.state.loop = loop = asyncio.get_running_loop()
         app.state.turns = Turns(settings.shed_after, loop.call_soon)
+        app.state.pause = Pause(loop)
         app.state.waiting = Waiting(service)
         app.state.room = Room(settings.max_waiting_bytes)
         app.state.connections = Connections(

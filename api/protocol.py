@@ -78,6 +78,20 @@ class _Exchange:
     def refuse(self, error: Exception) -> None:
         self._answer_with(refusal(self.verb, error, self.request_id))
 
+    def send_away(self) -> None:
+        """More acks come than can be committed. Under overload most requests end here, their bodies not looked at, so
+        this has to cost as little as can be."""
+        protocol = self._protocol
+        if self.request_id is not None or not self.keep_alive:
+            self.refuse(errors.Overloaded(TOO_MANY))
+            return
+        SENT_AWAY[self.verb].inc()
+        SHED.inc()
+        self.response_complete = True
+        if not protocol.transport.is_closing():
+            protocol.transport.write(_BUSY % (protocol.default_headers(), uuid.uuid4().hex.encode()))
+            protocol.answered()
+
     def end_with(self, problem: Problem) -> None:
         """Answer and close the connection."""
         self.keep_alive = False
@@ -256,9 +270,6 @@ class AckProtocol(HttpToolsProtocol):
         if known is not None and len(data) == end + known.length:
             caller = self.acks.access.consumer(known.digest)
             if caller is not None:
-                if self.acks.is_full():
-                    self._send_away(known.verb)
-                    return
                 exchange = _Exchange(self, known.verb, caller, None)
                 self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
                 self._begin(exchange, data[end:])
@@ -277,14 +288,6 @@ class AckProtocol(HttpToolsProtocol):
             if len(_heads) >= _MOST_HEADS:
                 _heads.clear()
             _heads[head] = _Head(made.verb, made.length, made.caller.digest)
-
-    def _send_away(self, verb: Verb) -> None:
-        """Answer a request whose body was not looked at: more acks come than can be committed. Under overload most
-        requests end here, so this has to cost as little as can be."""
-        SENT_AWAY[verb].inc()
-        SHED.inc()
-        self.transport.write(_BUSY % (self.default_headers(), uuid.uuid4().hex.encode()))
-        self.answered()
 
     def on_message_begin(self) -> None:
         self._between = self._head_ended = False
@@ -375,7 +378,8 @@ class AckProtocol(HttpToolsProtocol):
         held, exchange.held = exchange.held, 0
         try:
             if self.acks.is_full():
-                raise errors.Overloaded(TOO_MANY)
+                self.acks.send_away(exchange.send_away)
+                return
             if exchange.caller.requests is not None:
                 self.acks.access.rates.call(exchange.caller)
             call, check = self.acks.parse(exchange.verb, exchange.key, content, exchange.caller)

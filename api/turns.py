@@ -4,8 +4,8 @@ Acks don't only wait in their queue (see `core.admission`). Where calls are larg
 commit them: the queue stays short, while callers wait in their sockets until the loop comes to them, for seconds, and
 nobody is told to come back. A turn is what the loop does for all who have sent something; who sends while it lasts
 waits for its end. So turns are the measure here as waits are there, and the rule is the same: a burst is taken whole,
-and so is a crowd in which each waits for an answer. Once turns have been long for `after` seconds on end, each parses
-some calls and sends away the rest as they are, until nobody had to be sent away for a while.
+and so is a crowd in which each waits for an answer. Once turns have been long for `after` seconds on end, or one alone,
+each parses some calls and sends away the rest as they are, until nobody had to be sent away for a while.
 """
 
 from __future__ import annotations
@@ -45,18 +45,30 @@ class Turns:
         self._refused_at = 0.0
         self._said = False
         """That somebody is sent away. Turns of many small calls may be long too, and nobody is."""
-        self._last = (0.0, 0)
-        """Seconds and calls of the turn before."""
+        self._long = (0.0, 0)
+        """Seconds and calls of the turn after which the next ones were cut."""
 
     def is_full(self) -> bool:
         """Whether the next call of this turn has to be sent away. `LEAST` never are, however long it takes to parse
         them: so many consumers who each wait for their answers are no overload."""
-        if not self._behind or self._calls < LEAST or self._spent < SHARE:
+        if self._calls < LEAST or self._spent < SHARE:
+            return False
+        if not self._behind and not self._has_long_been_long():
             return False
         self._refused_at = self._clock()
         if not self._said:
             self._said = True
-            self._say("acks_shed")
+            self._say("acks_shed", *self._long)
+        return True
+
+    def _has_long_been_long(self) -> bool:
+        """Whether this turn alone is so long that the next ones would be cut. Then it is itself, as the last who is
+        heard in it waits for all of it."""
+        took = self._clock() - self._began
+        if not self._after or took <= CROWD + self._after:
+            return False
+        self._behind = True
+        self._long = took, self._calls
         return True
 
     def begin(self) -> float:
@@ -71,13 +83,12 @@ class Turns:
     def end(self, begun: float) -> None:
         self._spent += self._clock() - begun
 
-    def _say(self, event: str) -> None:
-        took, calls = self._last
+    def _say(self, event: str, took: float, calls: int) -> None:
         log.warning(event, turn=round(took, 3), calls=calls)
 
     def _over(self) -> None:
         now = self._clock()
-        took, calls = self._last = now - self._began, self._calls
+        took, calls = now - self._began, self._calls
         self._calls, self._spent = 0, 0.0
         if self._behind:
             if now - self._refused_at > max(CALM, self._after):
@@ -85,11 +96,12 @@ class Turns:
                 self._long_since = None
                 if self._said:
                     self._said = False
-                    self._say("acks_shed_no_more")
+                    self._say("acks_shed_no_more", took, calls)
         elif took <= CROWD or calls <= LEAST or not self._after:
             self._long_since = None
         elif self._long_since is None:
             self._long_since = self._began
         elif now - self._long_since >= self._after:
             self._behind = True
+            self._long = took, calls
             self._refused_at = now

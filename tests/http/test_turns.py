@@ -7,19 +7,26 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 
+from api import pause
+from api.protocol import AckProtocol
 from api.turns import SHARE, Turns
 from bench import load
 from core.admission import CALM, CROWD, LEAST
+from tests.fuzz.wire import Connection, Served, answers, served
 from tests.http.test_overload import Answer, answer
 from tests.servers import ServiceProcess
 
 AFTER = 0.3
+BURST = 390
+"""Calls of a millisecond each that are parsed before turns have been long for too long."""
 SENT_AWAY = 30e-6
 """Seconds that it takes to send one away."""
 
@@ -56,16 +63,23 @@ class Loop:
 
 
 def test_a_burst_is_parsed_whole() -> None:
-    """However long it takes, once; and again when turns were short in between."""
+    """As long as turns may be long on end; and again when they were short in between."""
     loop = Loop()
     for _ in range(10):
-        assert loop.turn(2000, 0.001) == 2000
+        assert loop.turn(BURST, 0.001) == BURST
         assert loop.turn(10, 0.001) == 10
 
 
+def test_a_burst_that_takes_longer_is_cut_within_its_turn() -> None:
+    """Five thousand who are heard in one turn would wait for five seconds, all of them."""
+    loop = Loop()
+    assert loop.turn(5000, 0.001) == pytest.approx(1000 * (AFTER + CROWD), abs=1)
+    assert loop.turn(5000, 0.001) < 100
+
+
 def test_a_flood_of_large_calls_is_cut() -> None:
-    """Two thousand connections that always have something to say: from the third turn on, turns are short, and half
-    of the time goes into those who are let in."""
+    """Two thousand connections that always have something to say: turns become short, and half of the time goes into
+    those who are let in."""
     loop = Loop()
     loop.flood()
     for _ in range(20):
@@ -97,14 +111,13 @@ def test_it_is_over_when_nobody_had_to_be_sent_away_for_a_while() -> None:
     """Not sooner, or a flood would be let in whole every few turns."""
     loop = Loop()
     loop.flood()
+    loop.turn(20, 0.001)
+    assert loop.turn(BURST, 0.001) < BURST
     begun = loop.now
     while loop.now - begun < CALM + AFTER:
         loop.turn(20, 0.001)
         loop.now += 0.01
-    assert loop.turn(2000, 0.001) == 2000
-    loop.flood()
-    loop.turn(20, 0.001)
-    assert loop.turn(2000, 0.001) < 2000
+    assert loop.turn(BURST, 0.001) == BURST
 
 
 def test_a_flood_that_is_never_committed_is_told_to_come_back(sqlite_url: str, tmp_path: Path) -> None:
@@ -161,3 +174,101 @@ def test_zero_sends_nobody_away() -> None:
     loop = Loop(after=0)
     for _ in range(20):
         assert loop.turn(2000, 0.001) == 2000
+
+
+class Flooded:
+    """A service in this process that is full when it is told so. What it hears between two runs of its event loop it
+    hears in one turn."""
+
+    def __init__(self, running: Served) -> None:
+        self.loop = running.loop
+        self.app: Any = running.app
+        self._running = running
+        self.full(False)
+
+    def full(self, full: bool) -> None:
+        self.app.is_full = lambda: full
+
+    def connect(self) -> Connection:
+        return self._running.connect(AckProtocol)
+
+    def until_committed(self) -> None:
+        """The event loop has not been told yet."""
+        while not self.app.over:
+            time.sleep(0)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Served]:
+    with served() as found:
+        yield found
+
+
+@pytest.fixture
+def flooded(running: Served) -> Flooded:
+    return Flooded(running)
+
+
+REQUEST = load.encoded("/v1/acks", {"items": ["1:0:1"]})
+CHUNK = REQUEST[REQUEST.index(b"\r\n\r\n") + 4 :]
+CHUNKED = b"".join(
+    [
+        b"POST /v1/acks HTTP/1.1\r\nHost: lastbit\r\nContent-Type: application/json\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(CHUNK), CHUNK),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [REQUEST, REQUEST.replace(b"\r\n", b"\r\nX-Request-Id: mine\r\n", 1), CHUNKED],
+    ids=["", "named", "chunked"],
+)
+def test_who_is_sent_away_is_told_after_a_pause(flooded: Flooded, request_: bytes) -> None:
+    """Each in his own time, and two of one connection one after the other; whichever way through the code it takes."""
+    first, second = flooded.connect(), flooded.connect()
+    first.feed(request_)
+    assert [each.status for each in first.until_answered()] == [200]
+    first.transport.written = b""
+    flooded.full(True)
+    begun = flooded.loop.time()
+    first.feed(request_, request_)
+    assert first.transport.written == b""
+    assert len(first.until_answered()) == 1
+    between = flooded.loop.time()
+    assert between - begun >= pause.SECONDS
+    second.feed(request_)
+    for connection, count in ((second, 1), (first, 2)):
+        told = connection.until_answered(count)
+        assert [each.status for each in told] == [503] * count
+        for each in told:
+            assert each.headers["retry-after"] == "1"
+            assert (each.headers["x-request-id"] == "mine") is (b"mine" in request_)
+        assert flooded.loop.time() - between >= pause.SECONDS
+
+
+def test_answers_do_not_wait_until_all_who_are_sent_away_were_heard(flooded: Flooded) -> None:
+    """A commit is over while the event loop is busy with others: the next of them makes it known."""
+    admitted, others = flooded.connect(), flooded.connect()
+    admitted.protocol.data_received(REQUEST)
+    flooded.until_committed()
+    assert admitted.transport.written == b""
+    flooded.full(True)
+    others.protocol.data_received(REQUEST)
+    assert [each.status for each in answers(admitted.transport.written)] == [200]
+    assert [each.status for each in others.until_answered()] == [503]
+
+
+def test_who_is_to_be_told_may_be_gone_by_then_or_the_service_stop(flooded: Flooded) -> None:
+    """Nothing is written to the one; the other's connection ends with the answer."""
+    gone, stopped = flooded.connect(), flooded.connect()
+    flooded.full(True)
+    for each in (gone, stopped):
+        each.protocol.data_received(REQUEST)
+    gone.transport.close()
+    gone.lose()
+    stopped.protocol.shutdown()
+    told = stopped.until_answered()
+    assert [(each.status, each.headers["connection"]) for each in told] == [(503, "close")]
+    assert stopped.transport.closed
+    assert gone.transport.written == b""
