@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -145,6 +146,15 @@ def beside(base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, flo
         first, second = (statistics.median(each[name] for each in rounds) for rounds in (base, other))
         lines.append([name, f"{first * 1e3:.2f}", f"{second * 1e3:.2f}", f"{ratio:.2f}"])
     return lines
+
+
+def allow_files(wanted: int) -> int:
+    """Of this process and those that it starts: a connection is a file on either side. How many are allowed then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        soft = wanted if hard < 0 else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
 
 
 def show(title: str, columns: list[str], rows: Iterable[Iterable[str]]) -> None:

@@ -1,10 +1,11 @@
 """What happens when ten times as many acks come as can be committed? An open loop: requests are sent when they are due,
 whether or not those before them were answered, as a crowd of consumers does that nobody holds back.
 
-The generator is a process of its own, of plain sockets and epoll. A request that is due takes an idle connection, or a
-new one. First the sustainable rate is sought (a closed loop's), then 70 % of it are offered, then ten times as many,
-then 70 % again. Latencies count from when a request was sent; how late the generator was with it is printed beside
-the rate, as it shares two cores with the rest.
+The generator is a process of its own, of plain sockets and epoll. A request that is due takes a connection that waits
+for no answer; if there is none it isn't sent, and counted. First the sustainable rate is sought: the highest at which
+nobody is refused or kept from sending, in steps of a tenth of what a closed loop brings. Then ten times as many are
+offered, by consumers who are connected, and then the sustainable rate again. Latencies count from when a request was
+sent; how late the generator was with it is printed beside the rate, as it shares two cores with the rest.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ from typing import Any, NamedTuple
 from bench import acks, load, measure
 from bench.measure import Scale
 
-SUSTAINED = 0.7
-"""Of the closed loop's rate."""
+STEPS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
+"""Of the closed loop's rate, offered one after the other until one of them is not sustained."""
 TIMES = 10
-MOST_CONNECTIONS = 2000
 
 
 class Kind(NamedTuple):
@@ -39,12 +39,15 @@ class Kind(NamedTuple):
     ids: int
     in_order: bool
     """Items that no other call brings; else any, so that in the end most of them are repeats."""
+    consumers: int
+    """Connections. Each has one request under way at the most, so with fewer of them what is due isn't sent; where the
+    machine can't send and read ten times as many whatever their number, more of them only wait for each other."""
 
 
 KINDS = (
-    Kind("1,000 ids in order a call", 1000, in_order=True),
-    Kind("100 ids at random a call", 100, in_order=False),
-    Kind("one id a call", 1, in_order=False),
+    Kind("1,000 ids in order a call", 1000, in_order=True, consumers=5000),
+    Kind("100 ids at random a call", 100, in_order=False, consumers=2000),
+    Kind("one id a call", 1, in_order=False, consumers=2000),
 )
 
 
@@ -87,13 +90,16 @@ class Seen:
         return values[min(len(values) - 1, int(len(values) * share))] if values else float("nan")
 
 
-def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float) -> Seen:
-    """Send `rate` requests a second for so long, and wait for the answers of those that were sent."""
+def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float, most: int, connected: int = 0) -> Seen:
+    """Send `rate` requests a second for so long over `most` connections, some of which are there when it begins, and
+    wait for the answers of those that were sent."""
     seen = Seen(seconds=seconds)
-    idle: list[socket.socket] = []
+    idle = {each.fileno(): each for each in _crowd(port, connected)} if connected else {}
     busy: dict[int, tuple[socket.socket, float]] = {}
     parts: dict[int, bytes] = {}
     poll = select.epoll()
+    for each in idle.values():
+        poll.register(each, select.EPOLLIN)
     clock = time.perf_counter
     gc.disable()
     start = clock()
@@ -108,8 +114,8 @@ def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float)
             # A few at a time, so that answers are seen meanwhile.
             for _ in range(min(wanted, 64)):
                 if idle:
-                    each = idle.pop()
-                elif len(busy) < MOST_CONNECTIONS:
+                    _, each = idle.popitem()
+                elif len(busy) < most:
                     each = _connected(port)
                     poll.register(each, select.EPOLLIN)
                 else:
@@ -125,9 +131,10 @@ def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float)
                 due += 1
             pause = 0.0 if wanted > 64 else min(0.001, 1 / rate)
             for number, _ in poll.poll(pause):
-                each, sent = busy.get(number, (None, 0.0))
-                if each is None:  # idle, and closed by the service
+                if number in idle:  # closed by the service
+                    idle.pop(number).close()
                     continue
+                each, sent = busy[number]
                 try:
                     data = parts.pop(number, b"") + each.recv(262_144)
                 except ConnectionResetError:
@@ -141,7 +148,7 @@ def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float)
                     _count(seen, data, sent, clock() - start)
                 del busy[number]
                 if data:
-                    idle.append(each)
+                    idle[number] = each
                 else:
                     poll.unregister(each)
                     each.close()
@@ -149,9 +156,19 @@ def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float)
     finally:
         gc.enable()
         poll.close()
-        for each in (*idle, *(each for each, _ in busy.values())):
+        for each in (*idle.values(), *(each for each, _ in busy.values())):
             each.close()
     return seen
+
+
+def _crowd(port: int, consumers: int) -> list[socket.socket]:
+    """So many connections, all of which the service has taken: it takes them in their order, and answers the last."""
+    made = [_connected(port) for _ in range(consumers)]
+    made[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: lastbit\r\n\r\n")
+    data = b""
+    while not _whole(data):
+        data += made[-1].recv(65_536)
+    return made
 
 
 def _connected(port: int) -> socket.socket:
@@ -212,13 +229,34 @@ def _calls(kind: Kind, batch: int, size: int, items: int, first: int = 0) -> Cal
     return lambda: next(made)
 
 
-def _generator(port: int, calls: tuple[Any, ...], phases: Sequence[tuple[float, float]]) -> list[Seen]:
-    """In a process of its own: the phases, each a rate and seconds, one right after the other."""
+def sustained(
+    port: int, requests: Callable[[], bytes], loop: float, seconds: float, consumers: int
+) -> tuple[float, list[Seen]]:
+    """The highest of the rates that is sustained, and what was seen at each of them; the first one if none is."""
+    found: list[Seen] = []
+    best = STEPS[0] * loop
+    for share in STEPS:
+        seen = offer(port, requests, share * loop, seconds, consumers)
+        found.append(seen)
+        if seen.refused or seen.unsent or seen.broken:
+            break
+        best = share * loop
+    return best, found
+
+
+def _generator(
+    port: int, calls: tuple[Kind, int, int, int, int], loop: float, shape: Shape
+) -> tuple[float, list[Seen], Seen, Seen]:
+    """In a process of its own: the sustainable rate and what was seen on the way to it, the flood, and what was seen at
+    that rate right after it."""
     following = _calls(*calls)
-    return [offer(port, following, rate, seconds) for rate, seconds in phases]
+    consumers = min(calls[0].consumers, measure.allow_files(calls[0].consumers + 100) - 100)
+    rate, steps = sustained(port, following, loop, shape.calm, consumers)
+    flood = offer(port, following, TIMES * rate, shape.flood, consumers, connected=consumers)
+    return rate, steps, flood, offer(port, following, rate, shape.calm, consumers)
 
 
-def generated(*arguments: Any) -> list[Seen]:
+def generated(*arguments: Any) -> tuple[float, list[Seen], Seen, Seen]:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_generator, arguments)
 
@@ -261,7 +299,7 @@ def run(scale: Scale) -> None:
             measure.show(
                 f"overload: {kind.name}; {TIMES} x for {shape.flood:.0f} s, one worker, MariaDB; full speed again "
                 f"after {again:.2f} s",
-                ["", "offered/s", "admitted/s", "refused/s", "p50 ms", "p99 ms", "of the loop", "of 70 %", "RSS MB"],
+                ["", "offered/s", "admitted/s", "refused/s", "p50 ms", "p99 ms", "of the loop", "of calm", "RSS MB"],
                 rows,
             )
 
@@ -281,20 +319,23 @@ def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tu
         applied += load.total(answers, "applied")
     best = statistics.median(each.rate for each in loops)
     p50, p99 = (statistics.median(getattr(each, name) for each in loops) for name in ("p50", "p99"))
-    rate = SUSTAINED * best
     memory = Memory(process)
     memory.start()
-    phases = [(rate, shape.calm), (TIMES * best, shape.flood), (rate, shape.calm)]
-    calm, flood, after = generated(port, (kind, batch, size, items, scale.rounds * calls), phases)
+    rate, steps, flood, after = generated(port, (kind, batch, size, items, scale.rounds * calls), best, shape)
     resident = memory.stop()
     found = measure.call(port, "GET", f"/v1/batches/{batch}/verify")
-    applied += sum(each.applied for each in (calm, flood, after))
-    unheard = calm.broken + flood.broken + after.broken
+    seen_all = (*steps, flood, after)
+    applied += sum(each.applied for each in seen_all)
+    unheard = sum(each.broken for each in seen_all)
     if not found["ok"] or found["acked"] < applied or (found["acked"] > applied and not unheard):
         raise RuntimeError(f"{applied} items were applied, and the batch says {found}")
+    calm = steps[round(rate / best * 10) - round(STEPS[0] * 10)]
     loop = [f"{scale.connections} in a closed loop", "", f"{best:,.0f}", "", f"{p50 * 1e3:.1f}", f"{p99 * 1e3:.1f}"]
     lines = [[*loop, "1.0", "", ""]]
-    for what, seen in (("70 %", calm), (f"{TIMES} x", flood), ("70 % again", after)):
+    share = f"{rate / best:.0%} of it"
+    if calm.refused or calm.unsent or calm.broken:
+        share += ", not sustained"
+    for what, seen in ((share, calm), (f"{TIMES} x", flood), ("as before", after)):
         refused = f"{seen.refused / seen.seconds:,.0f}"
         if seen.told != seen.refused or seen.broken or seen.unsent:
             refused += f" ({seen.refused - seen.told} untold, {seen.broken} broken, {seen.unsent} unsent)"

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import resource
 import select
 import socket
 import statistics
@@ -262,16 +261,9 @@ def _round(
     }
 
 
-def allow_files(wanted: int) -> None:
-    """A connection is a file here and in the service, which inherits the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard < 0 else min(wanted, hard), hard))
-
-
 def run(scale: Scale) -> None:
     waiters = scale.requests // 20
-    allow_files(2 * waiters + 512)
+    measure.allow_files(2 * waiters + 512)
     streams = waiters // 5
     ways: dict[str, tuple[int, int, float | None, int]] = {
         f"{waiters:,} on {waiters:,} batches, {PACE} end a second": (waiters, waiters, PACE, 0),
