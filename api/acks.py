@@ -294,9 +294,13 @@ def _ids(texts: Sequence[str]) -> list[tuple[int, int, int]]:
 
 def _bits(position: int, text: str) -> bytes:
     try:
-        return binascii.a2b_base64(text, strict_mode=True)
+        found = binascii.a2b_base64(text, strict_mode=True)
+        # Strict as it is, it takes padding where none is due.
+        if len(text) != (len(found) + 2) // 3 * 4:
+            raise ValueError("Excess padding")
     except ValueError as error:
         raise problems.invalid([Place(f"body.groups[{position}].bits", f"expected base64: {error}")]) from None
+    return found
 
 
 def refusal(verb: Verb, error: Exception, given: bytes | None) -> Problem:

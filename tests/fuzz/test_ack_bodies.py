@@ -412,6 +412,7 @@ TYPES = st.sampled_from(
 @example("ack", "plain", b"\xef\xbb\xbf" + b'{"items":["1:0:0"]}', b"application/json", [])
 @example("ack", "plain", '{"items":["1:0:0"]}'.encode("utf-16"), b"application/json", [])
 @example("ack", "plain", b'{"groups":[{"batch":1,"group":-0,"bits":"AR=="}]}', b"application/json", [])
+@example("ack", "plain", b'{"groups":[{"batch":1,"group":0,"bits":"AQAA="}]}', b"application/json", [])
 @example("ack", "plain", b"", None, [])
 @example("ack", "chunked", b"", None, [])
 @examples(700, 30_000)

@@ -180,6 +180,8 @@ def test_a_malformed_place_spares_the_whole_call(http: httpx.Client) -> None:
         ({"items": [good, f"{batch}:0:01"]}, "body.items[1]"),
         ({"items": [good], "groups": [{"batch": batch, "group": 1, "bits": long_mask}]}, "body.groups[0].bits"),
         ({"items": [good], "groups": [{"batch": batch, "group": 1, "bits": "###="}]}, "body.groups[0].bits"),
+        ({"items": [good], "groups": [{"batch": batch, "group": 1, "bits": "AQAA="}]}, "body.groups[0].bits"),
+        ({"items": [good], "groups": [{"batch": batch, "group": 1, "bits": "AQAA===="}]}, "body.groups[0].bits"),
     ):
         response = http.post("/v1/acks", json=body)
         assert code(response) == (422, "invalid_request")
