@@ -266,7 +266,7 @@ def _ask(case: Any, service: Service, caller: str | None) -> Any:
         with service.session.request(**asked, stream=True, timeout=30) as answer:
             if answer.status_code != 200:
                 answer.content  # noqa: B018  # it is read
-                case.validate_response(answer, headers=service.headers(caller), **_checks(service))
+                case.validate_response(answer, headers=service.headers(caller), **_checks(service, case))
             else:
                 assert answer.headers["content-type"].startswith("text/event-stream")
                 assert next(answer.iter_lines()) == b"retry: 1000"
@@ -278,11 +278,11 @@ def _ask(case: Any, service: Service, caller: str | None) -> Any:
         session=service.session,
         headers=service.headers(caller),
         timeout=30,
-        **_checks(service),
+        **_checks(service, case),
     )
 
 
-def _checks(service: Service) -> dict[str, Any]:
+def _checks(service: Service, case: Any) -> dict[str, Any]:
     from schemathesis.checks import CHECKS
 
     excluded = {positive_data_acceptance.__name__, allow_header_conformance.__name__}
@@ -290,6 +290,10 @@ def _checks(service: Service) -> dict[str, Any]:
         # It asks for no token, which a document for all services can't say; and Schemathesis sends a wrong one or none
         # as bad data.
         excluded |= {"ignored_auth", "missing_required_header", "negative_data_rejection"}
+    parameters = case.operation.definition.raw.get("parameters", ())
+    if set(case.query or ()) - {each["name"] for each in parameters if each["in"] == "query"}:
+        # One that nobody knows is ignored; and what else is bad of such a request may be its token, which `_ask` mends.
+        excluded |= {"negative_data_rejection"}
     return {"excluded_checks": [check for check in CHECKS.get_all() if check.__name__ in excluded]}
 
 
