@@ -5,7 +5,6 @@ once a batch. Bodies are decoded by msgspec; problems look the same, and the Ope
 from __future__ import annotations
 
 import asyncio
-import binascii
 import contextlib
 import functools
 import re
@@ -265,7 +264,10 @@ def parse(
     if len(groups) > MAX_GROUPS:
         raise Problem("too_large", f"body.groups: expected at most {MAX_GROUPS:,} groups, got {len(groups):,}")
     ids = _ids(texts)
-    masks = [(each.batch, each.group, _bits(position, each.bits)) for position, each in enumerate(groups)]
+    masks = [
+        (each.batch, each.group, body.from_base64(f"body.groups[{position}].bits", each.bits))
+        for position, each in enumerate(groups)
+    ]
     places: MaskPlaces = [(f"body.groups[{i}].bits", batch, bits) for i, (batch, _, bits) in enumerate(masks)]
     call = Call.of(verb, ids, masks, reason=getattr(wanted, "reason", None), idempotency_key=key)
     if not places and caller.prefix is None:
@@ -290,17 +292,6 @@ def _ids(texts: Sequence[str]) -> list[tuple[int, int, int]]:
     except InvalidItemId as error:
         raise problems.invalid([Place(f"body.items[{position}]", str(error))]) from None
     return parsed
-
-
-def _bits(position: int, text: str) -> bytes:
-    try:
-        found = binascii.a2b_base64(text, strict_mode=True)
-        # Strict as it is, it takes padding where none is due.
-        if len(text) != (len(found) + 2) // 3 * 4:
-            raise ValueError("Excess padding")
-    except ValueError as error:
-        raise problems.invalid([Place(f"body.groups[{position}].bits", f"expected base64: {error}")]) from None
-    return found
 
 
 def refusal(verb: Verb, error: Exception, given: bytes | None) -> Problem:

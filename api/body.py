@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
@@ -95,6 +96,18 @@ def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
         raise problems.invalid([Place("body" + place.rstrip("`"), message)]) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise problems.invalid([Place("body", f"expected JSON: {error}")]) from None
+
+
+def from_base64(place: str, text: str) -> bytes:
+    """Raises `Problem`, which names the place in the body."""
+    try:
+        found = binascii.a2b_base64(text, strict_mode=True)
+        # Strict as it is, it takes padding where none is due.
+        if len(text) != (len(found) + 2) // 3 * 4:
+            raise ValueError("Excess padding")
+    except ValueError as error:
+        raise problems.invalid([Place(place, f"expected base64: {error}")]) from None
+    return found
 
 
 def is_json(content_type: bytes) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
@@ -12,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
 from api import cursors, models
 from api.access import ANY, needs
-from api.body import JsonRoute
+from api.body import JsonRoute, from_base64
 from api.models import Body
 from api.problems import documented
 from core import groups, leases
@@ -193,10 +192,9 @@ def _base64(data: bytes | None) -> str | None:
 
 def _snapshot(text: str) -> Snapshot:
     try:
-        return Snapshot.decode(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError) as error:
-        said = str(error) if isinstance(error, CorruptSnapshot) else "expected base64"
-        raise InvalidRequest("body.snapshot", said) from None
+        return Snapshot.decode(from_base64("body.snapshot", text))
+    except CorruptSnapshot as error:
+        raise InvalidRequest("body.snapshot", str(error)) from None
 
 
 @router.put(

@@ -276,6 +276,12 @@ BODIES = [
     ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1, "snapshot": ""}, "body.snapshot"),
     ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1, "snapshot": "?"}, "body.snapshot"),
     ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1, "snapshot": "AQ"}, "body.snapshot"),
+    (
+        "PUT",
+        "/partitions/0/position",
+        {"worker": "w", "epoch": 1, "snapshot": encoded(5, 500, (6, 8)) + "="},
+        "body.snapshot",
+    ),
     ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1, "snapshot": "A" * 40}, "body.snapshot"),
     ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1, "snapshot": "A" * 2_000_000}, "body.snapshot"),
     ("PUT", "/partitions/4096/position", {"worker": "w", "epoch": 1, "snapshot": ""}, "path.partition"),
