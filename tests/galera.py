@@ -16,6 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
 
@@ -124,6 +125,7 @@ class Node(MariaDB):
             command.append("--wsrep-new-cluster")
         elif not whole and (position := self._recovered()):
             command.append(f"--wsrep-start-position={position}")
+        self._note("started anew" if whole else "started")
         # A session of its own, so that the scripts of a transfer end with it.
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, text=True, start_new_session=True)
@@ -133,6 +135,12 @@ class Node(MariaDB):
     @property
     def log(self) -> Path:
         return self.folder / "log"
+
+    def _note(self, what: str) -> None:
+        """In its log, with the machine's monotonic clock too: what was done to it."""
+        with self.log.open("a") as log:
+            now = datetime.now().astimezone()
+            log.write(f"{now:%Y-%m-%d %H:%M:%S.%f} ({time.monotonic():.3f}) node {self.number}: {what}\n")
 
     def wait_until_ready(self, seconds: float = 90) -> None:
         def look() -> bool:
@@ -159,6 +167,7 @@ class Node(MariaDB):
         self.thaw()
         if self.process is None:
             return
+        self._note(f"stopped by {signal.Signals(number).name}")
         if number == signal.SIGKILL:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -170,10 +179,12 @@ class Node(MariaDB):
     def freeze(self) -> None:
         """It says nothing more, and its connections stay: to the others it is gone."""
         self.frozen = True
+        self._note("frozen")
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
         if self.frozen and self.process is not None:
+            self._note("thawed")
             os.kill(self.pid, signal.SIGCONT)
         self.frozen = False
 
@@ -379,6 +390,22 @@ class Cluster:
         name = f"lastbit_{os.getpid()}_{self._databases}"
         self._everywhere(f"CREATE DATABASE {name}")
         return name
+
+    def differences(self, name: str) -> list[str]:
+        """The tables of that database of which not all nodes hold the same, each with the nodes' checksums."""
+        held: list[dict[str, int]] = []
+        for node in self.nodes:
+            with contextlib.closing(node.connect()) as connection, connection.cursor() as cursor:
+                cursor.execute("SET SESSION wsrep_sync_wait = 15")
+                cursor.execute(f"SHOW TABLES FROM {name}")
+                tables = ", ".join(f"{name}.{table}" for (table,) in cursor.fetchall())
+                cursor.execute(f"CHECKSUM TABLE {tables}")
+                held.append(dict(cursor.fetchall()))
+        return [
+            f"{table}: {sums}"
+            for table in sorted(set().union(*held))
+            if len(set(sums := [each.get(table) for each in held])) > 1
+        ]
 
     def drop_database(self, name: str) -> None:
         self._everywhere(f"DROP DATABASE {name}")

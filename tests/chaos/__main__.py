@@ -34,6 +34,10 @@ def main() -> int:
         run = Run(world, folder, seconds=given.minutes * 60, seed=given.seed, actors=actors, say=_say)
         report = run.go()
     finally:
+        logs = folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        for number, log in enumerate(world.logs()):
+            shutil.copyfile(log, logs / f"database-{number}.log")
         world.close()
     _say(str(report))
     if report.violations:

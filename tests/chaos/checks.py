@@ -216,6 +216,8 @@ class Checks:
         if not verified["ok"] or verified["batches"] != len(self.stored.batches):
             yield Violation(f"lastbit verify --all: {verified}")
         self.checked["batches verified"] = verified["batches"]
+        for says in self.evidence.differences:
+            yield Violation(f"the database's servers hold different things: {says}")
         for says in self.evidence.crashed:
             yield Violation(says)
 

@@ -136,6 +136,8 @@ class Evidence:
     """Messages and plans that were not done in the end."""
     recounted: str | None = None
     """What a recount of all bits objects to."""
+    differences: list[str] = field(default_factory=list)
+    """What the servers of the database don't agree on."""
     crashed: list[str] = field(default_factory=list)
     """Processes that ended by themselves though nothing gave them cause."""
 

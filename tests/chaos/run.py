@@ -96,7 +96,13 @@ class Run:
         actor_arguments = ("--broker", str(self._broker.port), "--url", self._url, "--record", str(folder / "record"))
         self._actors = [self._kept(name, "tests.chaos.actors", name, *actor_arguments) for name in actors]
         self._makers = [
-            Troublemaker(troubles, every / pace, random.Random(dice.random()), lambda: self._broker.counts["done"])
+            Troublemaker(
+                troubles,
+                every / pace,
+                random.Random(dice.random()),
+                lambda: self._broker.counts["done"],
+                folder / "logs" / "troubles.log",
+            )
             for troubles, every in ((world.troubles(), world.every), (self._troubles(), EVERY))
         ]
 
@@ -129,6 +135,7 @@ class Run:
                     verified,
                     left,
                     _recounted(database),
+                    self._world.differences(),
                     self._crashed(),
                 )
         finally:

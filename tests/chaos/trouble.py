@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from tests.chaos.worlds import Trouble
 
@@ -21,10 +22,11 @@ LONGEST = 90
 
 class Troublemaker:
     """Makes one of `troubles` after another, `every` so many seconds on average, between `begin` and `stop`. `work`:
-    how much is done by now."""
+    how much is done by now. In the log each has a line where it begins and where it is taken back, by the monotonic
+    clock, as in the record."""
 
     def __init__(
-        self, troubles: Mapping[str, Trouble], every: float, dice: random.Random, work: Callable[[], int]
+        self, troubles: Mapping[str, Trouble], every: float, dice: random.Random, work: Callable[[], int], log: Path
     ) -> None:
         self.made: Counter[str] = Counter()
         self.failure: BaseException | None = None
@@ -32,6 +34,7 @@ class Troublemaker:
         self._troubles = troubles
         self._every = every
         self._work = work
+        self._log = log
         self._dice = dice
         self._deck: list[str] = []
         self._stop = threading.Event()
@@ -58,10 +61,16 @@ class Troublemaker:
                 if not self._deck:
                     self._deck = self._dice.sample(list(self._troubles), len(self._troubles))
                 name = self._deck.pop()
+                self._note(name)
                 self._troubles[name](self._dice)
+                self._note(f"{name}: over")
                 self.made[name] += 1
         except BaseException as error:  # noqa: BLE001  # it is raised in the run's own thread
             self.failure = error
+
+    def _note(self, what: str) -> None:
+        with self._log.open("a") as log:
+            log.write(f"{time.monotonic():.3f} {what}\n")
 
     def _see_work(self) -> None:
         wanted = self._work() + WORK

@@ -6,7 +6,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from tests.galera import Cluster, Node
@@ -38,6 +39,12 @@ class World(Protocol):
 
     def facts(self) -> Mapping[str, int]:
         """What it did, for the report."""
+
+    def differences(self) -> list[str]:
+        """What its servers don't agree on, though all is quiet."""
+
+    def logs(self) -> Sequence[Path]:
+        """What its servers wrote."""
 
     def close(self) -> None: ...
 
@@ -86,6 +93,12 @@ class OneServer:
 
     def settle(self) -> None:
         """Each trouble was taken back where it was made."""
+
+    def differences(self) -> list[str]:
+        return []  # it is one
+
+    def logs(self) -> Sequence[Path]:
+        return ()
 
     def close(self) -> None:
         self._proxy.close()
@@ -150,7 +163,8 @@ class ThreeNodes:
 
     def start(self) -> None:
         self._cluster.start()
-        self.url = self.direct = self._cluster.url(self._cluster.new_database())
+        self._name = self._cluster.new_database()
+        self.url = self.direct = self._cluster.url(self._name)
 
     def troubles(self) -> Mapping[str, Trouble]:
         return {
@@ -193,6 +207,12 @@ class ThreeNodes:
         elif (node := self._cluster.furthest()) is not None:
             self._bootstrapped += 1
             node.bootstrap()
+
+    def differences(self) -> list[str]:
+        return self._cluster.differences(self._name)
+
+    def logs(self) -> Sequence[Path]:
+        return [node.log for node in self._cluster.nodes if node.log.exists()]
 
     def close(self) -> None:
         self._cluster.remove()
