@@ -194,7 +194,7 @@ def _document_access(app: FastAPI, document: dict[str, Any]) -> None:
         }
     }
     for method, path, rule in rules(app):
-        # As the document has it: without `:path`, by which a parameter takes slashes.
+        # As the document has it: without `:rest`, by which a parameter takes slashes.
         operation = document["paths"].get(compile_path(path)[1], {}).get(method.lower())
         if operation is None:
             continue

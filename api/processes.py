@@ -310,7 +310,7 @@ def delete_process(process: ProcessName, request: Request) -> Response:
 
 # An instance's name may have slashes, so these come before the plain one.
 @router.post(
-    "/{process}/{instance:path}/handle",
+    "/{process}/{instance:rest}/handle",
     response_model=HandledAnswer,
     responses=documented(404, 409, 413, 415, 422),
 )
@@ -345,14 +345,14 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
     }
 
 
-@router.post("/{process}/{instance:path}/retry", response_model=Retried, responses=documented(404, 413, 415, 422))
+@router.post("/{process}/{instance:rest}/retry", response_model=Retried, responses=documented(404, 413, 415, 422))
 @needs(Role.CONSUME)
 def retry_parked(process: ProcessName, instance: InstanceName, body: RetryBody, request: Request) -> dict[str, Any]:
     """Have the instance's parked events, or one of them, handled again."""
     return {"retrying": _service(request).retry_parked(process, instance, body.event)}
 
 
-@router.get("/{process}/{instance:path}", response_model=InstanceDetails, responses=documented(404, 422))
+@router.get("/{process}/{instance:rest}", response_model=InstanceDetails, responses=documented(404, 422))
 @needs(*ANY)
 def get_instance(process: ProcessName, instance: InstanceName, request: Request) -> dict[str, Any]:
     """One instance: its state, the events that came to it, its timers and its commands."""

@@ -146,7 +146,7 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
     return Response(b'{"applied":%d,"repeated":%d}' % (answer.applied, answer.repeated), media_type="application/json")
 
 
-@router.get("/{tally}/{key:path}", response_model=TallyValue, responses=documented(422))
+@router.get("/{tally}/{key:rest}", response_model=TallyValue, responses=documented(422))
 @needs(Role.READ)
 def get_value(tally: TallyName, key: TallyKey, request: Request) -> dict[str, Any]:
     """The total of a key and the sub-counters that it is the sum of; 0 where nothing was ever added."""

@@ -140,6 +140,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
 
 
 REFUSED = [400, True]
+ABSOLUTE = re.compile(r"\S+ https?:", re.IGNORECASE)
 
 # A head that was poisoned: blank lines before a request, of which as much came as its body would be long.
 POISON = assembled([*PLAIN_HEAD[:3], b"Content-Length: 200"], b"\r\n", b" " * 200)
@@ -165,12 +166,17 @@ def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, 
 
 
 @given(streams())
+@example([PLAIN.replace(b" /", b" http://x/", 1)])
 @examples(800, 40_000)
 def test_two_parsers_never_see_two_things_in_the_same_bytes(server: tuple[Served, Seen], parts: list[bytes]) -> None:
     """A proxy that reads as another server does could be made to pass on what we take for a second request. So where
     h11, which is strict, goes on, we see what it sees; and where we see more than it, it has refused."""
     ours, (*_, _) = heard(server, AckProtocol, parts)
     theirs, (*told, _) = heard(server, H11Protocol, parts)
+    absolute = [place for place, (what, _) in enumerate(theirs) if ABSOLUTE.match(what)]
+    if absolute:
+        # We take a proxy's form of a path for that path, as a server has to; uvicorn on h11 knows no such path.
+        ours, theirs = ours[: absolute[0]], theirs[: absolute[0]]
     common = min(len(ours), len(theirs))
     assert ours[:common] == theirs[:common]
     if len(ours) > common:

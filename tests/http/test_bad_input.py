@@ -35,6 +35,25 @@ def test_a_malformed_id_is_named(http: httpx.Client, item: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("query", "repeated"),
+    [
+        ("batches?state=open&state=sealed", ["query.state"]),
+        ("batches?key=a&limit=5&key=a&label=a:1&label=b:2&limit=6", ["query.key", "query.limit"]),
+        ("batches?key=&key=", ["query.key"]),
+        ("events?after=0&%61fter=0", ["query.after"]),
+        ("batches?label=a:1&label=b:2&key=a", []),
+        ("events?after=0&type=a&type=b", []),
+        ("batches?nobody=1&nobody=2", []),  # as one that nobody knows is
+    ],
+)
+def test_a_parameter_that_comes_twice_is_named(http: httpx.Client, query: str, repeated: list[str]) -> None:
+    """Where several don't mean anything: else one of them would be taken, and the others forgotten."""
+    response = http.get(f"/v1/{query}")
+    assert [each["place"] for each in response.json().get("errors", [])] == repeated
+    assert response.status_code == (422 if repeated else 200)
+
+
+@pytest.mark.parametrize(
     ("body", "place"),
     [
         ({"group_size": 0}, "body.group_size"),

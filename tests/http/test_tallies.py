@@ -58,7 +58,22 @@ def test_a_key_to_which_nothing_was_added_is_zero(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["a/b", "a/apply", "apply", " ", "Ö \u2028", "k" * 255, "%2F", "a?b#c", "\x00", "\U0010ffff"]
+    "key",
+    [
+        "a/b",
+        "a/apply",
+        "apply",
+        " ",
+        "Ö \u2028",
+        "k" * 255,
+        "%2F",
+        "a?b#c",
+        "\x00",
+        "\U0010ffff",
+        "a\nb",
+        "\n",
+        "c\r\n",
+    ],
 )
 def test_a_key_is_any_text(http: httpx.Client, key: str) -> None:
     """Of 1 to 255 characters."""
