@@ -20,12 +20,13 @@ from fastapi.staticfiles import StaticFiles
 from starlette.routing import compile_path
 
 from api import acks, batches, commands, events, groups, ops, page, problems, processes, sign_in, tallies, webhooks
-from api.access import CONSUMES, Access, Rule, guarded, rule_of
+from api.access import CONSUMES, Access, Rule, rule_of
 from api.acks import AckRoutes
 from api.body import Room
 from api.connections import Connections
 from api.metrics import DatabaseGauges
 from api.pause import Pause
+from api.routing import guarded
 from api.session import Sessions
 from api.tokens import LOOK_EVERY, Tokens
 from api.turns import Turns

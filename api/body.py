@@ -12,9 +12,9 @@ from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope
 
 from api import problems
-from api.access import GuardedRoute
 from api.metrics import REFUSED
 from api.problems import Place, Problem, invalid
+from api.routing import GuardedRoute
 
 LIMIT: Final = 8 * 1024 * 1024
 """Bytes of a body."""

@@ -10,8 +10,9 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from api import body, cursors, models
-from api.access import Access, GuardedRoute, caller_of, needs
+from api.access import Access, caller_of, needs
 from api.problems import Problem, documented
+from api.routing import GuardedRoute
 from core import groups, tallies
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT

@@ -1,4 +1,5 @@
-"""The ack transaction: the one place where bits are flipped, and (in `completion`) the last of them is noticed.
+"""The ack transaction: the one place where bits are flipped (in `applying`), and the last of them is noticed (in
+`completion`).
 
 What could go wrong, and why it can't:
 
@@ -34,71 +35,17 @@ Requests are merged: a flush carries units of many callers, applied in arrival o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from bitarray import bitarray
-from bitarray.util import zeros
 from sqlalchemy.engine import Connection
 
-from core import bitfield, completion, faults, group_rows, journal, statements, tables
-from core.calls import Outcome, Rejected, Unit, Verb
-from core.completion import Row, Touched
+from core import applying, bitfield, completion, faults, group_rows, journal, statements, tables
+from core.applying import Seen, Work
+from core.calls import Outcome, Unit
 from core.held import Held, Key
-from core.lifecycle import TAKES_ACKS, State, completes
+from core.lifecycle import State, completes
 from core.statements import LIST, chunks
-from lastbit.ids import ItemId
-
-
-class Seen(NamedTuple):
-    """A batch at the first look."""
-
-    state: str
-    group_size: int
-    items: int
-    journal_next: int
-
-
-@dataclass(slots=True)
-class _Flush:
-    """The state of one attempt; thrown away when it is rolled back."""
-
-    seen: dict[int, Seen]
-    groups: dict[Key, bitfield.Group] = field(default_factory=dict)
-    """Those that are wanted, locked where they have a row."""
-    missing: set[Key] = field(default_factory=set)
-    """Groups without a row yet."""
-    changed: set[Key] = field(default_factory=set)
-    touched: dict[int, Touched] = field(default_factory=dict)
-    reasons: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(batch, number) → why it failed, to be written."""
-    redriven: list[tuple[int, int]] = field(default_factory=list)
-    locked: dict[int, Row] = field(default_factory=dict)
-    """The rows of batches that are locked already: of those that are journaled, or of all."""
-    known: dict[int, journal.Known] = field(default_factory=dict)
-    """Of those that are journaled, their bits."""
-    acked: dict[int, list[int]] = field(default_factory=dict)
-    """Of these, the numbers that were pending and are acked now, while nothing else happened to the batch: what an
-    entry can hold."""
-
-    def take(self, rows: Mapping[int, Row]) -> None:
-        """These rows are locked."""
-        for id, row in rows.items():
-            if row.state != State.DELETING:
-                self.locked[id] = row
-                self.seen[id] = Seen(row.state, row.group_size, row.items, row.journal_next)
-
-    def issued(self, batch: int, group: int) -> int:
-        """How many items of the group have been issued."""
-        _, size, items, _ = self.seen[batch]
-        left = items - group * size
-        return size if left >= size else left if left > 0 else 0
-
-    def untouched(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> set[int]:
-        """Batches of which all items were repeats."""
-        wanted = {unit.batch for unit, outcome in zip(units, outcomes, strict=True) if outcome.wanted}
-        return wanted - self.touched.keys()
 
 
 class Flushed(NamedTuple):
@@ -121,12 +68,12 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
     era = held.era
     begun = _begin(tx, units, held)
     work = begun.work
-    outcomes = [_admit(work, unit) for unit in units]
+    outcomes = [applying.admit(work, unit) for unit in units]
     _load_journaled(tx, work, begun)
     _load(tx, work, held, begun.groups)
     for unit, outcome in zip(units, outcomes, strict=True):
         if outcome.wanted:
-            _apply(work, unit, outcome)
+            applying.apply(work, unit, outcome)
     _write_reasons(tx, work)
     complete = completion.write(tx, _write_groups(tx, work), work.touched, work.untouched(units, outcomes), work.locked)
     for key in work.changed:
@@ -147,7 +94,7 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
 class _Begun(NamedTuple):
     """What the first round trip found."""
 
-    work: _Flush
+    work: Work
     groups: Sequence[Sequence[Any]]
     """The rows of groups that are locked: batch, group and both counts."""
     held: Mapping[int, journal.Known | None]
@@ -157,7 +104,7 @@ class _Begun(NamedTuple):
 
 
 def _begin(tx: Connection, units: Sequence[Unit], held: Held) -> _Begun:
-    """1. Lock the rows of journaled batches, then groups, and look at the batches: do they exist, do they take acks,
+    """Lock the rows of journaled batches, then groups, and look at the batches: do they exist, do they take acks,
     how many items are issued? Nothing of a statement depends on what those before it find, so it is one round trip.
 
     Where little is to be done until the commit, the look locks their rows too, which spares a round trip; where much
@@ -175,7 +122,7 @@ def _begin(tx: Connection, units: Sequence[Unit], held: Held) -> _Begun:
         look = completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)
         texts += [_lock(tx, direct), look] if little else [look, _lock(tx, direct)]
     found = statements.run(tx, *texts)
-    work = _Flush({})
+    work = Work({})
     groups: Sequence[Sequence[Any]] = ()
     if direct:
         locked, looked = found[-2:] if little else found[:-3:-1]
@@ -225,7 +172,7 @@ def _for_update(tx: Connection) -> str:
     return "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
 
 
-def _load_journaled(tx: Connection, work: _Flush, begun: _Begun) -> None:
+def _load_journaled(tx: Connection, work: Work, begun: _Begun) -> None:
     """The bits of the wanted groups of journaled batches, whose rows are locked."""
     entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in begun.held}
     for each in begun.entries:
@@ -245,7 +192,7 @@ def _load_journaled(tx: Connection, work: _Flush, begun: _Begun) -> None:
             work.groups[batch, number] = known.groups[number]
 
 
-def _scattered(work: _Flush) -> list[int]:
+def _scattered(work: Work) -> list[int]:
     """The batches that should be journaled from now on."""
     changed: dict[int, int] = {}
     for batch, _ in work.changed:
@@ -261,7 +208,7 @@ def _scattered(work: _Flush) -> list[int]:
     return found
 
 
-def _load(tx: Connection, work: _Flush, held: Held, rows: Sequence[Sequence[Any]]) -> None:
+def _load(tx: Connection, work: Work, held: Held, rows: Sequence[Sequence[Any]]) -> None:
     """The bits of the wanted groups: from memory where they are those of the locked row, else read."""
     unread: dict[int, set[int]] = {}
     counts: dict[Key, tuple[int, int]] = {}
@@ -290,126 +237,7 @@ def _load(tx: Connection, work: _Flush, held: Held, rows: Sequence[Sequence[Any]
             work.groups[key] = bitfield.Group.load(blob, failed_blob, *counts[key], size)
 
 
-def _admit(work: _Flush, unit: Unit) -> Outcome:
-    """Reject what was never issued or whose batch is gone or withheld; remember which groups are wanted."""
-    row = None if unit.batch in unit.call.withheld else work.seen.get(unit.batch)
-    if row is None or row.state not in TAKES_ACKS:
-        reason = "unknown_batch" if row is None else str(row.state)
-        rejected = [Rejected(reason, item=ItemId(unit.batch, g, i)) for g, i in unit.ids()]
-        rejected += [
-            Rejected(reason, group=(unit.batch, g), count=mask.count()) for g, mask in unit.masks.items() if mask.any()
-        ]
-        return Outcome(rejected=rejected)
-    outcome = Outcome()
-    size = row.group_size
-    for group, indexes in unit.indexes.items():
-        issued = work.issued(unit.batch, group)
-        good = indexes if max(indexes) < issued else [i for i in indexes if i < issued]
-        if len(good) < len(indexes):
-            outcome.rejected += [
-                Rejected("unknown_item", item=ItemId(unit.batch, group, i)) for i in indexes if i >= issued
-            ]
-        if good:
-            outcome.wanted[group] = good
-            work.missing.add((unit.batch, group))
-    for group, mask in unit.masks.items():
-        issued = work.issued(unit.batch, group)
-        beyond = mask.count(1, issued) if len(mask) > issued else 0
-        if beyond:
-            outcome.rejected.append(Rejected("unknown_item", group=(unit.batch, group), count=beyond))
-        good_mask = mask if len(mask) == size and not beyond else mask[:issued]
-        if not good_mask.any():
-            continue
-        if len(good_mask) < size:
-            good_mask = good_mask + zeros(size - len(good_mask), bitfield.ENDIAN)
-        alone = outcome.wanted.get(group)
-        if isinstance(alone, list):
-            good_mask = good_mask | bitfield.mask_of(alone, size)
-        outcome.wanted[group] = good_mask
-        work.missing.add((unit.batch, group))
-    return outcome
-
-
-def _apply(work: _Flush, unit: Unit, outcome: Outcome) -> None:
-    """3. Flip one unit's bits, and count what really changed. What of a journaled batch can't be in an entry ends
-    `acked`."""
-    size = work.seen[unit.batch].group_size
-    resolved_now = redriven_now = 0
-    # One by one where that is cheaper than a mask; or where each number is wanted, for an entry.
-    few = 64 if unit.batch in work.acked else 8
-    for number, wanted in outcome.wanted.items():
-        group = work.groups[unit.batch, number]
-        if isinstance(wanted, list) and len(wanted) <= few:
-            resolved, redriven, sent = _apply_few(work, unit, number, group, wanted)
-        else:
-            mask = bitfield.mask_of(wanted, size) if isinstance(wanted, list) else wanted
-            resolved, redriven, sent = _apply_mask(work, unit, number, group, mask)
-        outcome.applied += resolved + redriven
-        outcome.repeated += sent - resolved - redriven
-        if resolved or redriven:
-            work.changed.add((unit.batch, number))
-        resolved_now += resolved
-        redriven_now += redriven
-    if not resolved_now and not redriven_now:
-        return
-    touched = work.touched.setdefault(unit.batch, Touched())
-    touched.last_changer = unit
-    if resolved_now:
-        touched.last_resolver = unit
-    if unit.verb is Verb.ACK:
-        touched.acked += resolved_now + redriven_now
-        touched.failed -= redriven_now
-    else:
-        touched.failed += resolved_now
-    if resolved_now:
-        touched.filled |= any(work.groups[unit.batch, g].resolved_count == size for g in outcome.wanted)
-
-
-def _apply_few(work: _Flush, unit: Unit, number: int, group: bitfield.Group, wanted: list[int]) -> tuple[int, int, int]:
-    resolved = redriven = 0
-    first = number * work.seen[unit.batch].group_size
-    acked = work.acked.get(unit.batch)
-    for index in wanted:
-        if unit.verb is Verb.ACK:
-            was_pending, was_failed = group.ack_one(index)
-            if was_pending:
-                resolved += 1
-                if acked is not None:
-                    acked.append(first + index)
-            elif was_failed:
-                redriven += 1
-                work.acked.pop(unit.batch, None)
-                _forget_reason(work, unit.batch, first + index)
-        elif group.fail_one(index):
-            resolved += 1
-            work.acked.pop(unit.batch, None)
-            if unit.reason is not None:
-                work.reasons[unit.batch, first + index] = unit.reason
-    return resolved, redriven, len(wanted)
-
-
-def _apply_mask(work: _Flush, unit: Unit, number: int, group: bitfield.Group, mask: bitarray) -> tuple[int, int, int]:
-    work.acked.pop(unit.batch, None)
-    change = group.ack(mask) if unit.verb is Verb.ACK else group.fail(mask)
-    first = number * work.seen[unit.batch].group_size
-    redriven = 0
-    if change.redriven is not None:
-        for index in change.redriven.search(1):
-            redriven += 1
-            _forget_reason(work, unit.batch, first + index)
-    if unit.verb is Verb.FAIL and unit.reason is not None:
-        for index in change.resolved.search(1):
-            work.reasons[unit.batch, first + index] = unit.reason
-    return change.gained, redriven, mask.count()
-
-
-def _forget_reason(work: _Flush, batch: int, number: int) -> None:
-    """An acked item has no reason any more: neither one that this flush was to write nor one from before."""
-    if work.reasons.pop((batch, number), None) is None:
-        work.redriven.append((batch, number))
-
-
-def _write_groups(tx: Connection, work: _Flush) -> list[str]:
+def _write_groups(tx: Connection, work: Work) -> list[str]:
     """The statements that write what has changed; all but those that fill the last round trip have been executed."""
     dialect = tx.dialect.name
     texts, old = _write_journaled(tx, work) if work.known else ([], [])
@@ -434,7 +262,7 @@ def _write_groups(tx: Connection, work: _Flush) -> list[str]:
     return texts
 
 
-def _write_journaled(tx: Connection, work: _Flush) -> tuple[list[str], list[str]]:
+def _write_journaled(tx: Connection, work: Work) -> tuple[list[str], list[str]]:
     """Statements, and rows of groups to write, for the journaled batches that have changed. Their own rows are locked,
     so nobody else writes these."""
     texts: list[str] = []
@@ -458,7 +286,7 @@ def _write_journaled(tx: Connection, work: _Flush) -> tuple[list[str], list[str]
     return texts, rows
 
 
-def _write_reasons(tx: Connection, work: _Flush) -> None:
+def _write_reasons(tx: Connection, work: Work) -> None:
     known = tables.failures.c
     by_batch: dict[int, list[int]] = {}
     for batch, number in work.redriven:

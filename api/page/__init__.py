@@ -15,7 +15,8 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
-from api.access import GuardedRoute, open_to_all
+from api.access import open_to_all
+from api.routing import GuardedRoute
 
 FOLDER: Final = Path(__file__).resolve().parent
 TYPES: Final = {

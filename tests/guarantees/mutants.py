@@ -197,7 +197,7 @@ MUTANTS = [
     ),
     Mutant(
         "redriven-items-are-entries",
-        "core.acks:_apply_few",
+        "core.applying:_apply_few",
         "                redriven += 1\n                work.acked.pop(unit.batch, None)",
         "                redriven += 1",
         _JOURNAL + "test_what_an_entry_cannot_hold_is_written_beside_it",
@@ -221,7 +221,7 @@ MUTANTS = [
     ),
     Mutant(
         "counts-move-by-the-items-sent",
-        "core.acks:_apply_few",
+        "core.applying:_apply_few",
         "if was_pending:",
         "if not was_failed:",
         _TWICE,
@@ -384,7 +384,7 @@ MUTANTS = [
     Mutant("a-failed-item-stays-failed", "core.bitfield:Group.ack_one", "self.failed[index] = 0", "pass", _MACHINE),
     Mutant(
         "reasons-outlive-a-redrive",
-        "core.acks:_forget_reason",
+        "core.applying:_forget_reason",
         "work.redriven.append((batch, number))",
         "pass",
         _MACHINE,
@@ -405,7 +405,7 @@ MUTANTS = [
     ),
     Mutant(
         "repeats-keep-a-batch-alive",
-        "core.acks:_apply",
+        "core.applying:apply",
         "if not resolved_now and not redriven_now:",
         "if False:",
         _MACHINE,
@@ -420,7 +420,7 @@ MUTANTS = [
     ),
     Mutant(
         "the-first-resolver-is-told-newly",
-        "core.acks:_apply",
+        "core.applying:apply",
         "touched.last_resolver = unit",
         "touched.last_resolver = touched.last_resolver or unit",
         _COMBINER + "test_merged_calls_share_one_flush_and_one_of_them_is_told_newly",
@@ -929,7 +929,7 @@ MUTANTS = [
     # The ancestor.
     Mutant(
         "an-ack-trusts-its-id",
-        "core.acks:_Flush.issued",
+        "core.applying:Work.issued",
         "size if left >= size else left if left > 0 else 0",
         "size",
         _ANCESTOR + "test_an_ack_does_not_trust_its_id",

@@ -18,8 +18,9 @@ import pytest
 from fastapi import APIRouter
 
 from api.__main__ import _check_access
-from api.access import REFUSED, GuardedRoute, Rule
+from api.access import REFUSED, Rule
 from api.app import create, rules
+from api.routing import GuardedRoute
 from api.session import SECONDS, Sessions, cookie
 from core import errors, schema
 from core.db import Database
