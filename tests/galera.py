@@ -106,6 +106,19 @@ class Node(MariaDB):
         ):
             cursor.execute("SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES'")
 
+    def view(self) -> str | None:
+        """Which membership of the cluster it is in, and that it has just heard from all of it; None where it takes no
+        statements. A node that was away believes for a second that nothing has changed: such a one hears from nobody,
+        and this takes until it knows."""
+        try:
+            with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
+                cursor.execute("SET SESSION wsrep_sync_wait = 1")
+                cursor.execute("SELECT 1")
+            status = self.status("cluster_conf_id", "cluster_size", "cluster_status", "local_state")
+        except (pymysql.MySQLError, OSError):
+            return None
+        return str(status)
+
     def membership(self) -> str:
         """`Primary` where it belongs to the majority, as far as it says; `silent` where it doesn't answer."""
         try:
@@ -362,13 +375,17 @@ class Cluster:
             node.wait_until_ready()
         self.wait_until_whole()
 
-    def wait_until_whole(self, seconds: float = 90) -> None:
-        """Until all nodes take part, and the front knows it."""
-        self.wait_until_fit(len(self.nodes), seconds)
+    @property
+    def whole(self) -> bool:
+        """All nodes take part, hear each other, and the front knows it."""
+        if len(self.front.fit) < len(self.nodes):
+            return False
+        views = {node.view() for node in self.nodes}
+        return len(views) == 1 and None not in views
 
-    def wait_until_fit(self, count: int, seconds: float = 90) -> None:
-        """Until so many nodes are ready, and the front knows it."""
-        until(lambda: len(self.front.fit) == count, seconds, lambda: f"ready are {self.front.fit}, not {count}")
+    def wait_until_whole(self, seconds: float = 90) -> None:
+        """Until all nodes take part, hear each other, and the front knows it."""
+        until(lambda: self.whole, seconds, lambda: f"ready are {self.front.fit}, in {[n.view() for n in self.nodes]}")
 
     def furthest(self) -> Node | None:
         """Of the nodes that live, the one that has seen most; None where none does."""

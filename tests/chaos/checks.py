@@ -51,10 +51,13 @@ class Wanted:
         return sum(map(len, [*self.acked.values(), *self.failed.values()])) + len(self.strangers)
 
     def without(self, batches: Iterable[int]) -> Wanted:
+        return self.only(self.batches - set(batches))
+
+    def only(self, batches: Iterable[int]) -> Wanted:
         kept = Wanted()
-        gone = set(batches)
-        kept.acked.update({batch: numbers for batch, numbers in self.acked.items() if batch not in gone})
-        kept.failed.update({batch: numbers for batch, numbers in self.failed.items() if batch not in gone})
+        left = set(batches)
+        kept.acked.update({batch: numbers for batch, numbers in self.acked.items() if batch in left})
+        kept.failed.update({batch: numbers for batch, numbers in self.failed.items() if batch in left})
         return kept
 
 
@@ -145,11 +148,7 @@ class Checks:
 
     def _learn(self) -> None:
         for ask in self.evidence.asks:
-            if ask.path in ("/v1/acks", "/v1/failures"):
-                wanted = self._parsed(ask)
-                self.wanted.append((ask, wanted))
-                self._learn_items(ask, wanted)
-            elif (match := BATCH.match(ask.path)) and match[2] in ("seal", "cancel"):
+            if (match := BATCH.match(ask.path)) and match[2] in ("seal", "cancel"):
                 history = self.histories.get(int(match[1]), History())
                 name = f"{match[2]}_asked"
                 setattr(history, name, min(getattr(history, name), ask.at))
@@ -159,6 +158,11 @@ class Checks:
                 if issued := _issued(ask):
                     batch, end = issued
                     self.histories.get(batch, History()).issued.append((ask.answered_at, end))
+        for ask in self.evidence.asks:  # by now it's known when what was cancelled
+            if ask.path in ("/v1/acks", "/v1/failures"):
+                wanted = self._parsed(ask)
+                self.wanted.append((ask, wanted))
+                self._learn_items(ask, wanted)
         for batch, history in self.histories.items():
             history.settle(self.stored.batches[batch].items)
 
@@ -183,7 +187,7 @@ class Checks:
         return wanted
 
     def _learn_items(self, ask: Ask, wanted: Wanted) -> None:
-        taken = wanted.without(self._refused(ask, wanted)) if ask.good else Wanted()
+        taken = wanted.without(self._refused(ask, wanted)[1]) if ask.good else Wanted()
         for batch, numbers in wanted.acked.items():
             _first(self.histories[batch].ack_asked, numbers, ask.at)
         for batch, numbers in wanted.failed.items():
@@ -194,16 +198,27 @@ class Checks:
         for batch, numbers in taken.failed.items():
             _first(self.histories[batch].answered, numbers, ask.answered_at)
 
-    def _refused(self, ask: Ask, wanted: Wanted) -> set[int]:
-        """Batches of which the answer rejects an item. They take nothing of the call then, having ended."""
-        found = set()
+    def _refused(self, ask: Ask, wanted: Wanted) -> tuple[set[int], set[int]]:
+        """Batches of which the answer surely rejects an item, and all of which it may. They take nothing of the call
+        then, having ended."""
+        surely, maybe = set[int](), set[int]()
         for rejection in ask.answer["rejected"]:
-            named = rejection.get("item") or rejection.get("group")
-            if named is None:  # a report of Spark's; what was rejected can only be of these
-                found |= {batch for batch in wanted.batches if self.stored.batches[batch].state == "cancelled"}
+            named = _named(rejection)
+            if named is None:
+                certain, possible = self._cancelled(ask, wanted)
+                surely |= certain
+                maybe |= possible
             elif named not in wanted.strangers:
-                found.add(int(named.partition(":")[0]))
-        return found
+                surely.add(int(named.partition(":")[0]))
+        return surely, surely | maybe
+
+    def _cancelled(self, ask: Ask, wanted: Wanted) -> tuple[set[int], set[int]]:
+        """Of the batches of a request, those that were cancelled before it, and all that were before its answer."""
+        ended = {batch for batch in wanted.batches if self.stored.batches[batch].state == "cancelled"}
+        return (
+            {batch for batch in ended if self.histories[batch].said.get("cancelled", NEVER) < ask.at},
+            {batch for batch in ended if self.histories[batch].cancel_asked < ask.answered_at},
+        )
 
     # What is checked.
 
@@ -350,7 +365,7 @@ class Checks:
         if answer["applied"] + answer["repeated"] + rejected != wanted.size:
             yield f"{wanted.size} items were sent, and as many were not accounted for", None
         for each in answer["rejected"]:
-            named = each.get("item") or each.get("group")
+            named = _named(each)
             batch = None if named is None else int(named.partition(":")[0])
             reasons = {"unknown_item"} if named in wanted.strangers else set[str]()
             concerned = wanted.batches if batch is None else {batch}
@@ -361,8 +376,12 @@ class Checks:
                 reasons.add("cancelled")
             if each["reason"] not in reasons:
                 yield f"nothing justifies the rejection of {named}: {each['reason']}", batch
-        refused = self._refused(ask, wanted)
+        surely, refused = self._refused(ask, wanted)
         taken = wanted.without(refused)
+        if unnamed := sum(each["count"] for each in answer["rejected"] if _named(each) is None):
+            least, most = (wanted.only(batches).size for batches in self._cancelled(ask, wanted))
+            if not least <= unnamed <= most:
+                yield f"{unnamed} items are said to be of cancelled batches; {least} were, and {most} at most", None
         for batch in sorted(taken.batches):
             if self.histories[batch].said.get("cancelled", NEVER) < ask.at:
                 yield "it was cancelled before, and its items were taken", batch
@@ -383,10 +402,11 @@ class Checks:
             if each.get("newly") and history.complete_said < ask.at and not self._retried(ask):
                 yield "it was complete before the request that was told newly", batch
         fresh = 0
-        for batch, numbers in taken.acked.items():
+        could_be = wanted.without(surely)
+        for batch, numbers in could_be.acked.items():
             times = self.histories[batch].ack_answered
             fresh += sum(times.get(number, NEVER) >= ask.at for number in numbers)
-        for batch, numbers in taken.failed.items():
+        for batch, numbers in could_be.failed.items():
             times = self.histories[batch].answered
             fresh += sum(times.get(number, NEVER) >= ask.at for number in numbers)
         if answer["applied"] > fresh:
@@ -489,6 +509,11 @@ class Checks:
             yield Violation(f"{len(unknown)} webhooks tell of what is not in the feed: {', '.join(unknown[:20])}")
         if forged := [got.id for got in self.evidence.got if not got.valid]:
             yield Violation(f"{len(forged)} webhooks have a bad signature: {', '.join(forged[:20])}")
+
+
+def _named(rejection: Mapping[str, Any]) -> str | None:
+    """The item or group that was rejected; a report of Spark's counts alone."""
+    return rejection.get("item") or rejection.get("group")
 
 
 def _succeeded(row: Any) -> bool:

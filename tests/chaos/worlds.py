@@ -189,7 +189,7 @@ class ThreeNodes:
         that it has; a node that ended or stays out is started anew."""
         deadline = time.monotonic() + PATIENCE
         helped = time.monotonic()
-        while len(self._cluster.front.fit) < len(self._cluster.nodes):
+        while not self._cluster.whole:
             assert time.monotonic() < deadline, "\n".join(node.end_of_log(4_000) for node in self._cluster.nodes)
             self._pause.wait(0.5)
             if any(node.ended for node in self._cluster.nodes) or time.monotonic() - helped > FIND_BACK:

@@ -1,0 +1,92 @@
+"""The judge of the chaos run is judged: evidence that is known, with what it must let pass and what it must not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tests.chaos.checks import Checks
+from tests.chaos.evidence import Ask, Evidence, Group, Stored
+from tests.chaos.plans import Fate
+
+EARLY, LATE, WITHHELD = 1, 2, 3
+"""Of three items each: cancelled before Spark's report was asked for, cancelled after it was answered, and sealed."""
+STATES = {EARLY: "cancelled", LATE: "cancelled", WITHHELD: "sealed"}
+ACKED = {EARLY: 0, LATE: 2, WITHHELD: 2}
+
+
+def said_by_the_judge(*, applied: int, repeated: int, cancelled: int) -> set[str]:
+    """Of a report for two items of each batch, one of which had been acked before."""
+    first = {"applied": 1, "repeated": 0, "rejected": [], "completed": []}
+    report = {
+        "applied": applied,
+        "repeated": repeated,
+        "rejected": [{"reason": "cancelled", "count": cancelled}],
+        "completed": [],
+    }
+    sent = [f"{batch}:0:{index}" for batch in STATES for index in range(2)]
+    asks = [
+        *(_ask(batch, "/v1/batches", str(batch), None, _shown(batch, "open", 0)) for batch in STATES),
+        _ask(5, f"/v1/batches/{EARLY}/cancel", "c", None, _shown(EARLY, "cancelled", 0)),
+        _ask(6, "/v1/acks", "first", {"items": [f"{WITHHELD}:0:0"]}, first),
+        _ask(10, "/v1/acks", "report", {"items": sent, "failed": []}, report),
+        _ask(12, f"/v1/batches/{LATE}/cancel", "d", None, _shown(LATE, "cancelled", 2)),
+    ]
+    feed = [(batch, event) for batch, state in STATES.items() for event in ("opened", state)]
+    stored = Stored(
+        {batch: _row(batch) for batch in STATES},
+        {(batch, 0): Group((1 << acked) - 1, 0) for batch, acked in ACKED.items()},
+        [
+            SimpleNamespace(position=position, batch_id=batch, event_id=f"{batch}:{event}")
+            for position, (batch, event) in enumerate(feed, 1)
+        ],
+    )
+    plans: list[Any] = [
+        SimpleNamespace(
+            key=str(batch),
+            fate=Fate.CANCELLED if state == "cancelled" else Fate.WITHHELD,
+            items=3,
+            do=lambda number: "ack" if number < 2 else None,
+        )
+        for batch, state in STATES.items()
+    ]
+    verified = {"ok": True, "batches": len(STATES)}
+    evidence = Evidence(asks, stored, plans, got=[], webhook_from=len(feed), verified=verified)
+    return {violation.says for violation in Checks(evidence).violations}
+
+
+def _ask(at: float, path: str, key: str, body: Any, answer: Any) -> Ask:
+    """Answered half a second later."""
+    return Ask("somebody", f"record:{at}", at, "POST", path, key, body, 200, answer, at + 0.5)
+
+
+def _shown(batch: int, state: str, acked: int) -> dict[str, Any]:
+    issued = {"start": 0, "count": 3} if state == "open" else {}
+    counts = {"items": 3, "acked": acked, "failed": 0}
+    return {"id": batch, "key": str(batch), "state": state, "complete": False, "succeeded": False, **counts, **issued}
+
+
+def _row(batch: int) -> Any:
+    sealed_at = 1.0 if STATES[batch] == "sealed" else None
+    counts = {"items": 3, "acked": ACKED[batch], "failed": 0, "journal_next": 0}
+    named = {"id": batch, "batch_key": str(batch), "state": STATES[batch], "group_size": 64}
+    return SimpleNamespace(**named, **counts, sealed_at=sealed_at)
+
+
+def test_a_true_report_passes() -> None:
+    assert said_by_the_judge(applied=3, repeated=1, cancelled=2) == set()
+
+
+def test_what_was_acked_before_is_not_applied_again() -> None:
+    """As it would be where the database had lost the first ack."""
+    assert "4 are said to be applied, and 3 were not yet" in said_by_the_judge(applied=4, repeated=0, cancelled=2)
+
+
+def test_no_more_is_rejected_than_was_cancelled() -> None:
+    says = said_by_the_judge(applied=1, repeated=1, cancelled=4)
+    assert "4 items are said to be of cancelled batches; 2 were, and 2 at most" in says
+
+
+def test_each_item_is_accounted_for() -> None:
+    says = said_by_the_judge(applied=3, repeated=0, cancelled=2)
+    assert "6 items were sent, and as many were not accounted for" in says
