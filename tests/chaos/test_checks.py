@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 from tests.chaos.checks import Checks
 from tests.chaos.evidence import Ask, Evidence, Group, Stored
 from tests.chaos.plans import Fate
+from tests.receivers import receiving
 
 EARLY, LATE, WITHHELD = 1, 2, 3
 """Of three items each: cancelled before Spark's report was asked for, cancelled after it was answered, and sealed."""
@@ -90,3 +93,14 @@ def test_no_more_is_rejected_than_was_cancelled() -> None:
 def test_each_item_is_accounted_for() -> None:
     says = said_by_the_judge(applied=3, repeated=0, cancelled=2)
     assert "6 items were sent, and as many were not accounted for" in says
+
+
+def test_half_a_webhook_has_not_arrived() -> None:
+    """A dispatcher that is killed may be between head and body: that is no webhook with a bad signature."""
+    with receiving() as receiver:
+        where = urlsplit(receiver.url)
+        with socket.create_connection((where.hostname, where.port)) as sender:
+            sender.sendall(b"POST /hook HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\nhalf")
+            sender.shutdown(socket.SHUT_WR)
+            assert sender.recv(1) == b""  # it is over, then
+        assert receiver.got == []
