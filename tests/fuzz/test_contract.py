@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from typing import Any, Final
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -80,7 +81,7 @@ EXCUSED: Final = {
     r"body\.snapshot": r"snapshot|base64",
     r"query\.after|body\.after|header Last-Event-ID": r"the feed's last position|expected a position",
     r"body\.parent": r".",
-    r"body(\.position)?": r"feed|planned for webhook",
+    r"body(\.position|\.event)?": r"feed|planned for webhook",
     # So near to 2^63 numbers are doubles to the generator, which then oversteps the maximum.
     r"body\.head": r"9223372036854775807",
     # 16 digits are a little more than 2^53.
@@ -105,6 +106,8 @@ def valid_data_is_taken(ctx: Any, response: Any, case: Any) -> None:
     try:
         positive_data_acceptance(ctx, response, case)
     except Failure:
+        if "\ufffd" in unquote(response.request.url):
+            return  # a per cent sign was sent as it is, and made an escape of what follows it, of no character
         places = response.json().get("errors", [])
         for each in places:
             if not any(
@@ -229,8 +232,8 @@ NAMES: Final = {"group": "g", "process": "p", "instance": "i", "worker": "w", "t
 
 def _aim(case: Any, service: Service) -> None:
     """Bound what would take long or leave the machine, and have most cases that are good meet things that are there."""
-    wait = (case.query or {}).get("wait")
-    if re.fullmatch(r"[0-9.]+(e[0-9])?", str(wait)) and 0 < float(str(wait).strip(".") or "0") <= 60:
+    wait = str((case.query or {}).get("wait"))
+    if re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[0-9])?", wait) and 0 < float(wait) <= 60:
         case.query["wait"] = 0.01
     body = case.body
     if isinstance(body, dict) and re.match("https?://", str(body.get("url")), re.IGNORECASE):
@@ -291,8 +294,11 @@ def _checks(service: Service, case: Any) -> dict[str, Any]:
         # as bad data.
         excluded |= {"ignored_auth", "missing_required_header", "negative_data_rejection"}
     parameters = case.operation.definition.raw.get("parameters", ())
-    if set(case.query or ()) - {each["name"] for each in parameters if each["in"] == "query"}:
-        # One that nobody knows is ignored; and what else is bad of such a request may be its token, which `_ask` mends.
+    known = {each["name"]: each["schema"].get("type") for each in parameters if each["in"] == "query"}
+    sent = case.query or {}
+    if set(sent) - set(known) or any(known[name] == "array" and not isinstance(sent[name], list) for name in sent):
+        # One that nobody knows is ignored, and a list of one is written as its element; and what else is bad of such a
+        # request may be its token, which `_ask` mends.
         excluded |= {"negative_data_rejection"}
     return {"excluded_checks": [check for check in CHECKS.get_all() if check.__name__ in excluded]}
 
