@@ -287,7 +287,7 @@ def test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_
 
     take(0)
     race(pair.one, ROUNDS, write, hand_over, check=judge, urls=pair.urls)
-    assert 0 < lost < ROUNDS, "the two hardly met"
+    assert 0 < lost < ROUNDS, "one always came first"
 
 
 def test_workers_that_join_on_two_nodes_hold_no_partition_together(pair: Pair) -> None:
