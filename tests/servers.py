@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import random
 import shutil
 import signal
 import socket
@@ -24,10 +25,23 @@ from tests.nursery import Child, Nursery
 ROOT = Path(__file__).resolve().parent.parent
 
 
+PORTS = range(11_000, 32_768)
+"""Below those that the system gives to connections going out: none of these sits on a server's port while that is down.
+And above the last one that a browser refuses."""
+_lot = random.SystemRandom()  # hypothesis sets the other one back before each example
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that this process has not been given before: it may not be in use yet."""
+    while True:
+        port = _lot.choice(PORTS)
+        if port in _given:
+            continue
+        _given.add(port)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def memory() -> str | None:
