@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import math
 import multiprocessing
 import random
 import select
@@ -292,14 +293,16 @@ class Memory(threading.Thread):
         return [megabytes for _, megabytes in self.found]
 
 
+def admitted(seen: Seen, rate: float, start: float, end: float) -> float:
+    """Of what was offered between these seconds, the share that was answered in them."""
+    return sum(start <= at < end for at in seen.ended) / (rate * (end - start))
+
+
 def full_speed(seen: Seen, rate: float) -> float:
-    """After how many seconds as much was answered as was offered, to within a tenth."""
-    step = 0.25
-    for number in range(int(seen.seconds / step)):
-        answered = sum(1 for at in seen.ended if number * step <= at < (number + 1) * step)
-        if answered >= 0.9 * rate * step:
-            return number * step
-    return float("inf")
+    """After how many seconds a whole one began in which as much was answered as was offered, to within a tenth;
+    infinite if none did."""
+    quarters = (number / 4 for number in range(int(4 * (seen.seconds - 1)) + 1))
+    return next((start for start in quarters if admitted(seen, rate, start, start + 1) >= 0.9), math.inf)
 
 
 def run(scale: Scale) -> None:
@@ -307,17 +310,17 @@ def run(scale: Scale) -> None:
     with measure.mariadb() as server, measure.lastbit_on(server) as service:
         assert service.process is not None
         for kind in KINDS:
-            rows, again = _case(service.port, service.process.pid, kind, scale, shape)
+            rows, again, stays = _case(service.port, service.process.pid, kind, scale, shape)
             measure.show(
                 f"overload: {kind.name}; {TIMES} x for {shape.flood:.0f} s, one worker, MariaDB; full speed again "
-                f"after {again:.2f} s",
+                f"after {again:.2f} s; {stays:.0%} from {shape.calm / 2:.0f} s on",
                 ["", "offered/s", "admitted/s", "refused/s", "p50 ms", "p99 ms", "of the loop", "of calm", "RSS MB"],
                 rows,
             )
 
 
-def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tuple[list[list[str]], float]:
-    """The lines of a table, and seconds until full speed."""
+def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tuple[list[list[str]], float, float]:
+    """The lines of a table, seconds until full speed, and the share of it in the second half of the time after."""
     items = 10**9 if kind.in_order else shape.items
     batch, _ = acks.fresh(port, items, [])
     size = measure.call(port, "GET", f"/v1/batches/{batch}")["group_size"]
@@ -364,7 +367,7 @@ def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tu
                 f"{min(resident):.0f} to {max(resident):.0f}",
             ]
         )
-    return lines, full_speed(after, rate)
+    return lines, full_speed(after, rate), admitted(after, rate, shape.calm / 2, shape.calm)
 
 
 if __name__ == "__main__":
