@@ -62,10 +62,12 @@ class Turns:
         return True
 
     def _has_long_been_long(self) -> bool:
-        """Whether this turn alone is so long that the next ones would be cut. Then it is itself, as the last who is
-        heard in it waits for all of it."""
-        took = self._clock() - self._began
-        if not self._after or took <= CROWD + self._after:
+        """Whether the next turns would be cut after this one, though it isn't over. Then it is itself, as the last who
+        is heard in it waits for all of it."""
+        now = self._clock()
+        took = now - self._began
+        since = self._began if self._long_since is None else self._long_since
+        if not self._after or took <= CROWD or now - since <= self._after:
             return False
         self._behind = True
         self._long = took, self._calls

@@ -25,7 +25,7 @@ from tests.http.test_overload import Answer, answer
 from tests.servers import ServiceProcess
 
 AFTER = 0.3
-BURST = 390
+BURST = 290
 """Calls of a millisecond each that are parsed before turns have been long for too long."""
 SENT_AWAY = 30e-6
 """Seconds that it takes to send one away."""
@@ -73,8 +73,24 @@ def test_a_burst_is_parsed_whole() -> None:
 def test_a_burst_that_takes_longer_is_cut_within_its_turn() -> None:
     """Five thousand who are heard in one turn would wait for five seconds, all of them."""
     loop = Loop()
-    assert loop.turn(5000, 0.001) == pytest.approx(1000 * (AFTER + CROWD), abs=1)
+    assert loop.turn(5000, 0.001) == pytest.approx(1000 * AFTER, abs=1)
     assert loop.turn(5000, 0.001) < 100
+
+
+def test_a_burst_after_a_long_turn_is_cut_when_both_have_been_long_for_too_long() -> None:
+    """Not at its end: those who are heard last in it would wait for longer than the burst alone may last."""
+    loop = Loop()
+    assert loop.turn(120, 0.001) == 120
+    assert loop.turn(5000, 0.001) == pytest.approx(1000 * AFTER - 120, abs=1)
+
+
+def test_a_long_turn_long_ago_makes_no_burst_shorter() -> None:
+    """Turns were short in between."""
+    loop = Loop()
+    assert loop.turn(120, 0.001) == 120
+    assert loop.turn(10, 0.001) == 10
+    loop.now += AFTER
+    assert loop.turn(BURST, 0.001) == BURST
 
 
 def test_a_flood_of_large_calls_is_cut() -> None:
