@@ -4,8 +4,9 @@ Acks don't only wait in their queue (see `core.admission`). Where calls are larg
 commit them: the queue stays short, while callers wait in their sockets until the loop comes to them, for seconds, and
 nobody is told to come back. A turn is what the loop does for all who have sent something; who sends while it lasts
 waits for its end. So turns are the measure here as waits are there, and the rule is the same: a burst is taken whole,
-and so is a crowd in which each waits for an answer. Once turns have been long for `after` seconds on end, or one alone,
-each parses some calls and sends away the rest as they are, until nobody had to be sent away for a while.
+and so is a crowd in which each waits for an answer. Once turns have been long for `after` seconds on end, or one alone
+for most of that, each parses some calls and sends away the rest as they are, until nobody had to be sent away for a
+while. The fewer it parses the sooner all are answered, as long as sending away leaves time for it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ import structlog
 
 from core.admission import CALM, CROWD, LEAST
 
-SHARE: Final = CROWD / 2
-"""Seconds of a turn for parsing, while turns are long; the rest is for sending away and for what else there is."""
+SHARES: Final = (CROWD / 5, CROWD / 2)
+"""Seconds of a turn for parsing, while turns are long, at the least and at the most: half of what the one before took
+for the rest, for sending away above all. So a third of the time goes into those who are let in, or the most does."""
+FEWEST: Final = 16
+"""Calls that are parsed in such a turn, however long it takes; `LEAST` where the one before heard no more than that."""
+ALONE: Final = 2 / 3
+"""Of `after`: so long one turn alone may be. All who are heard in it wait for its end, and for their commit then."""
 
 log = structlog.get_logger(__name__)
 
@@ -35,8 +41,14 @@ class Turns:
         self._after = after
         self._soon = soon
         self._clock = clock
+        self._heard = 0
+        """Calls of this turn."""
+        self._heard_before = 0
+        """Of the one before."""
         self._calls = 0
-        """Of this turn."""
+        """Of this turn, those that are parsed."""
+        self._share = SHARES[0]
+        """Seconds for parsing in this turn, if it has to be cut."""
         self._spent = 0.0
         """Seconds of this turn that went into parsing."""
         self._began = 0.0
@@ -51,9 +63,11 @@ class Turns:
     def is_full(self) -> bool:
         """Whether the next call of this turn has to be sent away. `LEAST` never are, however long it takes to parse
         them: so many consumers who each wait for their answers are no overload."""
-        if self._calls < LEAST or self._spent < SHARE:
+        self._heard += 1
+        few = FEWEST if self._behind and self._heard_before > LEAST else LEAST
+        if self._calls < few or self._spent < self._share:
             return False
-        if not self._behind and not self._has_long_been_long():
+        if not self._behind and not self._is_too_long():
             return False
         self._refused_at = self._clock()
         if not self._said:
@@ -61,13 +75,11 @@ class Turns:
             self._say("acks_shed", *self._long)
         return True
 
-    def _has_long_been_long(self) -> bool:
-        """Whether the next turns would be cut after this one, though it isn't over. Then it is itself, as the last who
-        is heard in it waits for all of it."""
-        now = self._clock()
-        took = now - self._began
-        since = self._began if self._long_since is None else self._long_since
-        if not self._after or took <= CROWD or now - since <= self._after:
+    def _is_too_long(self) -> bool:
+        """Whether this turn alone is so long that the next ones would be cut. Then it is itself, as the last who is
+        heard in it waits for all of it."""
+        took = self._clock() - self._began
+        if not self._after or took <= max(CROWD, ALONE * self._after):
             return False
         self._behind = True
         self._long = took, self._calls
@@ -91,6 +103,8 @@ class Turns:
     def _over(self) -> None:
         now = self._clock()
         took, calls = now - self._began, self._calls
+        self._share = min(max(SHARES[0], (took - self._spent) / 2), SHARES[1])
+        self._heard_before, self._heard = self._heard, 0
         self._calls, self._spent = 0, 0.0
         if self._behind:
             if now - self._refused_at > max(CALM, self._after):
