@@ -21,7 +21,8 @@ from core.admission import CALM, CROWD, LEAST
 
 SHARES: Final = (CROWD / 5, CROWD / 2)
 """Seconds of a turn for parsing, while turns are long, at the least and at the most: half of what the one before took
-for the rest, for sending away above all. So a third of the time goes into those who are let in, or the most does."""
+for the rest, for sending away above all. So a third of the time at least goes into those who are let in, unless to send
+away takes more than a tenth of a second."""
 FEWEST: Final = 16
 """Calls that are parsed in such a turn, however long it takes; `LEAST` where the one before heard no more than that."""
 ALONE: Final = 2 / 3
@@ -61,8 +62,9 @@ class Turns:
         """Seconds and calls of the turn after which the next ones were cut."""
 
     def is_full(self) -> bool:
-        """Whether the next call of this turn has to be sent away. `LEAST` never are, however long it takes to parse
-        them: so many consumers who each wait for their answers are no overload."""
+        """Whether the next call of this turn has to be sent away. Where no more than `LEAST` keep coming, none is,
+        however long it takes to parse them: so many consumers who each wait for their answers are no overload. Of more,
+        `FEWEST` never are."""
         self._heard += 1
         few = FEWEST if self._behind and self._heard_before > LEAST else LEAST
         if self._calls < few or self._spent < self._share:
