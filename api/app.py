@@ -45,9 +45,12 @@ from senders.webhooks import WebhookSender
 VERSION = "1.0.0"
 """Of the contract, not of the release."""
 
-SWITCH_INTERVAL = 0.001
-"""Seconds that a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than an ack
-transaction. Between two of its statements the combiner would wait for the event loop to have answered everybody."""
+SWITCH_INTERVAL = 0.0003
+"""Seconds that a thread may keep the interpreter while another one wants it. Python's own 5 ms are longer than an ack
+transaction: between two of its statements the combiner would wait for the event loop to have answered everybody. The
+wait begins anew with each request that is read, as the interpreter is free for a moment then. So this has to be less
+than it takes to parse a call of a thousand ids, or while such calls come the combiner gets it by luck alone, and a
+transaction takes ten times as long."""
 SWITCH_INTERVAL_SHEDDING = 0.0001
 """While most acks are refused the event loop comes first: it takes the interpreter anew for each request that it reads,
 and waits so long for it while the combiner computes. A thousand refusals a second would be the most there is."""
