@@ -198,6 +198,8 @@ class AckRoutes:
         """The call that a body is, and what has to be asked of the database, in a thread, before it is submitted.
         Raises `Problem` and `errors.InvalidRequest`."""
         turns: Turns = self.state.turns
+        if self.over and turns.is_of_large_calls():
+            self.tell()
         begun = turns.begin()
         try:
             call, check = parse(verb, idempotency_key, content, caller, self.state.service)

@@ -5,7 +5,7 @@ commit them: the queue stays short, while callers wait in their sockets until th
 nobody is told to come back. A turn is what the loop does for all who have sent something; who sends while it lasts
 waits for its end. So turns are the measure here as waits are there, and the rule is the same: a burst is taken whole,
 and so is a crowd in which each waits for an answer. Once turns have been long for `after` seconds on end, or one alone
-for most of that, each parses some calls and sends away the rest as they are, until nobody had to be sent away for a
+for half of that, each parses some calls and sends away the rest as they are, until nobody had to be sent away for a
 while. The fewer it parses the sooner all are answered, as long as sending away leaves time for it.
 """
 
@@ -19,13 +19,15 @@ import structlog
 
 from core.admission import CALM, CROWD, LEAST
 
-SHARES: Final = (CROWD / 5, CROWD / 2)
+SHARES: Final = (CROWD / 10, CROWD / 2)
 """Seconds of a turn for parsing, while turns are long, at the least and at the most: half of what the one before took
 for the rest, for sending away above all. So a third of the time at least goes into those who are let in, unless to send
 away takes more than a tenth of a second."""
-FEWEST: Final = 16
+FEWEST: Final = 8
 """Calls that are parsed in such a turn, however long it takes; `LEAST` where the one before heard no more than that."""
-ALONE: Final = 2 / 3
+LARGE: Final = CROWD / 1024
+"""Seconds to parse a call that is large: no more of them are parsed within `CROWD` than libuv hears at once."""
+ALONE: Final = 1 / 2
 """Of `after`: so long one turn alone may be. All who are heard in it wait for its end, and for their commit then."""
 
 log = structlog.get_logger(__name__)
@@ -76,6 +78,12 @@ class Turns:
             self._said = True
             self._say("acks_shed", *self._long)
         return True
+
+    def is_of_large_calls(self) -> bool:
+        """Whether answers that are there should be given in the middle of this turn. Who is answered comes again, and
+        where a thousand callers are ready libuv hears those who came meanwhile too: with small calls, which a crowd of
+        any size has parsed soon, it would go on and on."""
+        return self._spent > self._calls * LARGE
 
     def _is_too_long(self) -> bool:
         """Whether this turn alone is so long that the next ones would be cut. Then it is itself, as the last who is
