@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -387,13 +387,12 @@ class Cluster:
         """Until all nodes take part, hear each other, and the front knows it."""
         until(lambda: self.whole, seconds, lambda: f"ready are {self.front.fit}, in {[n.view() for n in self.nodes]}")
 
-    def furthest(self) -> Node | None:
-        """Of the nodes that live, the one that has seen most; None where none does."""
+    def furthest(self, nodes: Iterable[Node]) -> Node | None:
+        """Of those nodes, the one that has seen most; None where none answers."""
         seen: dict[Node, int] = {}
-        for node in self.nodes:
-            if node.runs and not node.ended:
-                with contextlib.suppress(pymysql.MySQLError, OSError):
-                    seen[node] = int(node.status("last_committed")["last_committed"])
+        for node in nodes:
+            with contextlib.suppress(pymysql.MySQLError, OSError):
+                seen[node] = int(node.status("last_committed")["last_committed"])
         return max(seen, key=lambda node: seen[node]) if seen else None
 
     def remove(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.run import Run
-from tests.chaos.worlds import OneServer
+from tests.chaos.worlds import LEFT, OneServer, ThreeNodes
 from tests.conftest import need
+from tests.galera import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.timeout(1200)]
 
@@ -34,3 +36,23 @@ def test_no_answer_contradicts_what_is_stored_whatever_is_killed(one_server: One
     print(report)  # with its seed; shown where this fails
     assert not report.violations, report.violations[0].says
     assert report.checks.checked["transitions (newly)"] > 0
+
+
+def test_a_node_that_has_left_for_good_is_started_anew_though_no_node_has_the_majority() -> None:
+    """At once, as nothing else brings it back; one that still takes part is told that it is the cluster."""
+    world = ThreeNodes()
+    with contextlib.closing(world):
+        need("galera-4", world.available)
+        world.start()
+        frozen, left, lone = world.nodes
+        with contextlib.closing(left.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SET GLOBAL wsrep_cluster_address = ''")
+        assert left.membership() == LEFT
+        frozen.freeze()
+        until(lambda: lone.membership() != "Primary", 60, lone.end_of_log)
+        world.help()
+        facts = world.facts()
+        assert facts["clusters without a majority"] == facts["nodes that were started anew"] == 1
+        until(lambda: lone.membership() == "Primary", 60, lone.end_of_log)
+        frozen.thaw()
+        world.settle()

@@ -49,6 +49,9 @@ class World(Protocol):
     def close(self) -> None: ...
 
 
+LEFT = "Disconnected"
+"""What a node says that has left the others for good, as where Galera's own membership failed ("backend must be
+restarted" in its log). It still runs, and nothing brings it back but a start."""
 FIND_BACK = 90
 """Seconds in which nodes should find back to each other."""
 PATIENCE = 600
@@ -161,6 +164,10 @@ class ThreeNodes:
     def available(self) -> bool:
         return self._cluster.available
 
+    @property
+    def nodes(self) -> Sequence[Node]:
+        return self._cluster.nodes
+
     def start(self) -> None:
         self._cluster.start()
         self._name = self._cluster.new_database()
@@ -186,27 +193,28 @@ class ThreeNodes:
     def settle(self) -> None:
         """All nodes take part. What doesn't find back by itself is helped, as an operator would: where no node has the
         majority, as after a node was killed while the others didn't hear of each other, one of those that live is told
-        that it has; a node that ended or stays out is started anew."""
+        that it has; a node that ended, has left or stays out is started anew."""
         deadline = time.monotonic() + PATIENCE
         helped = time.monotonic()
         while not self._cluster.whole:
             assert time.monotonic() < deadline, "\n".join(node.end_of_log(4_000) for node in self._cluster.nodes)
             self._pause.wait(0.5)
             if any(node.ended for node in self._cluster.nodes) or time.monotonic() - helped > FIND_BACK:
-                self._help()
+                self.help()
                 helped = time.monotonic()
 
-    def _help(self) -> None:
+    def help(self) -> None:
+        """See `settle`."""
         said = {node: node.membership() for node in self._cluster.nodes if node.runs and not node.ended}
-        if "Primary" in said.values():
-            out = [node for node in self._cluster.nodes if said.get(node) != "Primary"]
-            for node in out:
+        primary = "Primary" in said.values()
+        if not primary and (node := self._cluster.furthest([each for each in said if said[each] != LEFT])) is not None:
+            self._bootstrapped += 1
+            node.bootstrap()
+        for node in self._cluster.nodes:
+            if said.get(node) == LEFT or (primary and said.get(node) != "Primary"):
                 self._started_anew += 1
                 node.kill()
                 node.start(whole=True, wait=False)
-        elif (node := self._cluster.furthest()) is not None:
-            self._bootstrapped += 1
-            node.bootstrap()
 
     def differences(self) -> list[str]:
         return self._cluster.differences(self._name)
