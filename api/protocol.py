@@ -282,6 +282,8 @@ class AckProtocol(HttpToolsProtocol):
             # The parser skips blank lines before a request; `end` is behind them then, and no head's.
             and data.startswith(b"POST ")
             and type(made) is _Exchange
+            # Of one that was refused for its head there is no body.
+            and made.length
             and made.key is made.request_id is None
             and len(data) == end + made.length
         ):
@@ -297,9 +299,30 @@ class AckProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_ended = True
+        if self._short and self.parser.should_upgrade() and self._brings_a_body():
+            self._refuse_upgrade()
+            return
         verb = _VERBS.get(self.url)
         if verb is None or not self._short or not self._take(verb):
             super().on_headers_complete()
+
+    def _brings_a_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+            for name, value in self.headers
+        )
+
+    def _refuse_upgrade(self) -> None:
+        """Behind a head that asks for another protocol the parser expects no body: the server would drop it, or take
+        what comes of it later for the next request. A proxy that knows of no upgrade has passed on one."""
+        at_rest = self._at_rest
+        refused = _Exchange(self, Verb.ACK, NOBODY, None)
+        refused.response_complete = True
+        self.cycle = refused  # type: ignore[assignment]  # as in `_take`
+        if at_rest:
+            self.send_400_response("Upgrade: expected none beside a body, as HTTP/1.1 alone is spoken here.")
+        else:  # it would be taken for the answer that is still to come
+            self.transport.close()
 
     def _take(self, verb: Verb) -> bool:
         parser = self.parser

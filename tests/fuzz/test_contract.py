@@ -296,9 +296,11 @@ def _checks(service: Service, case: Any) -> dict[str, Any]:
     parameters = case.operation.definition.raw.get("parameters", ())
     known = {each["name"]: each["schema"].get("type") for each in parameters if each["in"] == "query"}
     sent = case.query or {}
-    if set(sent) - set(known) or any(known[name] == "array" and not isinstance(sent[name], list) for name in sent):
-        # One that nobody knows is ignored, and a list of one is written as its element; and what else is bad of such a
-        # request may be its token, which `_ask` mends.
+    # A value and a list of it alone are written alike, and so are an empty list and nothing.
+    wrong = [sent[name] for name in sent if name in known and (known[name] == "array") != isinstance(sent[name], list)]
+    alike = wrong and not any(isinstance(each, list) and len(each) > 1 for each in wrong)
+    if set(sent) - set(known) or alike:
+        # One that nobody knows is ignored; and what else is bad of such a request may be its token, which `_ask` mends.
         excluded |= {"negative_data_rejection"}
     return {"excluded_checks": [check for check in CHECKS.get_all() if check.__name__ in excluded]}
 

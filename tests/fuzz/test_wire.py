@@ -155,8 +155,13 @@ POISON = assembled([*PLAIN_HEAD[:3], b"Content-Length: 200"], b"\r\n", b" " * 20
 BLANK = [[b"\r\n\r\n" + POISON[:200], POISON[200:]], [b"\r\n\r\n" + PLAIN + b" " * (200 - len(PLAIN))]]
 
 
+UPGRADE = [b"Connection: upgrade", b"Upgrade: websocket"]
+UPGRADED = assembled([STARTS[0], *UPGRADE, *PLAIN_HEAD[1:]], b"\r\n", BODY)
+
+
 @given(streams())
 @example(BLANK[0] + BLANK[1])
+@example([UPGRADED + PLAIN])
 @examples(800, 40_000)
 def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, Seen], parts: list[bytes]) -> None:
     """The same requests with the same bodies, the same answers and the same end, however they are cut and whatever was
@@ -169,6 +174,9 @@ def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, 
             # answer that it owes. We have done and answered more of them by then.
             assert answered[-2:] == REFUSED
             assert same[: len(seen)] == seen
+        elif answered[-1] and b"upgrade:" in b"".join(parts).lower() and len(same) < len(seen):
+            # The server takes a request that asks for another protocol without its body; we take it not at all.
+            assert same == seen[: len(same)]
         else:
             assert (same, answered) == (seen, told)
 
@@ -176,6 +184,8 @@ def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, 
 @given(streams())
 @example([PLAIN.replace(b" /", b" http://x/", 1)])
 @example([TWO_LENGTHS[: -len(BODY)], BODY + PLAIN])
+@example([UPGRADED])
+@example([UPGRADED[: -len(BODY)], PLAIN])
 @examples(800, 40_000)
 def test_two_parsers_never_see_two_things_in_the_same_bytes(server: tuple[Served, Seen], parts: list[bytes]) -> None:
     """A proxy that reads as another server does could be made to pass on what we take for a second request. So where
@@ -190,6 +200,32 @@ def test_two_parsers_never_see_two_things_in_the_same_bytes(server: tuple[Served
     assert ours[:common] == theirs[:common]
     if len(ours) > common:
         assert 400 in told, "h11 waits for more where we have gone on"
+
+
+@pytest.mark.parametrize("start", STARTS[:3])
+@pytest.mark.parametrize("lines", [PLAIN_HEAD[1:], [*PLAIN_HEAD[1:3], b"Transfer-Encoding: chunked"]])
+def test_a_body_behind_an_upgrade_is_never_a_request(
+    server: tuple[Served, Seen], start: bytes, lines: list[bytes]
+) -> None:
+    """Nor is the head one without it; the connection ends. What is under way on it is never answered by this."""
+    head = assembled([start, *UPGRADE, *lines], b"\r\n", b"")
+    for parts in ([head + PLAIN], [head, PLAIN]):
+        assert heard(server, AckProtocol, parts) == ([], REFUSED)
+    seen, answered = heard(server, AckProtocol, [PLAIN, head + PLAIN])
+    assert (seen, answered) == ([("ack None", BODY)], [200, *REFUSED])
+    running, _ = server
+    running.app.submit, submit = lambda call, to: None, running.app.submit
+    try:
+        seen, answered = heard(server, AckProtocol, [PLAIN + head + PLAIN])
+    finally:
+        running.app.submit = submit
+    assert (seen, answered) == ([("ack None", BODY)], [True])
+
+
+def test_an_upgrade_without_a_body_is_not_taken_up(server: tuple[Served, Seen]) -> None:
+    """The request is answered as if it had not been asked for, as HTTP has it."""
+    head = assembled([b"GET /healthz HTTP/1.1", b"Host: x", *UPGRADE], b"\r\n", b"")
+    assert heard(server, AckProtocol, [head]) == ([("GET /healthz", b"")], [200, False])
 
 
 def test_every_byte_is_a_place_to_cut_at(server: tuple[Served, Seen]) -> None:
