@@ -18,11 +18,12 @@ import uuid
 from typing import Any, Final, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from api import body, problems
 from api.access import NOBODY, digest_of
 from api.acks import PATHS, AckRoutes, Check, refusal
+from api.http1 import Http1Protocol
 from api.metrics import REFUSED, SENT_AWAY, SHED
 from api.problems import Problem
 from api.requests import USUAL, WIRE_HEADER
@@ -170,8 +171,8 @@ WHOLE: Final = 8 * body.LIMIT
 """Of a request, with what its chunks are wrapped in."""
 
 
-class AckProtocol(HttpToolsProtocol):
-    """See the module. Without `AckRoutes` as the application it is uvicorn's own."""
+class AckProtocol(Http1Protocol):
+    """See the module. Without `AckRoutes` as the application there is no short way."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -282,8 +283,6 @@ class AckProtocol(HttpToolsProtocol):
             # The parser skips blank lines before a request; `end` is behind them then, and no head's.
             and data.startswith(b"POST ")
             and type(made) is _Exchange
-            # Of one that was refused for its head there is no body.
-            and made.length
             and made.key is made.request_id is None
             and len(data) == end + made.length
         ):
@@ -299,30 +298,9 @@ class AckProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_ended = True
-        if self._short and self.parser.should_upgrade() and self._brings_a_body():
-            self._refuse_upgrade()
-            return
         verb = _VERBS.get(self.url)
         if verb is None or not self._short or not self._take(verb):
             super().on_headers_complete()
-
-    def _brings_a_body(self) -> bool:
-        return any(
-            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
-            for name, value in self.headers
-        )
-
-    def _refuse_upgrade(self) -> None:
-        """Behind a head that asks for another protocol the parser expects no body: the server would drop it, or take
-        what comes of it later for the next request. A proxy that knows of no upgrade has passed on one."""
-        at_rest = self._at_rest
-        refused = _Exchange(self, Verb.ACK, NOBODY, None)
-        refused.response_complete = True
-        self.cycle = refused  # type: ignore[assignment]  # as in `_take`
-        if at_rest:
-            self.send_400_response("Upgrade: expected none beside a body, as HTTP/1.1 alone is spoken here.")
-        else:  # it would be taken for the answer that is still to come
-            self.transport.close()
 
     def _take(self, verb: Verb) -> bool:
         parser = self.parser
@@ -382,7 +360,7 @@ class AckProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._between = True
         exchange: Any = self.cycle
-        if type(exchange) is not _Exchange:
+        if self.plain_head or type(exchange) is not _Exchange:
             super().on_message_complete()
             return
         if exchange.response_complete:
