@@ -216,7 +216,23 @@ class AckProtocol(Http1Protocol):
 
     def _turn_away(self, problem: Problem) -> None:
         """Say so, and end the connection, whatever it is about to say."""
-        _Exchange(self, Verb.ACK, NOBODY, None).end_with(problem)
+        if self._owes_another:
+            self.transport.close()
+        else:
+            _Exchange(self, Verb.ACK, NOBODY, None).end_with(problem)
+
+    def send_400_response(self, msg: str) -> None:
+        if self._owes_another:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
+
+    @property
+    def _owes_another(self) -> bool:
+        """The answer to a request before the one that comes in is due. What is said now would be taken for it, though
+        what that one asked for may be done. No answer is no lie."""
+        own = self._head_ended and not self._between and not self.pipeline
+        return not self._at_rest and not own
 
     def end(self) -> None:
         self.transport.close()
@@ -297,10 +313,10 @@ class AckProtocol(Http1Protocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head_ended = True
         verb = _VERBS.get(self.url)
         if verb is None or not self._short or not self._take(verb):
             super().on_headers_complete()
+        self._head_ended = True
 
     def _take(self, verb: Verb) -> bool:
         parser = self.parser
