@@ -185,6 +185,8 @@ class AckProtocol(Http1Protocol):
         self._began = 0.0
         """When the request that is coming in began."""
         self._head_ended = False
+        self._heads = 0
+        """How many have ended."""
         self._received = 0
         """Bytes that came after its first ones."""
         self._unsent = 0
@@ -291,10 +293,12 @@ class AckProtocol(Http1Protocol):
                 self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
                 self._begin(exchange, data[end:])
                 return
+        heads = self._heads
         super().data_received(data)
         made: Any = self.cycle
         if (
-            made is not cycle
+            # Of two requests the first may be over by now, and what was made is of the second.
+            self._heads == heads + 1
             and end <= _LONGEST_HEAD
             # The parser skips blank lines before a request; `end` is behind them then, and no head's.
             and data.startswith(b"POST ")
@@ -317,6 +321,8 @@ class AckProtocol(Http1Protocol):
         if verb is None or not self._short or not self._take(verb):
             super().on_headers_complete()
         self._head_ended = True
+        if not self.plain_head:
+            self._heads += 1
 
     def _take(self, verb: Verb) -> bool:
         parser = self.parser

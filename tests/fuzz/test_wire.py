@@ -274,3 +274,15 @@ def test_every_byte_is_a_place_to_cut_at(server: tuple[Served, Seen]) -> None:
     for cut in range(len(PLAIN)):
         assert heard(server, AckProtocol, [PLAIN, PLAIN[:cut], PLAIN[cut:]])[0] == [("ack None", BODY)] * 2
     assert heard(server, AckProtocol, [bytes([each]) for each in whole]) == wanted
+
+
+def test_a_head_is_remembered_with_its_own_body_alone(server: tuple[Served, Seen]) -> None:
+    """Not with what the next one in the same packet says, where the first was refused at once."""
+    first = assembled([*PLAIN_HEAD, b"X-First: 1"], b"\r\n", b"")
+    bad = b"x" * len(BODY)
+    length = len(bad) + len(assembled([*PLAIN_HEAD[:3], b"Content-Length: 000"], b"\r\n", b""))
+    second = assembled([*PLAIN_HEAD[:3], b"Content-Length: %03d" % length], b"\r\n", b"")
+    seen, answered = heard(server, AckProtocol, [first + bad + second])
+    assert (seen, answered) == ([("ack None", bad)], [422, False])
+    seen, answered = heard(server, AckProtocol, [first + BODY + PLAIN[: len(second)]])
+    assert (seen[0], answered[0]) == (("ack None", BODY), 200)
