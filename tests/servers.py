@@ -232,11 +232,11 @@ class ServiceProcess:
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send the signal to the service (SIGKILL: to its workers too) and wait for its end."""
         assert self.process is not None
-        if self.process.poll() is None:
-            if number == signal.SIGKILL:
+        if number == signal.SIGKILL and isinstance(self.process, subprocess.Popen):
+            if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
-            else:
-                self.process.send_signal(number)
+        else:
+            self.process.send_signal(number)
         return self.process.wait(60)
 
 
@@ -261,11 +261,14 @@ def run_module(
 
 
 @contextlib.contextmanager
-def running_service(database_url: str, *, workers: int = 1, **environment: str) -> Iterator[ServiceProcess]:
+def running_service(
+    database_url: str, *, workers: int = 1, module: str = "api", **environment: str
+) -> Iterator[ServiceProcess]:
     """A service that is gone when the context ends; `environment` are its LASTBIT_… settings."""
     with tempfile.TemporaryDirectory(prefix="lastbit-service-", dir=memory(), ignore_cleanup_errors=True) as folder:
         # It is killed in the end, so what several workers share stays behind.
-        service = ServiceProcess(database_url, workers=workers, environment={"TMPDIR": folder, **environment}).start()
+        environment = {"TMPDIR": folder, **environment}
+        service = ServiceProcess(database_url, workers=workers, module=module, environment=environment).start()
         try:
             yield service
         finally:

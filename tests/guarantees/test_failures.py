@@ -20,10 +20,9 @@ import pytest
 from core import schema
 from core.db import Database
 from tests.conftest import running_mariadb
-from tests.guarantees.forked import Forked, Nursery
 from tests.guarantees.load import Load, check, open_shared
 from tests.proxies import Cut, Proxy, proxied
-from tests.servers import MariaDB
+from tests.servers import MariaDB, ServiceProcess, running_service
 
 SOAK = "LASTBIT_SOAK" in os.environ
 STOPS = 200 if SOAK else 10
@@ -39,26 +38,20 @@ def server() -> Iterator[MariaDB]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    opened = Nursery()
-    yield opened
-    opened.close()
-
-
-UnderLoad = Callable[..., contextlib.AbstractContextManager[tuple[Load, Forked]]]
+UnderLoad = Callable[..., contextlib.AbstractContextManager[tuple[Load, ServiceProcess]]]
 
 
 @pytest.fixture
-def under_load(nursery: Nursery) -> UnderLoad:
+def under_load() -> UnderLoad:
     """A service on the database, maybe `through` another URL of it, and clients; held against the database after."""
 
     @contextlib.contextmanager
-    def run(url: str, through: str | None = None) -> Iterator[tuple[Load, Forked]]:
+    def run(url: str, through: str | None = None) -> Iterator[tuple[Load, ServiceProcess]]:
         with Database(url) as database:
             schema.migrate(database)
             shared = open_shared(database)
-            with Forked(nursery, through or url) as running:
+            module = "tests.guarantees.mutated_api"
+            with running_service(through or url, module=module, LASTBIT_LOG_LEVEL="error") as running:
                 with Load(running.url, shared) as load:
                     load.reaches(40)
                     yield load, running
