@@ -30,13 +30,20 @@ RESERVE: Final = 256
 class Connection(Protocol):
     """What the watch looks at. Times are the loop's; None: it isn't so."""
 
-    idle_since: float | None
-    head_since: float | None
-    """The first byte of a request has come, and its head has not ended."""
-    body_since: float | None
-    """As before, and the head has ended."""
-    stuck_since: float | None
-    """It doesn't take what we write."""
+    @property
+    def idle_since(self) -> float | None: ...
+
+    @property
+    def head_since(self) -> float | None:
+        """The first byte of a request has come, and its head has not ended."""
+
+    @property
+    def body_since(self) -> float | None:
+        """As before, and the head has ended."""
+
+    @property
+    def stuck_since(self) -> float | None:
+        """It doesn't take what we write."""
 
     def end(self) -> None: ...
 

@@ -21,12 +21,12 @@ from starlette.concurrency import run_in_threadpool
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from api import body, problems
-from api.access import NOBODY, digest_of
+from api.access import digest_of
 from api.acks import PATHS, AckRoutes, Check, refusal
-from api.http1 import Http1Protocol
-from api.metrics import REFUSED, SENT_AWAY, SHED
+from api.metrics import SENT_AWAY, SHED
 from api.problems import Problem
-from api.requests import USUAL, WIRE_HEADER
+from api.requests import WIRE_HEADER
+from api.watched import USUAL_LINES, WatchedProtocol
 from core import errors
 from core.calls import Call, Verb
 from core.combiner import TOO_MANY, Pending
@@ -47,6 +47,7 @@ class _Exchange:
         "key",
         "length",
         "message_event",
+        "more_body",
         "parts",
         "request_id",
         "response_complete",
@@ -68,13 +69,18 @@ class _Exchange:
         self.disconnected = False
         self.response_complete = False
         self.message_event = _NOBODY_WAITS
+        self.more_body = True
+
+    @property
+    def response_started(self) -> bool:
+        return self.response_complete  # it is one write
 
     def __call__(self, over: Pending) -> None:
         """The call is over: answer."""
         if over.error is not None:
             self.refuse(over.error)
         else:
-            self._answer(STATUS_LINE[200], b"application/json", self._protocol.acks.encoded(over.answer))
+            self._answer(self._protocol.acks.encoded(over.answer))
 
     def refuse(self, error: Exception) -> None:
         self._answer_with(refusal(self.verb, error, self.request_id))
@@ -93,35 +99,17 @@ class _Exchange:
             protocol.transport.write(_BUSY % (protocol.default_headers(), uuid.uuid4().hex.encode()))
             protocol.answered()
 
-    def end_with(self, problem: Problem) -> None:
-        """Answer and close the connection."""
-        self.keep_alive = False
-        self._answer_with(problem)
-
     def _answer_with(self, problem: Problem) -> None:
         if "Connection" in problem.headers:
             self.keep_alive = False
-        more = b"".join(
-            b"%b: %b\r\n" % (name.lower().encode(), value.encode())
-            for name, value in problem.headers.items()
-            if name != "Connection"
-        )
-        self._answer(STATUS_LINE[problem.status], problems.MEDIA_TYPE.encode(), problem.body(), more)
-
-    def _answer(self, status: bytes, media_type: bytes, content: bytes, more: bytes = b"") -> None:
-        protocol = self._protocol
         self.response_complete = True
-        if protocol.transport.is_closing():
-            return
-        if not self.keep_alive:
-            more += b"connection: close\r\n"
-        protocol.transport.write(
-            b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
-            % (status, protocol.default_headers(), _USUAL, media_type, len(content), more, content)
-        )
-        if not self.keep_alive:
-            protocol.transport.close()
-        protocol.answered()
+        self._protocol.say_problem(problem, keep_alive=self.keep_alive)
+        self._protocol.answered()
+
+    def _answer(self, content: bytes) -> None:
+        self.response_complete = True
+        self._protocol.say(STATUS_LINE[200], b"application/json", content, keep_alive=self.keep_alive)
+        self._protocol.answered()
 
 
 class _Event:
@@ -148,7 +136,6 @@ _heads: Final[dict[bytes, _Head]] = {}
 """Of plain requests without an Idempotency-Key or an id. A client's requests differ in their bodies, and what the
 parser makes of the same bytes is the same; so it need not be asked again."""
 _MOST_HEADS: Final = 4096
-_USUAL: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items())
 
 
 def _busy() -> bytes:
@@ -158,130 +145,31 @@ def _busy() -> bytes:
     headers = {"content-type": problems.MEDIA_TYPE, "content-length": len(content), **problem.headers}
     more = "".join(f"{name.lower()}: {value}\r\n" for name, value in headers.items())
     named = WIRE_HEADER + b": %b\r\n\r\n"
-    return STATUS_LINE[problem.status] + b"%b" + _USUAL + more.encode() + named + content.replace(b"%", b"%%")
+    return STATUS_LINE[problem.status] + b"%b" + USUAL_LINES + more.encode() + named + content.replace(b"%", b"%%")
 
 
 _BUSY: Final = _busy()
 _LONGEST_HEAD: Final = 4096
 """Bytes of one that is remembered."""
 
-HEAD: Final = 65_536
-"""Bytes of a request's head, beyond those that came with its first ones."""
-WHOLE: Final = 8 * body.LIMIT
-"""Of a request, with what its chunks are wrapped in."""
 
-
-class AckProtocol(Http1Protocol):
-    """See the module. Without `AckRoutes` as the application there is no short way."""
+class AckProtocol(WatchedProtocol):
+    """See the module."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.acks: Any = self.app
-        self._short = isinstance(self.app, AckRoutes)
-        self._between = True
-        """The parser is not in the middle of a request."""
-        self._last = 0.0
-        """When the connection was made, or the last answer."""
-        self._began = 0.0
-        """When the request that is coming in began."""
-        self._head_ended = False
-        self._heads = 0
-        """How many have ended."""
-        self._received = 0
-        """Bytes that came after its first ones."""
-        self._unsent = 0
-        self._unsent_since = 0.0
-        self._headers_of: object = None
-        self._headers = b""
-
-    def default_headers(self) -> bytes:
-        """The server's own, as they travel; it makes a new list each second."""
-        current = self.server_state.default_headers
-        if current is not self._headers_of:
-            self._headers_of = current
-            self._headers = b"".join(b"%b: %b\r\n" % header for header in current)
-        return self._headers
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._last = self.loop.time()
-        if self._short and not self.acks.state.connections.made(self):
-            self._turn_away(Problem("unavailable", "too many connections", headers={"Retry-After": "1"}))
+        self.acks: AckRoutes = self.app
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._short:
-            self.acks.state.connections.lost(self)
-            cycle: Any = self.cycle
-            if type(cycle) is _Exchange:
-                self._give_room(cycle)
-
-    def _turn_away(self, problem: Problem) -> None:
-        """Say so, and end the connection, whatever it is about to say."""
-        if self._owes_another:
-            self.transport.close()
-        else:
-            _Exchange(self, Verb.ACK, NOBODY, None).end_with(problem)
-
-    def send_400_response(self, msg: str) -> None:
-        if self._owes_another:
-            self.transport.close()
-        else:
-            super().send_400_response(msg)
-
-    @property
-    def _owes_another(self) -> bool:
-        """The answer to a request before the one that comes in is due. What is said now would be taken for it, though
-        what that one asked for may be done. No answer is no lie."""
-        own = self._head_ended and not self._between and not self.pipeline
-        return not self._at_rest and not own
-
-    def end(self) -> None:
-        self.transport.close()
-
-    def abort(self) -> None:
-        self.transport.abort()
-
-    @property
-    def _at_rest(self) -> bool:
         cycle: Any = self.cycle
-        return cycle is None or cycle.response_complete
-
-    @property
-    def idle_since(self) -> float | None:
-        return self._last if self._between and self._at_rest else None
-
-    @property
-    def head_since(self) -> float | None:
-        # With a request under way, the next one may take its time.
-        coming = not self._between and not self._head_ended and self._at_rest and not self.flow.read_paused
-        return self._began if coming else None
-
-    @property
-    def body_since(self) -> float | None:
-        return self._began if not self._between and self._head_ended and not self.flow.read_paused else None
-
-    @property
-    def stuck_since(self) -> float | None:
-        if not self.flow.write_paused:
-            self._unsent = 0
-            return None
-        unsent = self.transport.get_write_buffer_size()
-        if unsent != self._unsent:
-            self._unsent, self._unsent_since = unsent, self.loop.time()
-        return self._unsent_since
+        if type(cycle) is _Exchange:
+            self._give_room(cycle)
 
     def data_received(self, data: bytes) -> None:
-        if not self._between:
-            self._received += len(data)
-        cycle: Any = self.cycle
         # Who doesn't take answers is not given more of them: the ordinary way waits.
-        plain = self._between and self._short and not self.flow.write_paused
-        if not plain or not (cycle is None or cycle.response_complete):
+        if not self.between or not self.at_rest or self.flow.write_paused:
             super().data_received(data)
-            if not self._between and self._received > (WHOLE if self._head_ended else HEAD):
-                REFUSED.labels("large").inc()
-                self._turn_away(Problem("too_large", f"head: expected at most {HEAD:,} bytes"))
             return
         end = data.find(b"\r\n\r\n") + 4
         head = data[:end]
@@ -293,12 +181,12 @@ class AckProtocol(Http1Protocol):
                 self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
                 self._begin(exchange, data[end:])
                 return
-        heads = self._heads
+        heads = self.heads
         super().data_received(data)
         made: Any = self.cycle
         if (
             # Of two requests the first may be over by now, and what was made is of the second.
-            self._heads == heads + 1
+            self.heads == heads + 1
             and end <= _LONGEST_HEAD
             # The parser skips blank lines before a request; `end` is behind them then, and no head's.
             and data.startswith(b"POST ")
@@ -310,24 +198,15 @@ class AckProtocol(Http1Protocol):
                 _heads.clear()
             _heads[head] = _Head(made.verb, made.length, made.caller.digest)
 
-    def on_message_begin(self) -> None:
-        self._between = self._head_ended = False
-        self._received = 0
-        self._began = self.loop.time()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
+    def open_cycle(self) -> None:
         verb = _VERBS.get(self.url)
-        if verb is None or not self._short or not self._take(verb):
-            super().on_headers_complete()
-        self._head_ended = True
-        if not self.plain_head:
-            self._heads += 1
+        if verb is None or not self._take(verb):
+            super().open_cycle()
 
     def _take(self, verb: Verb) -> bool:
         parser = self.parser
         if (
-            (self.cycle is not None and not self.cycle.response_complete)
+            not self.at_rest
             or self.expect_100_continue
             or self.limit_concurrency is not None
             or self.flow.write_paused
@@ -380,12 +259,9 @@ class AckProtocol(Http1Protocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._between = True
+        super().on_message_complete()
         exchange: Any = self.cycle
-        if self.plain_head or type(exchange) is not _Exchange:
-            super().on_message_complete()
-            return
-        if exchange.response_complete:
+        if self.plain_head or type(exchange) is not _Exchange or exchange.response_complete:
             return
         parts, exchange.parts = exchange.parts, []
         self._begin(exchange, parts[0] if len(parts) == 1 else b"".join(parts))
@@ -437,20 +313,15 @@ class AckProtocol(Http1Protocol):
     def answered(self) -> None:
         """After an answer on the short way: as `on_response_complete`, but the timer of an idle connection runs on, and
         looks at its end when the last answer was. Setting it anew for each costs more than the look."""
-        self._last = self.loop.time()
+        self.last = self.loop.time()
         if self.pipeline or self.timeout_keep_alive_task is None:
             self.on_response_complete()
         else:
             self.server_state.total_requests += 1
 
-    def on_response_complete(self) -> None:
-        self._last = self.loop.time()
-        super().on_response_complete()
-
     def timeout_keep_alive_handler(self) -> None:
-        cycle: Any = self.cycle
-        left = self._last + self.timeout_keep_alive - self.loop.time()
-        if left > 0 or (cycle is not None and not cycle.response_complete):
+        left = self.last + self.timeout_keep_alive - self.loop.time()
+        if left > 0 or not self.at_rest:
             again = max(left, 1.0)
             self.timeout_keep_alive_task = self.loop.call_later(again, self.timeout_keep_alive_handler)
         else:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.http1 import Http1Protocol
-from api.protocol import HEAD, AckProtocol
+from api.protocol import AckProtocol
+from api.watched import HEAD
 from core.calls import Answer
 from tests.fuzz.sizes import examples
 from tests.fuzz.wire import Served, served
@@ -266,6 +267,25 @@ def test_what_is_said_to_junk_is_no_answer_to_what_came_before_it(server: tuple[
             assert (seen, answered) == ([("ack None", BODY)], [True])
     finally:
         running.app.submit = submit
+
+
+def test_a_request_that_has_its_answer_gets_no_second_one(server: tuple[Served, Seen]) -> None:
+    """Nor half of one and another in its middle: what is junk behind an answer ends the connection."""
+    begun = assembled([b"POST /nowhere HTTP/1.1", LINES[0], CHUNKED], b"\r\n", b"")
+    assert heard(server, AckProtocol, [begun, b"no length"])[1] == [404, True]
+    running, _ = server
+    app: Any = running.app
+
+    async def half(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"400")]})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    app.app, inner = half, app.app
+    try:
+        assert heard(server, AckProtocol, [begun, b"no length"])[1] == [200, True]
+    finally:
+        app.app = inner
 
 
 @pytest.mark.parametrize("head", [b"CONNECT x:443 HTTP/1.1", b"CONNECT /v1/acks HTTP/1.1"])

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from api.connections import IDLE_IN_CROWD, SILENT, Connections, raise_open_files
-from api.protocol import HEAD
+from api.watched import HEAD
 from core import schema
 from core.db import Database
 from tests.proxies import proxied
