@@ -31,7 +31,8 @@ def pieces(ids: str | ItemId | Iterable[str | ItemId]) -> Iterator[Piece]:
     A collection is checked as a whole before this returns, and each id in it is sent once. An iterator is checked and
     made distinct a piece at a time, so that it can be endless. Raises `MalformedItem`.
     """
-    if isinstance(ids, str | ItemId):
+    # Neither bytes nor what is no collection at all is an id; the error says what is expected.
+    if isinstance(ids, str | ItemId | bytes) or not isinstance(ids, Iterable):
         return iter([{"items": _checked([ids], 0)}])
     if isinstance(ids, ItemIds):
         if abs(ids.numbers.step) <= WIDEST_STEP:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from lastbit import errors
 from lastbit.models import Json
@@ -83,12 +84,43 @@ def visible_ascii(name: str, text: str, longest: int) -> str:
     return text
 
 
+def seconds(name: str, value: float) -> float:
+    """`value` if it is a time to wait for an answer. Raises `InvalidArgument`."""
+    if not isinstance(value, int | float) or not 0 < value <= threading.TIMEOUT_MAX:
+        raise errors.InvalidArgument(f"{name} is a number of seconds above 0, not {value!r}")
+    return value
+
+
+def resource(*parts: str) -> str:
+    """The path of /v1 and, below it, these names. Raises `InvalidArgument`."""
+    for part in parts:
+        if not _is_utf8(part):
+            raise errors.InvalidArgument(f"a name is a text that has a UTF-8 form, not {part!r}")
+    return "/".join(["/v1", *(quote(part, safe="") for part in parts)])
+
+
+def encoded(body: Json) -> bytes:
+    """`body` as JSON. Raises `InvalidArgument`."""
+    try:
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as cause:
+        raise errors.InvalidArgument(f"what was given has no JSON form: {cause}") from cause
+
+
+def _is_utf8(text: object) -> bool:
+    """Python makes texts that are not, of names of files for instance."""
+    try:
+        return isinstance(text, str) and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def base_url(text: str) -> str:
     """The service's address without a trailing slash. Raises `InvalidArgument`."""
     try:
         parts = urlsplit(text)
         fits = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or True)
-    except ValueError:
+    except (ValueError, AttributeError):
         fits = False
     if not fits or parts.query or parts.fragment:
         raise errors.InvalidArgument(f"{text!r} is no address of a service: expected a URL like {DEFAULT_URL}")
@@ -114,7 +146,7 @@ class Service:
             base_url(os.environ.get("LASTBIT_URL") or DEFAULT_URL if url is None else url),
             visible_ascii("a token", token, 8192) if token else None,
             retry or Retry(),
-            timeout,
+            seconds("a timeout", timeout),
         )
 
     def call(
@@ -131,9 +163,12 @@ class Service:
         """Send a request until it is answered; the flow's value is a 2xx answer.
 
         `hold`: seconds for which the service may hold the answer back (a long poll). `within`: seconds after which no
-        retry begins any more, where that is sooner than the retry policy's deadline. Raises `ServiceError`,
-        `ServiceUnreachable`, `UnexpectedAnswer`.
+        retry begins any more, where that is sooner than the retry policy's deadline. Raises `InvalidArgument`,
+        `ServiceError`, `ServiceUnreachable`, `UnexpectedAnswer`.
         """
+        for name, value in params:
+            if not _is_utf8(value):
+                raise errors.InvalidArgument(f"{name} is a text that has a UTF-8 form, not {value!r}")
         headers = {"accept": "application/json, application/problem+json"}
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"
@@ -143,7 +178,7 @@ class Service:
         content = None
         if body is not None:
             headers["content-type"] = "application/json"
-            content = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            content = encoded(body)
         request = Request(method, self.url + path, params, headers, content, self.timeout + hold)
         named = f"{method} {path}"
 

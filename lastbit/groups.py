@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import quote
 
 from lastbit import errors
 from lastbit._calls import _ask, _pages
-from lastbit._protocol import Flow, Service
+from lastbit._protocol import Flow, Service, resource
 from lastbit.models import Fence, Json, _time, _time_or_none
 
 if TYPE_CHECKING:
@@ -196,7 +195,7 @@ class Committed:
 def _path(name: str, *rest: str) -> str:
     if not isinstance(name, str) or not name:
         raise errors.InvalidArgument(f"a consumer group has a name, not {name!r}")
-    return "/".join(["/v1/consumer-groups", *(quote(part, safe="") for part in (name, *rest))])
+    return resource("consumer-groups", name, *rest)
 
 
 def _create(service: Service, name: str, partitions: int, ttl: float | None, release: float | None) -> Flow[Group]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from lastbit import errors
 from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, _ask, _following, _pages
-from lastbit._protocol import Flow, Service
+from lastbit._protocol import Flow, Service, resource
 from lastbit.models import Json
 from lastbit.processes.models import (
     CommandPage,
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 def _path(name: str, *rest: str) -> str:
     if not all(isinstance(part, str) and part for part in (name, *rest)):
         raise errors.InvalidArgument(f"processes and instances have names, not {(name, *rest)!r}")
-    return "/".join(["/v1/processes", *(quote(part, safe="") for part in (name, *rest))])
+    return resource("processes", name, *rest)
 
 
 def _define(

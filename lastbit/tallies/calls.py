@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import quote
 
 from lastbit import errors
 from lastbit._calls import _ask, _pages
-from lastbit._protocol import Flow, Service
+from lastbit._protocol import Flow, Service, resource
 from lastbit.chains import Source, SourceChain, source_of
 from lastbit.models import Fence, Json
 from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
@@ -56,4 +55,4 @@ def delete(service: Service, tally: str) -> Flow[None]:
 def _path(tally: str, *rest: str) -> str:
     if not isinstance(tally, str) or not tally:
         raise errors.InvalidArgument(f"a tally's name is a text, not {tally!r}")
-    return "/".join(["/v1/tallies", *(quote(part, safe="") for part in (tally, *rest))])
+    return resource("tallies", tally, *rest)

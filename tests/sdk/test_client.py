@@ -371,7 +371,17 @@ def test_the_token_is_sent_and_its_refusal_is_an_error(scripted: Any, monkeypatc
     assert sent == ["Bearer from-the-environment", "Bearer given"]
 
 
-@pytest.mark.parametrize("wrong", [{"url": "localhost:8000"}, {"token": "two words"}, {"token": "ключ"}])
+NO_TIMES: list[Any] = [None, 0, -1, float("nan"), float("inf"), "3"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"url": "localhost:8000"}, {"url": 8000}, {"token": "two words"}, {"token": "ключ"}),
+        *({"timeout": timeout} for timeout in NO_TIMES),
+    ],
+    ids=str,
+)
 def test_what_cannot_be_meant_is_refused_when_the_client_is_made(wrong: dict[str, Any]) -> None:
     """Not at the first request."""
     with pytest.raises(InvalidArgument):

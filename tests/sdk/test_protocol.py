@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -18,6 +20,7 @@ from lastbit import _calls, _masks, errors
 from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Pause, Request, Service, base_url
 from lastbit.ids import ItemId, ItemIds, item_id
 from lastbit.retry import Retry, retry_after_seconds
+from lastbit.tallies import calls as tallies
 
 BATCH = {
     "id": 7,
@@ -445,11 +448,38 @@ def test_a_malformed_id_anywhere_stops_a_collection_before_anything_is_sent() ->
     assert caught.value.position == 15_000
 
 
-@pytest.mark.parametrize("wrong", ["7:0", b"7:0:1", [7], [None], ["7:0:1", ""], [("7", "0", "1")]])
+@pytest.mark.parametrize("wrong", ["7:0", b"7:0:1", [7], [None], ["7:0:1", ""], [("7", "0", "1")], None, 7])
 def test_what_is_no_id_is_malformed(wrong: Any) -> None:
-    """Whatever its type."""
-    with pytest.raises(errors.MalformedItem):
+    """Whatever its type; the error shows it as it was given."""
+    first = wrong[-1] if isinstance(wrong, list) else wrong
+    with pytest.raises(errors.MalformedItem, match=re.escape(f": {first!r} is no item id")):
         _masks.pieces(wrong)
+
+
+NO_TEXT = "\ud800"
+"""As Python reads a name that is not UTF-8."""
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        lambda service: _calls.open_batch(service, None, {"file": NO_TEXT}, None, None, False, None, None, None),
+        lambda service: _calls.open_batch(service, b"k", None, None, None, False, None, None, None),
+        lambda service: _calls.extend(service, 7, math.nan, None),
+        lambda service: _calls.resolve(service, "failures", _masks.pieces("7:0:1"), NO_TEXT),
+        lambda service: _calls.batches(service, None, NO_TEXT, None, 10),
+        lambda service: _calls.events(service, None, [NO_TEXT], None),
+        lambda service: tallies.value(service, "screws", NO_TEXT),
+        lambda service: _calls.append(service, [5]),
+    ],
+    ids=["label", "key", "number", "reason", "filter", "type", "path", "event"],
+)
+def test_what_cannot_travel_is_refused_before_anything_is_sent(flow: Any) -> None:
+    """Texts without a UTF-8 form, numbers that JSON has not, and what is neither."""
+    world = World(script())
+    with pytest.raises(errors.InvalidArgument, match="form"):
+        world.run(flow(world.service()))
+    assert not world.requests
 
 
 def test_an_endless_iterator_is_read_piece_by_piece() -> None:
