@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from lastbit import _masks, errors, models
-from lastbit._protocol import Emit, Flow, Pause, Service, T, visible_ascii
+from lastbit._protocol import Emit, Flow, Pause, Service, T, utf8, visible_ascii
 from lastbit.ids import ItemId
 
 LONGEST_HOLD = 30
@@ -211,7 +211,7 @@ def resolve(
     """Send pieces of ids to `verb` (`acks` or `failures`), one request each, and merge the answers. An error on the way
     bears what was answered before it as `partial`. A key of the caller's own is for a single piece."""
     result = models.AckResult()
-    given = {} if reason is None else {"reason": reason}
+    given = {} if reason is None else {"reason": utf8("a reason", reason)}
     try:
         for body in bodies:
             answer = yield from _ask(

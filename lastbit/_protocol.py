@@ -84,6 +84,16 @@ def visible_ascii(name: str, text: str, longest: int) -> str:
     return text
 
 
+def utf8(name: str, text: str) -> str:
+    """`text` if it is one that can travel: Python makes others too, of names of files for instance. Raises
+    `InvalidArgument`."""
+    try:
+        text.encode()
+    except (UnicodeEncodeError, AttributeError) as cause:
+        raise errors.InvalidArgument(f"{name} is a text that has a UTF-8 form, not {text!r}") from cause
+    return text
+
+
 def seconds(name: str, value: float) -> float:
     """`value` if it is a time to wait for an answer. Raises `InvalidArgument`."""
     if not isinstance(value, int | float) or not 0 < value <= threading.TIMEOUT_MAX:
@@ -93,10 +103,7 @@ def seconds(name: str, value: float) -> float:
 
 def resource(*parts: str) -> str:
     """The path of /v1 and, below it, these names. Raises `InvalidArgument`."""
-    for part in parts:
-        if not _is_utf8(part):
-            raise errors.InvalidArgument(f"a name is a text that has a UTF-8 form, not {part!r}")
-    return "/".join(["/v1", *(quote(part, safe="") for part in parts)])
+    return "/".join(["/v1", *(quote(utf8("a name", part), safe="") for part in parts)])
 
 
 def encoded(body: Json) -> bytes:
@@ -105,14 +112,6 @@ def encoded(body: Json) -> bytes:
         return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as cause:
         raise errors.InvalidArgument(f"what was given has no JSON form: {cause}") from cause
-
-
-def _is_utf8(text: object) -> bool:
-    """Python makes texts that are not, of names of files for instance."""
-    try:
-        return isinstance(text, str) and text.encode() is not None
-    except UnicodeEncodeError:
-        return False
 
 
 def base_url(text: str) -> str:
@@ -167,8 +166,7 @@ class Service:
         `ServiceError`, `ServiceUnreachable`, `UnexpectedAnswer`.
         """
         for name, value in params:
-            if not _is_utf8(value):
-                raise errors.InvalidArgument(f"{name} is a text that has a UTF-8 form, not {value!r}")
+            utf8(name, value)
         headers = {"accept": "application/json, application/problem+json"}
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"

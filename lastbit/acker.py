@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self
 from lastbit import _calls, errors
 from lastbit._coalescer import Call, Coalescer, Kind
 from lastbit._masks import checked
-from lastbit._protocol import Flow
+from lastbit._protocol import Flow, utf8
 from lastbit.ids import ItemId
 from lastbit.models import AckResult, Completed
 
@@ -38,6 +38,10 @@ Told = Completed | None
 
 def _flow(client: Client | AsyncClient, call: Call[object]) -> Flow[AckResult]:
     return _calls.resolve(client._service, call.kind.verb, iter([{"items": call.items}]), call.kind.reason)
+
+
+def _failures(reason: str | None) -> Kind:
+    return Kind("failures", None if reason is None else utf8("a reason", reason))
 
 
 def _bound(max_pending: int) -> int:
@@ -77,8 +81,9 @@ class Acker:
         return self._put(item, Kind("acks", None))
 
     def fail(self, item: str | ItemId, reason: str | None = None) -> Future[Told]:
-        """Resolve an item as given up; as `ack`. Each reason takes a call of its own, so prefer few of them."""
-        return self._put(item, Kind("failures", reason))
+        """Resolve an item as given up; as `ack`. Each reason takes a call of its own, so prefer few of them. Raises
+        `InvalidArgument` for a reason that is no text."""
+        return self._put(item, _failures(reason))
 
     def _put(self, item: str | ItemId, kind: Kind) -> Future[Told]:
         text = checked(item)
@@ -177,7 +182,7 @@ class AsyncAcker:
 
     async def fail(self, item: str | ItemId, reason: str | None = None) -> asyncio.Future[Told]:
         """Resolve an item as given up; see `Acker.fail`."""
-        return await self._put(item, Kind("failures", reason))
+        return await self._put(item, _failures(reason))
 
     async def _put(self, item: str | ItemId, kind: Kind) -> asyncio.Future[Told]:
         text = checked(item)

@@ -259,6 +259,16 @@ def test_a_malformed_id_is_refused_at_once(scripted: Any, gate: Gate) -> None:
     assert gate.sent == []
 
 
+@pytest.mark.parametrize("reason", [["moved"], b"moved", "\ud800"], ids=repr)
+def test_a_reason_that_is_no_text_is_refused_at_once(scripted: Any, gate: Gate, reason: Any) -> None:
+    """And the acker goes on."""
+    gate.open.release()
+    with Client(scripted.url) as client, client.acker() as acker:
+        with pytest.raises(errors.InvalidArgument, match="a reason is a text"):
+            acker.fail("7:0:0", reason)
+        assert acker.fail("7:0:1", "moved").result(60) is None
+
+
 def test_closing_sends_what_waits_and_then_nothing_more(scripted: Any, gate: Gate) -> None:
     """Also when the block ends with an error: what was acked was done."""
     futures = []
