@@ -7,7 +7,7 @@ from typing import Any
 
 from lastbit import errors
 from lastbit._calls import _ask, _pages
-from lastbit._protocol import Flow, Service, resource
+from lastbit._protocol import Flow, Service, resource, utf8
 from lastbit.chains import Source, SourceChain, source_of
 from lastbit.models import Fence, Json
 from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
@@ -19,13 +19,15 @@ Entry = tuple[str, int, Source | SourceChain]
 def entry_json(entry: Entry) -> Json:
     """An entry as it travels. Raises `InvalidArgument`."""
     key, delta, source = entry
+    if not isinstance(delta, int) or isinstance(delta, bool):
+        raise errors.InvalidArgument(f"a delta is a whole number, not {delta!r}")
     topic, partition, offset, child, generation = source_of(source)
     place: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
     if child:
         place["child"] = child
     if generation:
         place["generation"] = generation
-    return {"key": key, "delta": delta, "source": place}
+    return {"key": utf8("a key", key), "delta": delta, "source": place}
 
 
 def apply(service: Service, tally: str, entries: Iterable[Json], fence: Fence | None = None) -> Flow[TallyApplied]:

@@ -73,7 +73,15 @@ def test_what_is_refused_is_raised(client: Client) -> None:
     with pytest.raises(OutOfOrder, match="offset 1, child 0"):
         tally.apply([("k", 1, read(2)), ("k", 1, read(1))])
     with pytest.raises(InvalidRequest, match="delta"):
-        tally.apply([("k", 1.5, read(2))])  # type: ignore[list-item]
+        tally.apply([("k", 2**60, read(2))])
+    window = Window()
+    with tally.buffer(window) as buffer:
+        for wrong in ({"k": 1.5}, {"k": True}, {"k": None}, {"\ud800": 1}, {5: 1}):
+            with pytest.raises(InvalidArgument, match=r"a delta is a whole number|a key is a text"):
+                buffer.add(wrong, read(2))  # type: ignore[arg-type]
+        # It is over for none of them.
+        buffer.add({"k": 0}, read(3))
+    assert window.acked == [3]
     for call in (
         lambda: tally.apply([("k", 1, ("screws", 0, 5))]),  # type: ignore[list-item]
         lambda: tally.apply([("k", 1, SourceChain())]),
