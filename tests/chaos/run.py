@@ -208,7 +208,8 @@ class Run:
 
     def _kill_a_worker(self, dice: random.Random) -> None:
         if workers := self._service.workers():
-            os.kill(dice.choice(workers), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it was ending
+                os.kill(dice.choice(workers), signal.SIGKILL)
 
     # The end.
 
