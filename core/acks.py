@@ -13,9 +13,13 @@ really changed, so the second delivery moves nothing. It must still be told when
 batch of which nothing changed is read, or read again, *after* the group locks were taken. Whoever flipped the bit
 before us has committed, or we would not have the lock, and its completion was in the same commit.
 
-*The batch ends under us* (cancelled, expired, being deleted) between the first look and the lock of its row, where
+*The batch grows under us.* A producer extends it, and others ack the new items, while we wait for a group. How many
+items are issued is read after all group locks are granted, so no bit of a locked row is beyond it; and a bitfield is
+never written narrower than its highest set bit, whatever was read (see `bitfield`).
+
+*The batch ends under us* (cancelled, expired, being deleted) between the look and the lock of its row, where
 these are not the same. The state is judged again under the lock; if the batch takes no acks any more, everything is
-rolled back and begun again, and the first look rejects.
+rolled back and begun again, and the look rejects.
 
 *Two transactions make the same group's row.* A group without a row is all pending, and one can't lock a row that is not
 there. Both insert, before they judge; one gets a duplicate key, rolls back and begins again.
@@ -40,7 +44,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import applying, bitfield, completion, faults, group_rows, journal, statements, tables
+from core import applying, bitfield, completion, errors, faults, group_rows, journal, statements, tables
 from core.applying import Seen, Work
 from core.calls import Outcome, Unit
 from core.held import Held, Key
@@ -107,6 +111,9 @@ def _begin(tx: Connection, units: Sequence[Unit], held: Held) -> _Begun:
     """Lock the rows of journaled batches, then groups, and look at the batches: do they exist, do they take acks,
     how many items are issued? Nothing of a statement depends on what those before it find, so it is one round trip.
 
+    The look comes after the locks of the groups: an item that is resolved in a locked row was issued before, so the
+    look sees it issued. Taken before, it would be out of date by the time that the locks are granted.
+
     Where little is to be done until the commit, the look locks their rows too, which spares a round trip; where much
     is, others shall not wait for it, and they are locked last. In the order of locks batches come after groups.
     """
@@ -119,13 +126,12 @@ def _begin(tx: Connection, units: Sequence[Unit], held: Held) -> _Begun:
     little = _is_little(direct)
     if direct:
         batches = {unit.batch for unit in direct}
-        look = completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)
-        texts += [_lock(tx, direct), look] if little else [look, _lock(tx, direct)]
+        texts += [_lock(tx, direct), completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)]
     found = statements.run(tx, *texts)
     work = Work({})
     groups: Sequence[Sequence[Any]] = ()
     if direct:
-        locked, looked = found[-2:] if little else found[:-3:-1]
+        locked, looked = found[-2:]
         groups = statements.records(tx, locked)
         if little:
             work.take(completion.rows(tx, looked))
@@ -189,6 +195,7 @@ def _load_journaled(tx: Connection, work: Work, begun: _Begun) -> None:
         work.acked[batch] = []
         for number in numbers:
             work.missing.discard((batch, number))
+            _check((batch, number), known.groups[number], work.issued(batch, number))
             work.groups[batch, number] = known.groups[number]
 
 
@@ -234,7 +241,17 @@ def _load(tx: Connection, work: Work, held: Held, rows: Sequence[Sequence[Any]])
         for batch, number, blob, failed_blob in statements.run(tx, text)[0]:
             key = batch, number
             size = work.seen[batch].group_size
-            work.groups[key] = bitfield.Group.load(blob, failed_blob, *counts[key], size)
+            group = bitfield.Group.load(blob, failed_blob, *counts[key], size)
+            _check(key, group, work.issued(*key))
+            work.groups[key] = group
+
+
+def _check(key: Key, group: bitfield.Group, issued: int) -> None:
+    """Raise `errors.InconsistentBatch` where the group's counts and bits disagree."""
+    try:
+        group.check(issued)
+    except bitfield.Inconsistent as error:
+        raise errors.InconsistentBatch(key[0], f"group {key[1]}: {error}") from error
 
 
 def _write_groups(tx: Connection, work: Work) -> list[str]:
@@ -245,6 +262,7 @@ def _write_groups(tx: Connection, work: Work) -> list[str]:
     patched: list[group_rows.Patch] = []
     for key in sorted(key for key in work.changed if key[0] not in work.known):
         group, issued = work.groups[key], work.issued(*key)
+        _check(key, group, issued)
         if key in work.missing:
             new.append(group_rows.row(key, group, issued))
         elif dialect != "sqlite" and (patches := group.patches(issued)) is not None:
@@ -282,7 +300,9 @@ def _write_journaled(tx: Connection, work: Work) -> tuple[list[str], list[str]]:
         touched.journal_next = known.next
         touched.filled = any(known.groups[number].resolved_count == row.group_size for number in written)
         for number in written:
-            rows.append(group_rows.row((batch, number), known.groups[number], work.issued(batch, number)))
+            key, group, issued = (batch, number), known.groups[number], work.issued(batch, number)
+            _check(key, group, issued)
+            rows.append(group_rows.row(key, group, issued))
     return texts, rows
 
 

@@ -9,6 +9,9 @@ as wide as the issued part of its group, so that a batch of ten items does not s
 
 Bits are never cleared in `resolved`, and failed is a subset of resolved. Hence three states an item: pending (neither),
 acked (resolved only), failed (both).
+
+The counts follow the changes of bits and are compared with the bits when a group is read and before it is written: a
+group whose counts and bits disagree, or that has bits beyond its issued part, is never stored (`Inconsistent`).
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ from bitarray.util import ones, zeros
 ENDIAN = "little"
 PATCHES = 8
 """The most bytes of a blob that are written one by one."""
+
+
+class Inconsistent(Exception):
+    """A group's counts disagree with its bits, or bits are set beyond its issued part: a bug or a broken row."""
 
 
 class Change(NamedTuple):
@@ -68,8 +75,23 @@ class Group:
             return cls(bits, failed_bits, resolved_count, failed_count)
         return cls(widen(resolved, group_size), failed_bits, resolved_count, failed_count, len(resolved), set())
 
+    def check(self, issued: int) -> None:
+        """Raise `Inconsistent` where bits and counts disagree, or where bits beyond the first `issued` are set."""
+        resolved = self.resolved.count()
+        failed = 0 if self.failed is None else self.failed.count()
+        if (resolved, failed) != (self.resolved_count, self.failed_count):
+            raise Inconsistent(
+                f"{resolved} bits are resolved and {failed} failed, its counts say {self.resolved_count} and "
+                f"{self.failed_count}"
+            )
+        if self.resolved.find(1, issued) >= 0:
+            raise Inconsistent(f"items are resolved beyond the {issued} that were issued")
+        if failed and self.failed is not None and self.failed.find(1, issued) >= 0:
+            raise Inconsistent(f"items are failed beyond the {issued} that were issued")
+
     def dump(self, issued: int) -> tuple[bytes | None, bytes | None, int, int]:
-        """To the columns of a row; `issued` is how many items of the group there are so far."""
+        """To the columns of a row; `issued` is how many items of the group there are so far. Raises `Inconsistent`."""
+        self.check(issued)
         width = -(-issued // 8) * 8
         resolved = None if self._is_prefix() else self.resolved[:width].tobytes()
         failed = self.failed[:width].tobytes() if self.failed is not None and self.failed_count else None
@@ -149,9 +171,8 @@ class Group:
         pending = ~self.resolved
         pending &= mask
         self.resolved |= mask
-        count = self.resolved.count()
-        gained = count - self.resolved_count
-        self.resolved_count = count
+        gained = pending.count()
+        self.resolved_count += gained
         return pending, gained
 
 

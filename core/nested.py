@@ -50,13 +50,12 @@ def owed(state: State, failed: int) -> Verb:
 
 
 def adopt(tx: Connection, item: ItemId) -> dict[str, Any]:
-    """The columns of a child that is `item` of its parent. Locks the item's group, then the parent: neither ends
-    meanwhile.
+    """The columns of a child that is `item` of its parent. Locks the parent's row: until the commit the parent doesn't
+    end, and no ack of the item is committed. The bits are read under that lock; read before, an ack could be committed
+    in between.
 
     Raises `errors.InvalidRequest` (unknown, resolved, or somebody else's), `errors.BatchEnded`.
     """
-    query = sa.select(tables.item_groups).where(_groups.batch_id == item.batch, _groups.group_no == item.group)
-    bits = tx.execute(query.with_for_update()).first()
     parent = tx.execute(
         sa.select(_batches.state, _batches.group_size, _batches["items"], _batches.journal_next)
         .where(_batches.id == item.batch)
@@ -70,16 +69,15 @@ def adopt(tx: Connection, item: ItemId) -> dict[str, Any]:
         raise errors.InvalidRequest(
             _PLACE, f"item {item} was never issued: batch {item.batch} has {parent.items} items"
         )
-    recent: Sequence[int] = ()
-    if parent.journal_next:
-        # It changes under the parent's lock, which we have only now.
-        recent = journal.recent(tx, item.batch, parent.group_size).get(item.group, ())
-        bits = tx.execute(query).first()
+    recent = journal.recent(tx, item.batch, parent.group_size).get(item.group, ()) if parent.journal_next else ()
     resolved = item.index in recent
-    if bits is not None:
-        group = bitfield.Group.load(
-            bits.resolved, bits.failed, bits.resolved_count, bits.failed_count, parent.group_size
+    bits = tx.execute(
+        sa.select(_groups.resolved, _groups.resolved_count).where(
+            _groups.batch_id == item.batch, _groups.group_no == item.group
         )
+    ).first()
+    if bits is not None:
+        group = bitfield.Group.load(bits.resolved, None, bits.resolved_count, 0, parent.group_size)
         resolved |= bool(group.resolved[item.index])
     if resolved:
         raise errors.InvalidRequest(_PLACE, f"item {item} is resolved already")

@@ -65,6 +65,7 @@ _CANCEL = _RACES + "test_an_ack_comes_before_the_cancel_or_is_rejected"
 _PURGE = _RACES + "test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_nothing_twice"
 _EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
 _OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
+_GROWING = "test_growing.py::"
 _RETRY = _RACES + "test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does"
 
 _CRASH = "test_crashes.py::test_a_retry_after_a_crash_at_any_point_brings_what_the_model_says"
@@ -210,6 +211,43 @@ MUTANTS = [
         "work.untouched(units, outcomes)",
         "{each for each in work.untouched(units, outcomes) if work.seen[each].state == 'complete'}",
         _TWICE,
+    ),
+    Mutant(
+        "items-are-read-before-the-groups-are-locked",
+        "core.acks:_begin",
+        "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)]",
+        "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx))] if little "
+        "else [_look(tx, batches), _lock(tx, direct)]",
+        _GROWING + "test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack",
+        also=(("locked, looked = found[-2:]", "locked, looked = found[-2:] if little else found[:-3:-1]"),),
+    ),
+    Mutant(
+        "a-group-is-read-unchecked",
+        "core.acks:_load",
+        "_check(key, group, work.issued(*key))",
+        "pass",
+        _GROWING + "test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alone",
+    ),
+    Mutant(
+        "bits-lost-are-recounted",
+        "core.bitfield:Group.check",
+        "(resolved, failed) != (self.resolved_count, self.failed_count)",
+        "False",
+        _GROWING + "test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alone",
+    ),
+    Mutant(
+        "a-childs-item-is-read-before-its-parent-is-locked",
+        "core.nested:adopt",
+        "    parent = tx.execute(",
+        "    bits = tx.execute(sa.select(_groups.resolved, _groups.resolved_count).where("
+        "_groups.batch_id == item.batch, _groups.group_no == item.group)).first()\n    parent = tx.execute(",
+        _GROWING + "test_no_child_is_opened_of_an_item_that_was_acked_while_its_open_waited",
+        also=(
+            (
+                "    bits = tx.execute(\n        sa.select(_groups.resolved",
+                "    tx.execute(\n        sa.select(_groups.resolved",
+            ),
+        ),
     ),
     Mutant("groups-are-not-locked", "core.acks:_for_update", '" FOR UPDATE"', '""', _TWICE),
     Mutant(

@@ -1,0 +1,155 @@
+"""A batch that grows while a bulk ack waits for one of its groups, and rows whose counts are not those of their bits.
+
+Three transactions are needed: the bulk ack waits for a group that another one has locked; meanwhile the batch is
+extended, and the new items are acked in a group that the bulk ack hasn't reached yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+
+from core import errors, tables
+from core.batches import Opening
+from core.calls import Answer, Call, Verb
+from core.combiner import Inline
+from core.db import Database
+from core.lifecycle import State
+from core.service import Service
+from lastbit.ids import ItemId
+from tests.guarantees.rounds import GROUP, ack
+
+FIRST = GROUP + 8
+"""Items that are issued before the batch grows: group 1 is cut after its first byte."""
+_groups = tables.item_groups.c
+
+
+@pytest.fixture
+def others(mariadb_database: Database) -> Iterator[Service]:
+    """A service beside the one that takes the bulk ack, as another process is."""
+    service = Service(mariadb_database, combiner=Inline)
+    yield service
+    service.stop()
+
+
+def by_mask(batch: int) -> Call:
+    return Call.of(Verb.ACK, masks=[(batch, 0, b"\xff" * (GROUP // 8)), (batch, 1, b"\x0f")])
+
+
+def by_ids(batch: int) -> Call:
+    """As many as make a call a large one."""
+    indexes = [(0, index) for index in range(GROUP)] + [(1, index) for index in range(60)]
+    return Call.of(Verb.ACK, [(batch, *each) for each in indexes])
+
+
+def by_failing(batch: int) -> Call:
+    return Call.of(Verb.FAIL, masks=[(batch, 0, b"\xff" * (GROUP // 8)), (batch, 1, b"\x0f")], reason="broken")
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("call", [by_mask, by_ids, by_failing])
+def test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack(
+    others: Service, call: Callable[[int], Call]
+) -> None:
+    """What was acked in the new part of a group stays acked, and counts once when it comes again."""
+    batch = others.open(Opening(group_size=GROUP, items=FIRST)).batch.id
+    ack(others, (batch, 0, 3), (batch, 1, 5))
+    bulk = Service(Database(others.database.url.render_as_string(hide_password=False)), combiner=Inline)
+    first_group = sa.select(_groups.group_no).where(_groups.batch_id == batch, _groups.group_no == 0)
+    new = [(batch, 1, index) for index in (60, 62, 63)]
+    with others.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
+        holder.execute(first_group.with_for_update())
+        under_way = pool.submit(lambda: bulk.ack(call(batch)).result(60))
+        wait_for_a_lock_wait(others)
+        others.extend(batch, 2 * GROUP - FIRST)
+        assert ack(others, *new).applied == 3
+        holder.rollback()
+        under_way.result(60)
+    bulk.stop()
+    assert others.verify(batch).ok, others.verify(batch).faults
+    assert ack(others, *new).repeated == 3
+    ack(others, *((batch, *divmod(number, GROUP)) for number in range(2 * GROUP)))
+    assert others.seal(batch).batch.state is State.COMPLETE
+    assert others.verify(batch).counted_acked == 2 * GROUP
+
+
+def wait_for_a_lock_wait(service: Service) -> None:
+    """Until a session waits for a row."""
+    waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    pause = threading.Event()
+    with service.database.engine.connect() as watch:
+        while not watch.exec_driver_sql(waiting).scalar():
+            watch.rollback()
+            pause.wait(0.15)  # the server repeats its last answer to those who ask more often
+
+
+@pytest.mark.mariadb
+def test_no_child_is_opened_of_an_item_that_was_acked_while_its_open_waited(others: Service) -> None:
+    """The item's group has no row when the open begins, and its parent is locked: the item is acked meanwhile."""
+    parent = others.open(Opening(group_size=GROUP, items=2)).batch.id
+    opener = Service(Database(others.database.url.render_as_string(hide_password=False)), combiner=Inline)
+    the_parent = sa.select(tables.batches.c.id).where(tables.batches.c.id == parent)
+    item = f"{parent}:0:0"
+    with others.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
+        holder.execute(the_parent.with_for_update())
+        opening = pool.submit(lambda: opener.open(Opening(parent=ItemId.parse(item))))
+        wait_for_a_lock_wait(others)
+        holder.execute(
+            sa.insert(tables.item_groups).values(batch_id=parent, group_no=0, resolved_count=1, failed_count=0)
+        )
+        holder.execute(sa.update(tables.batches).where(tables.batches.c.id == parent).values(acked=1))
+        holder.commit()
+        with pytest.raises(errors.InvalidRequest, match="resolved already"):
+            opening.result(60)
+    opener.stop()
+
+
+# Rows that are broken already.
+
+
+def break_row(service: Service, batch: int, **values: object) -> None:
+    """Change what is stored of the batch's first group, as a bug or a restore could."""
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.item_groups).where(_groups.batch_id == batch, _groups.group_no == 0).values(values))
+
+
+def whole_row(service: Service, batch: int) -> tuple[object, ...]:
+    with service.database.engine.connect() as tx:
+        return tuple(tx.execute(sa.select(tables.item_groups).where(_groups.batch_id == batch)).one())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"resolved": b"\x05", "resolved_count": 3},
+        {"resolved": b"\x05", "resolved_count": 1},
+        {"resolved": b"\x05" + b"\x80" * 4, "resolved_count": 6},
+        {"resolved": b"\x05", "resolved_count": 2, "failed": b"\x04", "failed_count": 2},
+        {"resolved": b"\x05", "resolved_count": 2, "failed": None, "failed_count": 1},
+    ],
+    ids=["bits lost", "bits too many", "bits never issued", "failed bits lost", "no failed bits"],
+)
+@pytest.mark.parametrize("how", ["an id", "a mask", "a repeat"])
+def test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alone(
+    service: Service, values: dict[str, object], how: str
+) -> None:
+    """Nothing is recounted in silence, and nothing is written over it."""
+    batch = service.open(Opening(group_size=GROUP, items=9)).batch.id
+    ack(service, (batch, 0, 0), (batch, 0, 2))
+    break_row(service, batch, **values)
+    cold = Service(service.database, combiner=Inline)
+    before = whole_row(service, batch)
+
+    def send() -> Answer:
+        if how == "a mask":
+            return cold.ack(Call.of(Verb.ACK, masks=[(batch, 0, b"\xff")])).result(60)
+        return ack(cold, (batch, 0, 0 if how == "a repeat" else 4))
+
+    with pytest.raises(errors.InconsistentBatch, match="group 0"):
+        send()
+    assert whole_row(service, batch) == before
+    assert not service.verify(batch).ok
