@@ -3,6 +3,9 @@
 A group without a row is all pending, so a billion untouched items are one range, found without reading anything. What a
 journal names is read before the groups (see `journal`). A page reads at most `SCAN` rows: a batch whose rows are all
 full answers with an empty page and a place to go on from, rather than with a late one.
+
+The batch and its bits are read in one snapshot: a deletion removes groups before it removes the batch, so groups that
+are read later than the batch may be missing, and their items would look pending.
 """
 
 from __future__ import annotations
@@ -89,9 +92,9 @@ def _resolved(row: Any, indexes: Sequence[int], size: int) -> bitarray:
     return bits
 
 
-def page(tx: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> Page:
-    """At most `limit` ranges of `kind` among the numbers from `start` on."""
-    pieces = _pending(tx, batch, start) if kind == "pending" else _failed(tx, batch, start)
+def page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> Page:
+    """At most `limit` ranges of `kind` among the numbers from `start` on. `batch` is of the same snapshot."""
+    pieces = _pending(snapshot, batch, start) if kind == "pending" else _failed(snapshot, batch, start)
     ranges: list[Range] = []
     next_start: int | None = None
     for first, end in pieces:
@@ -106,7 +109,7 @@ def page(tx: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> Pa
         else:
             ranges.append(Range(first, end))
     found = Page(ranges, next_start)
-    return found if kind == "pending" else _with_reasons(tx, batch, found)
+    return found if kind == "pending" else _with_reasons(snapshot, batch, found)
 
 
 def _pending(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, int | None]]:
@@ -188,9 +191,10 @@ def _with_reasons(tx: Connection, batch: Batch, found: Page) -> Page:
     return Page(ranges, next_start)
 
 
-def watermark(tx: Connection, batch: Batch) -> int:
-    """The smallest pending number; `batch.items` where none is. Begins at the full-prefix hint."""
-    return first_unresolved(batch.full_prefix * batch.group_size, _pieces(tx, batch), batch.items)
+def watermark(snapshot: Connection, batch: Batch) -> int:
+    """The smallest pending number; `batch.items` where none is. Begins at the full-prefix hint. `batch` is of the same
+    snapshot."""
+    return first_unresolved(batch.full_prefix * batch.group_size, _pieces(snapshot, batch), batch.items)
 
 
 def _pieces(tx: Connection, batch: Batch) -> Iterator[Piece]:

@@ -213,13 +213,21 @@ class Service:
 
     def ranges(self, batch_id: int, kind: ranges.Kind, start: int, limit: int) -> tuple[Batch, ranges.Page]:
         """Raises `errors.BatchNotFound`."""
-        found = self.get(batch_id)
-        return found, self.database.read(lambda tx: ranges.page(tx, found, kind, start, limit))
+
+        def look(tx: Connection) -> tuple[Batch, ranges.Page]:
+            batch = batches.get(tx, batch_id)
+            return batch, ranges.page(tx, batch, kind, start, limit)
+
+        return self.database.snapshot(look)
 
     def watermark(self, batch_id: int) -> tuple[Batch, int]:
         """The batch, and its smallest pending number (its items where there is none). Raises `errors.BatchNotFound`."""
-        found = self.get(batch_id)
-        return found, self.database.read(lambda tx: ranges.watermark(tx, found))
+
+        def look(tx: Connection) -> tuple[Batch, int]:
+            batch = batches.get(tx, batch_id)
+            return batch, ranges.watermark(tx, batch)
+
+        return self.database.snapshot(look)
 
     def bits(self, batch_id: int, group: int) -> picture.Bits:
         """Raises `errors.BatchNotFound`, `GroupNotFound`."""
@@ -324,8 +332,12 @@ class Service:
 
     def batch_deliveries(self, batch: int) -> list[webhooks.Delivery]:
         """Raises `errors.BatchNotFound`."""
-        self.get(batch)
-        return self.database.snapshot(lambda tx: webhooks.of_batch(tx, batch))
+
+        def look(tx: Connection) -> list[webhooks.Delivery]:
+            batches.get(tx, batch)
+            return webhooks.of_batch(tx, batch)
+
+        return self.database.snapshot(look)
 
     def redeliver(self, webhook: int, *, position: int | None = None, event: str | None = None) -> int:
         """How many are due again. Raises `errors.WebhookNotFound`, `WebhookDisabled`, `PositionTrimmed`,

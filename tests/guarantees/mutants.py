@@ -98,6 +98,8 @@ _ANY_ORDER = "test_in_any_order_with_any_repeats_one_command_when_all_has_come"
 _LATE = "test_a_late_event_does_not_restart_a_finished_instance"
 _PRUNED = "test_what_was_pruned_and_comes_again_is_a_repeat"
 
+_DELETED = "../storage/test_ranges.py::test_a_batch_that_is_deleted_while_it_is_read_is_read_whole"
+
 _JOURNAL = "test_journal.py::"
 _TURNS = "test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits"
 
@@ -319,6 +321,20 @@ MUTANTS = [
         "row is None or row.state not in TAKES_ACKS",
         "row is None",
         _CANCEL,
+    ),
+    Mutant(
+        "pending-is-read-in-no-snapshot",
+        "core.service:Service.ranges",
+        "self.database.snapshot",
+        "self.database.read",
+        _DELETED,
+    ),
+    Mutant(
+        "the-watermark-is-read-in-no-snapshot",
+        "core.service:Service.watermark",
+        "self.database.snapshot",
+        "self.database.read",
+        _DELETED,
     ),
     Mutant("cancel-decides-on-a-plain-read", "core.batches:cancel", _LOCK, _PLAIN, _CANCEL),
     # Ack and purge.

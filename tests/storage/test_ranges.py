@@ -7,9 +7,11 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core import ranges
+from core import errors, ranges
 from core.batches import Opening
 from core.calls import Call, Verb
+from core.combiner import Inline
+from core.db import Database
 from core.service import Service
 
 SIZE = 64
@@ -115,3 +117,31 @@ def test_a_reason_goes_when_its_item_is_acked(service: Service) -> None:
     assert [r.reasons for r in read(service, batch, "failed", 10)] == [{2: "first", 3: "second"}]
     with service.database.engine.connect() as connection:
         assert connection.execute(sa.text("SELECT COUNT(*) FROM failures")).scalar() == 2
+
+
+@pytest.mark.parametrize(("kind", "statement"), [("pending", 1), ("watermark", 1), ("watermark", 2)])
+def test_a_batch_that_is_deleted_while_it_is_read_is_read_whole(service: Service, kind: str, statement: int) -> None:
+    """Its groups are deleted before the reader's first or second statement that reads groups. Nothing of a complete
+    batch is pending; the next reader does not find the batch."""
+    items = 70 * SIZE + 10  # the full-prefix hint is behind, and the last group is not full
+    batch = service.open(Opening(group_size=SIZE, items=items, sealed=True)).batch.id
+    service.ack(Call.of(Verb.ACK, as_ids(batch, set(range(items))))).result()
+    assert service.get(batch).succeeded
+    texts: list[str] = []
+
+    def delete(*arguments: object) -> None:
+        if "item_groups" in str(arguments[2]):
+            texts.append(str(arguments[2]))
+            if len(texts) != statement:
+                return
+            with Database(service.database.url.render_as_string(hide_password=False)) as other:
+                Service(other, combiner=Inline).delete(batch)
+
+    sa.event.listen(service.database.engine, "before_cursor_execute", delete)
+    if kind == "pending":
+        assert service.ranges(batch, "pending", 0, 9)[1].ranges == []
+    else:
+        assert service.watermark(batch)[1] == items
+    for read_again in (service.watermark, service.batch_deliveries, lambda id: service.ranges(id, "pending", 0, 9)):
+        with pytest.raises(errors.BatchNotFound):
+            read_again(batch)

@@ -1,0 +1,7 @@
+"""Where LASTBIT_MUTANT names a mutant, the code is broken before the tests see it (see `tests.guarantees.mutants`)."""
+
+from __future__ import annotations
+
+from tests.guarantees import mutants
+
+mutants.from_environment()
