@@ -42,8 +42,13 @@ class Held:
 
     def __init__(self, most: int = MOST) -> None:
         self._groups: OrderedDict[Key, Group] = OrderedDict()
-        self._journaled: OrderedDict[int, Known | None] = OrderedDict()
-        """What is known of the batches that are journaled."""
+        self._journaled: OrderedDict[int, None] = OrderedDict()
+        """Batches that are journaled; the one that was used last is the last."""
+        self._known: OrderedDict[int, Known] = OrderedDict()
+        """Their bits, where they are held; the one that was put back last is the last."""
+        self._known_groups = 0
+        """The number of groups in `_known`. It is kept, not counted: there are thousands of batches, and each commit
+        looks at it."""
         self._most = most
         self._may_journal = False
         self._ask_at = -math.inf
@@ -71,28 +76,29 @@ class Held:
             while len(self._groups) > self._most:
                 self._groups.popitem(last=False)
             for batch, latest in known.items():
-                before = self._journaled.get(batch)
+                before = self._known.get(batch)
                 if before is None or before.next < latest.next:
-                    self._journaled[batch] = latest
-            self._shrink()
+                    self._drop(batch)
+                    self._journaled.setdefault(batch)
+                    self._known[batch] = latest
+                    self._known_groups += len(latest.groups)
+            while self._known_groups > self._most:
+                self._drop(next(iter(self._known)))
+            while len(self._journaled) > self._most:
+                self._drop(self._journaled.popitem(last=False)[0])
 
-    def _shrink(self) -> None:
-        """Keep at most so many groups of journaled batches, and remember at most so many of these."""
-        held = sum(len(known.groups) for known in self._journaled.values() if known is not None)
-        for batch, known in self._journaled.items():
-            if held <= self._most:
-                break
-            if known is not None:
-                held -= len(known.groups)
-                self._journaled[batch] = None
-        while len(self._journaled) > self._most:
-            self._journaled.popitem(last=False)
+    def _drop(self, batch: int) -> Known | None:
+        """Hold no bits of a journaled batch any more; those that were held."""
+        known = self._known.pop(batch, None)
+        if known is not None:
+            self._known_groups -= len(known.groups)
+        return known
 
     def journal(self, batches: Iterable[int]) -> None:
         """These are journaled, or should be."""
         with self._lock:
             for batch in batches:
-                self._journaled.setdefault(batch, None)
+                self._journaled.setdefault(batch)
 
     def may_journal(self, tx: Connection) -> bool:
         """Whether batches may become journaled: releases that know nothing of it would count what is in a journal
@@ -110,15 +116,13 @@ class Held:
         """What is held of a journaled batch whose row is locked; to be changed by the caller, and put back after the
         commit."""
         with self._lock:
-            known = self._journaled.get(batch)
-            if known is not None:
-                self._journaled[batch] = None
+            if batch in self._journaled:
                 self._journaled.move_to_end(batch)
-            return known
+            return self._drop(batch)
 
     def clear(self) -> None:
         with self._lock:
             self._era += 1
             self._groups.clear()
-            for batch in self._journaled:
-                self._journaled[batch] = None
+            self._known.clear()
+            self._known_groups = 0

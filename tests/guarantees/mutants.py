@@ -560,6 +560,13 @@ MUTANTS = [
         "test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
     ),
     Mutant(
+        "the-number-of-held-groups-only-grows",
+        "core.held:Held._drop",
+        "self._known_groups -= len(known.groups)",
+        "pass",
+        "test_held.py::test_a_commit_costs_the_same_however_many_batches_are_held",
+    ),
+    Mutant(
         "held-bitfields-outlive-the-database",
         "core.held:Held.clear",
         "self._groups.clear()",

@@ -14,6 +14,7 @@ from core.calls import Answer, Call, Verb
 from core.combiner import Inline
 from core.db import Database
 from core.held import Held
+from core.journal import Known
 from core.service import Service
 
 SIZE = 128
@@ -101,3 +102,44 @@ def test_only_so_many_are_held() -> None:
     held.clear()
     held.put({(1, 2): taken}, before)
     assert held.take((1, 2), 2, 0) is None
+
+
+class Counted(dict[int, Group]):
+    """Counts how often its length is asked for."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        Counted.asked += 1
+        return super().__len__()
+
+
+def test_a_commit_costs_the_same_however_many_batches_are_held() -> None:
+    """A commit puts one journaled batch back. It looks at that one and at those that it displaces, not at thousands."""
+
+    def known(next: int, groups: int) -> Known:
+        return Known(next, Counted({number: Group.empty(SIZE) for number in range(groups)}))
+
+    held = Held(most=15_000)
+    for batch in range(5000):
+        held.put({}, held.era, {batch: known(1, 3)})
+    Counted.asked = 0
+    taken = held.take_known(7)
+    assert taken is not None
+    taken.groups[3] = Group.empty(SIZE)
+    held.put({}, held.era, {7: taken})
+    assert Counted.asked < 10
+    assert held.take_known(0) is None, "the batch that was put back first made room"
+    assert held.journaled(0)
+    for batch in range(1, 5000):
+        taken = held.take_known(batch)
+        assert taken is not None
+        assert len(taken.groups) == (4 if batch == 7 else 3)
+    held.put({}, held.era, {1: known(1, 15_000), 2: known(2, 1)})
+    assert held.take_known(1) is None
+    assert held.take_known(2) is not None
+    held.put({}, held.era, {3: known(5, 1)})
+    held.put({}, held.era, {3: known(4, 1)})
+    latest = held.take_known(3)
+    assert latest is not None
+    assert latest.next == 5, "an older transaction puts its batch back later"
