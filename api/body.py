@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ from api.routing import GuardedRoute
 
 LIMIT: Final = 8 * 1024 * 1024
 """Bytes of a body."""
+DEPTH: Final = 100
+"""Levels of nested arrays and objects in JSON of a caller's own. Every parser has a limit, Python's near 1,000; this
+one is below all of them."""
 
 
 class Room:
@@ -94,8 +98,23 @@ def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
         raise problems.invalid([Place("body" + place.rstrip("`"), message)]) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise problems.invalid([Place("body", f"expected JSON: {error}")]) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_json(error) from None
+
+
+def parsed(content: bytes) -> Any:
+    """The body as Python has it: the same JSON that `decoded` accepts, for models that name what is wrong in it. Raises
+    `Problem`."""
+    try:
+        # As text, which has to be UTF-8 then: from bytes Python also reads UTF-16, and skips a byte order mark.
+        return json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise _not_json(error) from None
+
+
+def _not_json(error: Exception) -> Problem:
+    expected = f"of at most {DEPTH} levels of nesting" if isinstance(error, RecursionError) else str(error)
+    return problems.invalid([Place("body", f"expected JSON: {expected}")])
 
 
 def from_base64(place: str, text: str) -> bytes:
@@ -122,8 +141,19 @@ def _too_large() -> Problem:
     return Problem("too_large", f"body: expected at most {LIMIT:,} bytes", headers={"Connection": "close"})
 
 
+class _Parsed(Request):
+    """A request whose JSON is there already."""
+
+    def __init__(self, scope: Scope, receive: Receive, content: Any) -> None:
+        super().__init__(scope, receive)
+        self._content = content
+
+    async def json(self) -> Any:
+        return self._content
+
+
 class JsonRoute(GuardedRoute):
-    """A route whose handler sees a body that went through `reading`."""
+    """A route whose handler sees a body that went through `reading` and `parsed`."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         inner = super().get_route_handler()
@@ -132,6 +162,7 @@ class JsonRoute(GuardedRoute):
 
         async def handler(request: Request) -> Response:
             async with reading(request.scope, request.receive, request.app.state.room) as body:
+                content = parsed(body)
 
                 async def receive() -> Message:
                     return {"type": "http.request", "body": body, "more_body": False}
@@ -139,6 +170,6 @@ class JsonRoute(GuardedRoute):
                 scope: dict[str, Any] = dict(request.scope)
                 headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
                 scope["headers"] = [*headers, (b"content-type", b"application/json")]
-                return await inner(Request(scope, receive))
+                return await inner(_Parsed(scope, receive, content))
 
         return handler

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
@@ -15,6 +14,7 @@ from api import models
 from api.access import ANY, needs
 from api.body import JsonRoute
 from api.events import Position, woken
+from api.free_json import response, stored
 from api.problems import documented
 from core import feed, outbox
 from core.service import Service
@@ -41,12 +41,8 @@ class CommandPage(BaseModel):
     last: int = Field(description="the feed's last position")
 
 
-def value_of(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
-
-
 def command_json(command: outbox.Command) -> dict[str, Any]:
-    return {**{name: getattr(command, name) for name in Command.model_fields}, "data": value_of(command.data)}
+    return {**{name: getattr(command, name) for name in Command.model_fields}, "data": stored(command.data)}
 
 
 @router.get("", response_model=CommandPage, responses=documented(410, 422))
@@ -58,7 +54,7 @@ async def read_commands(
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first command")] = 0,
     types: Annotated[list[str], Query(alias="type", description="several mean or")] = [],  # noqa: B006
     process: str | None = None,
-) -> dict[str, Any]:
+) -> Response:
     """The commands above a position, in the order of the feed; with `wait`, once there is one or the time is over."""
     service: Service = request.app.state.service
     waiting = request.app.state.waiting
@@ -77,5 +73,5 @@ async def read_commands(
     return _page(page)
 
 
-def _page(page: outbox.Page) -> dict[str, Any]:
-    return {"commands": [command_json(each) for each in page.commands], "next": page.next, "last": page.last}
+def _page(page: outbox.Page) -> Response:
+    return response({"commands": [command_json(each) for each in page.commands], "next": page.next, "last": page.last})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
@@ -18,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from api import models
 from api.access import Access, caller_of, needs, outside
 from api.body import JsonRoute
+from api.free_json import DATA, Data
 from api.groups import Fence
 from api.models import Body, Key
 from api.problems import Place, documented, invalid
@@ -30,7 +30,6 @@ from lastbit.tokens import Role
 router = APIRouter(prefix="/v1/events", route_class=JsonRoute, tags=["events"])
 
 MAX_EVENTS: Final = 1000
-MAX_DATA: Final = 65_536
 STREAM_READ: Final = 500
 STREAM_BYTES: Final = 2**20
 """Of data that are written at once, and wait where a follower takes them slowly."""
@@ -53,7 +52,7 @@ class NewEvent(Body):
     )
     type: Name = Field(description=f"what begins with {_words(feed.OWN_TYPES)} is the service's own")
     key: Key | None = None
-    data: Any = Field(None, description="any JSON, at most 65,536 bytes")
+    data: Data = Field(None, description=DATA)
 
     @field_validator("id")
     @classmethod
@@ -67,18 +66,6 @@ class NewEvent(Body):
     def _own_type(cls, value: str) -> str:
         if value.startswith(feed.OWN_TYPES):
             raise ValueError(f"expected a type of yours: what begins with {_words(feed.OWN_TYPES)} is the service's")
-        return value
-
-    @field_validator("data")
-    @classmethod
-    def _small(cls, value: Any) -> Any:
-        try:
-            size = len(encoded(value))
-        except ValueError:
-            # Python reads NaN, 1e999 and half a surrogate pair; others would choke on the whole feed.
-            raise ValueError("expected JSON with finite numbers and Unicode text") from None
-        if size > MAX_DATA:
-            raise ValueError(f"expected at most {MAX_DATA:,} bytes of JSON, got {size:,}")
         return value
 
 
@@ -113,10 +100,6 @@ class AppendedEvents(BaseModel):
     events: list[AppendedEvent]
 
 
-def encoded(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
 @router.post("", response_model=AppendedEvents, responses=documented(404, 409, 413, 415, 422))
 @needs(Role.PRODUCE, limited=True)
 def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
@@ -129,10 +112,7 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
                 raise outside(caller, f"body.events[{place}].{name}", "events whose key and id begin")
     access: Access = request.app.state.access
     access.rates.bring(caller, len(body.events))
-    new = [
-        feed.New(each.id, each.type, each.key, None if each.data is None else encoded(each.data).decode())
-        for each in body.events
-    ]
+    new = [feed.New(each.id, each.type, each.key, each.data) for each in body.events]
     appended = _service(request).append(new, None if body.fence is None else body.fence.held())
     return {
         "events": [

@@ -140,9 +140,6 @@ def _from_pydantic(error: RequestValidationError) -> Problem:
     places = []
     for each in error.errors():
         location = each["loc"]
-        if each["type"] == "json_invalid":
-            places.append(Place("body", f"expected JSON: {each.get('ctx', {}).get('error', 'it does not parse')}"))
-            continue
         expected = each["msg"].removeprefix("Value error, ")
         expected = {"extra_forbidden": "no such field here", "missing": "this field is required"}.get(
             each["type"], re.sub("^Input should", "it should", expected)
@@ -170,7 +167,6 @@ def _from_starlette(error: HTTPException, request: Request) -> Problem:
         return Problem("not_found", "there is no such path; the API's pages are at /docs")
     if error.status_code == 405:
         return Problem("method_not_allowed", "this path has other methods", headers=_allowed(request) or error.headers)
-    # FastAPI answers 400 for a body that its JSON parser gives up on (too deep, too long an integer).
     return invalid([Place("body", "expected JSON")])
 
 

@@ -6,13 +6,14 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
-from api import cursors, patterns
+from api import cursors, free_json, patterns
 from api.access import ANY, needs
-from api.body import JsonRoute
-from api.commands import Command, Limit, command_json, value_of
-from api.events import MAX_DATA, Name, encoded
+from api.body import DEPTH, JsonRoute
+from api.commands import Command, Limit, command_json
+from api.events import Name
+from api.free_json import DATA, MAX_STATE, Data, State
 from api.groups import Epoch
 from api.groups import Name as WorkerName
 from api.models import Body
@@ -24,8 +25,6 @@ from lastbit.tokens import Role
 
 router = APIRouter(prefix="/v1/processes", route_class=JsonRoute, tags=["processes"])
 
-MAX_STATE: Final = 1024 * 1024
-"""Bytes of an instance's state."""
 MAX_COMMANDS: Final = 100
 LONGEST_TIMER: Final = 10 * 365 * 86_400
 
@@ -71,23 +70,6 @@ Cursor = Annotated[str | None, Query(description="`next` of the page before")]
 StatusName = Literal["running", "finished", "parked"]
 
 
-def _small(value: Any, most: int) -> Any:
-    try:
-        size = len(encoded(value))
-    except ValueError:
-        raise ValueError("expected JSON with finite numbers and Unicode text") from None
-    if size > most:
-        raise ValueError(f"expected at most {most:,} bytes of JSON, got {size:,}")
-    return value
-
-
-def _small_data(value: Any) -> Any:
-    return _small(value, MAX_DATA)
-
-
-Data = Annotated[Any, AfterValidator(_small_data)]
-
-
 class ProcessBody(Body):
     partitions: int | None = Field(
         None, ge=1, le=groups.MOST_PARTITIONS, description=f"fixed from then on; {definitions.PARTITIONS} at first"
@@ -116,7 +98,7 @@ class ProcessFence(Body):
 class NewCommand(Body):
     type: CommandType = Field(description="its event's type is this after `command.`")
     step: Text | None = Field(None, description="an instance issues each step once; null: the type")
-    data: Data = Field(None, description="any JSON, at most 65,536 bytes")
+    data: Data = Field(None, description=DATA)
 
 
 class NewTimer(Body):
@@ -124,25 +106,22 @@ class NewTimer(Body):
     after: float | None = Field(
         None, ge=0, le=LONGEST_TIMER, allow_inf_nan=False, description="seconds from now; null: cancel it"
     )
-    data: Data = Field(None, description="any JSON, at most 65,536 bytes; it comes with the event")
+    data: Data = Field(None, description=f"{DATA}; it comes with the event")
 
 
 class HandleBody(Body):
     event: HandledEvent
     fence: ProcessFence
     version: int = Field(ge=0, lt=INTEGER_LIMIT, description="of the state this was computed from; 0: there was none")
-    state: Any = Field(None, description="the new state: any JSON, at most 1 MiB")
+    state: State = Field(
+        None, description=f"the new state: any JSON, at most {MAX_STATE:,} bytes and {DEPTH} levels of nesting"
+    )
     commands: list[NewCommand] = Field(default_factory=list, max_length=MAX_COMMANDS)
     timers: list[NewTimer] = Field(default_factory=list, max_length=MAX_COMMANDS)
     finish: bool = Field(False, description="the instance ends here: later events change nothing")
     error: Annotated[str, StringConstraints(min_length=1, max_length=8192), AfterValidator(_unicode)] | None = Field(
         None, description="the handler failed: park the event, and do nothing else of this"
     )
-
-    @field_validator("state")
-    @classmethod
-    def _small_state(cls, value: Any) -> Any:
-        return _small(value, MAX_STATE)
 
 
 class RetryBody(Body):
@@ -231,10 +210,6 @@ def _service(request: Request) -> Service:
     return service
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else encoded(value).decode()
-
-
 def _seconds(value: float | None) -> timedelta | None:
     return None if value is None else timedelta(seconds=value)
 
@@ -245,7 +220,7 @@ def _definition(definition: definitions.Definition) -> dict[str, Any]:
 
 def _instance(instance: processes.Instance) -> dict[str, Any]:
     shown = {name: getattr(instance, name) for name in ProcessInstance.model_fields}
-    return {**shown, "state": value_of(instance.state)}
+    return {**shown, "state": free_json.stored(instance.state)}
 
 
 @router.put(
@@ -289,7 +264,7 @@ def list_instances(
     status: Annotated[StatusName | None, Query(description="parked: those with parked events")] = None,
     limit: Limit = 100,
     cursor: cursors.Cursor = None,
-) -> dict[str, Any]:
+) -> Response:
     """The instances of a process, by name."""
     of = f"instances:{process}"
     wanted = None if status is None or status == "parked" else processes.Status(status)
@@ -297,7 +272,7 @@ def list_instances(
         process, wanted, cursors.decode_name(of, cursor), limit, parked=status == "parked"
     )
     following = cursors.encode(of, found[-1].instance) if cut else None
-    return {"instances": [_instance(each) for each in found], "next": following}
+    return free_json.response({"instances": [_instance(each) for each in found], "next": following})
 
 
 @router.delete("/{process}", status_code=204, responses=documented(404, 409, 422))
@@ -315,7 +290,7 @@ def delete_process(process: ProcessName, request: Request) -> Response:
     responses=documented(404, 409, 413, 415, 422),
 )
 @needs(Role.CONSUME)
-def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody, request: Request) -> dict[str, Any]:
+def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody, request: Request) -> Response:
     """Do what an event does to an instance, once, in one transaction: its state, its commands, its timers.
 
     409 `stale_epoch`: the partition is another worker's by now. 409 `version_conflict`: compute it again from the
@@ -330,19 +305,23 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
             body.fence.worker,
             body.fence.epoch,
             body.version,
-            _text(body.state),
-            [outbox.New(each.step or each.type, each.type, _text(each.data)) for each in body.commands],
-            [timers.New(each.timer, _seconds(each.after), _text(each.data)) for each in body.timers],
+            body.state,
+            [outbox.New(each.step or each.type, each.type, each.data) for each in body.commands],
+            [timers.New(each.timer, _seconds(each.after), each.data) for each in body.timers],
             body.finish,
             body.error,
         )
     )
-    return {
-        "status": handled.status,
-        "repeated": handled.repeated,
-        "instance": None if handled.instance is None else _instance(handled.instance),
-        "commands": [{name: getattr(each, name) for name in IssuedCommand.model_fields} for each in handled.commands],
-    }
+    return free_json.response(
+        {
+            "status": handled.status,
+            "repeated": handled.repeated,
+            "instance": None if handled.instance is None else _instance(handled.instance),
+            "commands": [
+                {name: getattr(each, name) for name in IssuedCommand.model_fields} for each in handled.commands
+            ],
+        }
+    )
 
 
 @router.post("/{process}/{instance:rest}/retry", response_model=Retried, responses=documented(404, 413, 415, 422))
@@ -354,14 +333,17 @@ def retry_parked(process: ProcessName, instance: InstanceName, body: RetryBody, 
 
 @router.get("/{process}/{instance:rest}", response_model=InstanceDetails, responses=documented(404, 422))
 @needs(*ANY)
-def get_instance(process: ProcessName, instance: InstanceName, request: Request) -> dict[str, Any]:
+def get_instance(process: ProcessName, instance: InstanceName, request: Request) -> Response:
     """One instance: its state, the events that came to it, its timers and its commands."""
     details = _service(request).get_instance(process, instance)
-    return {
-        **_instance(details.instance),
-        "history": [{name: getattr(each, name) for name in InboxEntry.model_fields} for each in details.history],
-        "timers": [
-            {"timer": each.timer, "due_at": each.due_at, "data": value_of(each.data)} for each in details.timers
-        ],
-        "commands": [command_json(each) for each in details.commands],
-    }
+    return free_json.response(
+        {
+            **_instance(details.instance),
+            "history": [{name: getattr(each, name) for name in InboxEntry.model_fields} for each in details.history],
+            "timers": [
+                {"timer": each.timer, "due_at": each.due_at, "data": free_json.stored(each.data)}
+                for each in details.timers
+            ],
+            "commands": [command_json(each) for each in details.commands],
+        }
+    )

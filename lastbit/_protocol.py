@@ -218,7 +218,7 @@ class Service:
             problem = json.loads(answer.body)
             code, detail = problem["code"], problem.get("detail") or problem.get("title") or problem["code"]
             found = problem.get("errors") or ()
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             if answer.status < 400:
                 return errors.UnexpectedAnswer(self.url, named, answer.status, "Lastbit never answers so")
             # Not the service's own words: a gateway in front of it, or something else at this address.
@@ -230,7 +230,7 @@ class Service:
         """The answer's body through `decode`. Raises `UnexpectedAnswer`."""
         try:
             return decode(json.loads(answer.body))
-        except (ValueError, TypeError, KeyError, AttributeError) as cause:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as cause:
             found = (
                 "not with JSON" if isinstance(cause, json.JSONDecodeError) else f"without what it asks for ({cause!r})"
             )

@@ -180,7 +180,8 @@ class ServiceProcess:
     ) -> None:
         self.database_url = database_url
         self.workers = workers
-        self.module = module
+        # A mutant is put in place in the service too.
+        self.module = "tests.guarantees.mutated_api" if module == "api" and "LASTBIT_MUTANT" in os.environ else module
         self.environment = dict(environment or {})
         self.log = log
         """Where its standard error goes, if not to ours."""

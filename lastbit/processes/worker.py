@@ -295,8 +295,8 @@ class ProcessWorker:
                 with suppress(errors.LastbitError):
                     assignment.commit()
                 return False
-            except errors.InvalidRequest as error:
-                # What the function asks for is nothing that the service takes: as if it had raised.
+            except (errors.InvalidRequest, errors.InvalidArgument) as error:
+                # The service does not accept what the function returned: as if the function had raised.
                 if refused is not None:
                     raise
                 refused = str(error)

@@ -106,9 +106,33 @@ _TURNS = "test_held.py::test_processes_that_take_turns_at_a_group_see_each_other
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
+_FREE_JSON = "../http/test_free_json.py::"
+
 _CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_what_is_stored_whatever_is_killed"
 
 MUTANTS = [
+    # What comes in over HTTP.
+    Mutant(
+        "json-of-any-depth-is-stored",
+        "api.free_json:text",
+        "_is_deeper(value, DEPTH)",
+        "False",
+        _FREE_JSON + "test_what_is_nested_too_deeply_is_refused_and_what_is_taken_is_returned",
+    ),
+    Mutant(
+        "stored-json-is-parsed-to-be-returned",
+        "api.free_json:stored",
+        'msgspec.Raw(text or "null")',
+        'json.loads(text or "null")',
+        _FREE_JSON + "test_rows_that_are_deeper_already_are_returned",
+    ),
+    Mutant(
+        "an-integer-beyond-all-floats-is-stored",
+        "api.free_json:text",
+        "_LONG.search(found)",
+        "False",
+        _FREE_JSON + "test_what_some_parsers_refuse_is_not_stored",
+    ),
     # Everything at once.
     Mutant(
         "a-commit-that-failed-is-answered",

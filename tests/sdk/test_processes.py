@@ -158,13 +158,24 @@ def test_a_poisoned_event_is_parked_others_go_on_and_a_retry_comes_again(url: st
 
 
 def test_what_the_service_refuses_is_parked_too(url: str, client: Client) -> None:
-    """A command that can't be one is the function's fault, and stops nobody."""
-    made = Process("refused", correlate("refused"), lambda state, event: (1, [Command("no blanks here")]))
+    """A command that can't be one is the function's fault, and stops nobody. The same with a state that is nested too
+    deeply."""
+
+    def wrong(state: Any, event: Event) -> tuple[Any, list[Command]]:
+        deep: Any = 1
+        for _ in range(300):
+            deep = [deep]
+        return (1, [Command("no blanks here")]) if event.data["order"] == "refused-0" else (deep, [])
+
+    made = Process("refused", correlate("refused"), wrong)
     with working(url, made, "w1"):
         append(client, "refused", range(2), ["charged"])
         while len(list(client.processes.instances("refused", status="parked"))) < 2:
             pass
     assert "commands[0].type" in (client.processes.get("refused", "refused-0").history[0].error or "")
+    assert "body.state: expected JSON of at most 100 levels" in (
+        client.processes.get("refused", "refused-1").history[0].error or ""
+    )
 
 
 def test_a_time_out_comes_as_an_event(url: str, client: Client) -> None:

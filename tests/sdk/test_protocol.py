@@ -233,14 +233,16 @@ def test_a_delete_whose_answer_was_lost_is_done() -> None:
 
 def test_an_answer_of_something_else_is_named_as_such() -> None:
     """A web page, a redirect, a document of another service."""
-    for strange in (Answer(200, {}, b"<html>"), answer(200, {"hello": "world"}), answer(200, [1]), answer(302)):
+    deep = Answer(200, {}, b"[" * 100_000)
+    for strange in (Answer(200, {}, b"<html>"), answer(200, {"hello": "world"}), answer(200, [1]), answer(302), deep):
         world = World(script(strange))
         with pytest.raises(errors.UnexpectedAnswer, match="Is this the address of a Lastbit service"):
             world.run(_calls.get(world.service(), 7))
-    world = World(script(Answer(404, {}, b"<html>")))
-    with pytest.raises(errors.NotFound, match="without saying why") as caught:
-        world.run(_calls.get(world.service(), 7))
-    assert caught.value.code == "http_404"
+    for page in (b"<html>", b"[" * 100_000):
+        world = World(script(Answer(404, {}, page)))
+        with pytest.raises(errors.NotFound, match="without saying why") as caught:
+            world.run(_calls.get(world.service(), 7))
+        assert caught.value.code == "http_404"
 
 
 def test_the_token_is_sent_as_bearer_and_shown_nowhere() -> None:

@@ -1,0 +1,191 @@
+"""JSON of a caller's own (states, data) is refused when it comes in, or it can be returned as long as it is stored."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from api.body import DEPTH
+from tests.http.test_batches import code
+from tests.servers import running_service, sqlite_file
+
+JSON = {"Content-Type": "application/json"}
+PROCESS = "/v1/processes/deep"
+GROUP = "/v1/consumer-groups/process.deep"
+
+
+def nested(levels: int) -> str:
+    """Arrays and objects in turn."""
+    text = "1"
+    for level in range(levels):
+        text = f"[{text}]" if level % 2 else f'{{"a":{text}}}'
+    return text
+
+
+class Worker:
+    """The only worker of the process `deep`."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self.http = http
+        assert http.put(PROCESS, json={"partitions": 1}).status_code == 201
+        [self.held] = http.post(f"{GROUP}/sync", json={"worker": "w", "session": "s"}).json()["assigned"]
+        self.events = 0
+
+    def handle(self, version: int = 0, **outcome: str) -> httpx.Response:
+        """The outcome's values are JSON as text."""
+        self.events += 1
+        id = f"deep-{self.events}"
+        appended = self.http.post("/v1/events", json={"events": [{"id": id, "type": "t"}]}).json()["events"][0]
+        head = {
+            "event": {"id": id, "position": appended["position"]},
+            "fence": {"worker": "w", "epoch": self.held["epoch"]},
+            "version": version,
+        }
+        rest = "".join(f',"{name}":{text}' for name, text in outcome.items())
+        return self.http.post(f"{PROCESS}/i/handle", content=f"{json.dumps(head)[:-1]}{rest}}}", headers=JSON)
+
+
+@pytest.fixture
+def database() -> Iterator[str]:
+    with sqlite_file() as url:
+        yield url
+
+
+@pytest.fixture
+def worker(database: str) -> Iterator[Worker]:
+    with running_service(database) as running, httpx.Client(base_url=running.url, timeout=30) as http:
+        yield Worker(http)
+
+
+def outcome(place: str, text: str) -> dict[str, str]:
+    """What brings `text` to the place."""
+    return {
+        "state": {"state": text},
+        "commands": {"commands": f'[{{"type": "go", "data": {text}}}]'},
+        "timers": {"timers": f'[{{"timer": "t", "after": 3600, "data": {text}}}]'},
+    }[place]
+
+
+PLACES = {"state": "body.state", "commands": "body.commands[0].data", "timers": "body.timers[0].data"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_nested_too_deeply_is_refused_and_what_is_taken_is_returned(worker: Worker, place: str) -> None:
+    """Whatever any parser on the way makes of it: pydantic's serializer gives up at 255 levels, Python near 1,000."""
+    for levels in (DEPTH + 1, 256, 900):
+        refused = worker.handle(**outcome(place, nested(levels)))
+        assert code(refused) == (422, "invalid_request"), (levels, refused.text)
+        [wrong] = refused.json()["errors"]
+        assert (wrong["place"], "100 levels" in wrong["expected"]) == (PLACES[place], True)
+    assert worker.http.get(f"{PROCESS}/i").status_code == 404
+    answer = worker.handle(**outcome(place, nested(DEPTH)))
+    assert answer.status_code == 200, answer.text
+    deep, shown = json.loads(nested(DEPTH)), worker.http.get(f"{PROCESS}/i").json()
+    if place == "state":
+        assert deep == answer.json()["instance"]["state"] == shown["state"]
+        assert [each["state"] for each in worker.http.get(PROCESS).json()["instances"]] == [deep]
+    elif place == "commands":
+        [event] = worker.http.get("/v1/events", params={"type": "command.go"}).json()["events"]
+        [command] = worker.http.get("/v1/commands").json()["commands"]
+        assert deep == shown["commands"][0]["data"] == command["data"] == event["data"]["data"]
+    else:
+        assert shown["timers"][0]["data"] == deep
+
+
+def test_an_events_data_has_the_same_limit(worker: Worker) -> None:
+    """It is named by its place among the call's events."""
+    for levels, status in ((DEPTH, 200), (DEPTH + 1, 422), (256, 422), (900, 422)):
+        content = f'{{"events": [{{"id": "e{levels}", "type": "t", "data": {nested(levels)}}}]}}'
+        answer = worker.http.post("/v1/events", content=content, headers=JSON)
+        assert answer.status_code == status, (levels, answer.text)
+        if status == 422:
+            assert answer.json()["errors"][0]["place"] == "body.events[0].data"
+    [event] = worker.http.get("/v1/events", params={"type": "t"}).json()["events"]
+    assert event["data"] == json.loads(nested(DEPTH))
+
+
+def test_brackets_in_texts_are_no_levels(worker: Worker) -> None:
+    """Nor are arrays beside each other."""
+    for version, state in enumerate(("[{" * 5000, [[]] * 5000)):
+        assert worker.handle(version, state=json.dumps(state)).status_code == 200
+        assert worker.http.get(f"{PROCESS}/i").json()["state"] == state
+
+
+def test_rows_that_are_deeper_already_are_returned(worker: Worker, database: str) -> None:
+    """An earlier release has stored them: one of them stopped each page that had it."""
+    deep = nested(5000)
+    answer = worker.handle(state="1", **outcome("commands", "1"), **outcome("timers", "1"))
+    assert answer.status_code == 200, answer.text
+    with sqlite3.connect(database.partition("///")[2]) as rows:
+        for table, column in (("processes", "state"), ("outbox", "data"), ("timers", "data"), ("feed", "data")):
+            assert rows.execute(f"UPDATE {table} SET {column} = ?", [deep]).rowcount
+    for path, count in ((f"{PROCESS}/i", 3), (PROCESS, 1), ("/v1/commands", 1), ("/v1/events", 2)):
+        shown = worker.http.get(path)
+        assert (shown.status_code, shown.text.count(deep)) == (200, count), path
+    changed = worker.handle(version=1, state='"smaller"')
+    assert (changed.status_code, changed.json()["instance"]["state"]) == (200, "smaller")
+
+
+NOT_PORTABLE = {
+    "half of a surrogate pair": r'"\ud800"',
+    "the other half": r'"\udc00 and more"',
+    "no number": "NaN",
+    "no end": "-Infinity",
+    "a float beyond all": "1e999",
+    "an integer beyond all floats": "1" + "0" * 400,
+    "an integer that Python does not read": "9" * 5000,
+}
+
+
+@pytest.mark.parametrize("text", NOT_PORTABLE.values(), ids=NOT_PORTABLE.keys())
+def test_what_some_parsers_refuse_is_not_stored(worker: Worker, text: str) -> None:
+    """Nested or not, in every place."""
+    for wrong in (text, f'{{"a": [{text}]}}'):
+        for place in PLACES:
+            refused = worker.handle(**outcome(place, wrong))
+            assert code(refused) == (422, "invalid_request"), refused.text
+        content = f'{{"events": [{{"id": "x", "type": "x", "data": {wrong}}}]}}'
+        assert code(worker.http.post("/v1/events", content=content, headers=JSON)) == (422, "invalid_request")
+    assert worker.http.get(f"{PROCESS}/i").status_code == 404
+
+
+def test_numbers_are_returned_as_they_came(worker: Worker) -> None:
+    """Integers of a caller's own may be larger than those of the contract, and digits in a text are no number."""
+    state = {"large": 2**200, "negative": -(2**64), "digits": "1" * 400, "float": 1.5e300}
+    worker.handle(state=json.dumps(state))
+    assert worker.http.get(f"{PROCESS}/i").json()["state"] == state
+
+
+Deform = Callable[[bytes], bytes]
+DEFORMED: dict[str, Deform] = {
+    "byte order mark": lambda body: b"\xef\xbb\xbf" + body,
+    "UTF-16": lambda body: body.decode().encode("utf-16"),
+    "NaN": lambda body: body[:-1] + b', "x": NaN}',
+    "half a pair": lambda body: body[:-1] + rb', "x": "\ud800"}',
+    "too deep": lambda body: body[:-1] + b', "x": ' + b"[" * 100_000 + b"}",
+    "deep": lambda body: body[:-1] + b', "x": ' + b"[" * 990 + b"]" * 990 + b"}",
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/acks": {"items": []},
+    "/v1/failures": {"items": []},
+    "/v1/batches": {},
+    "/v1/events": {"events": []},
+    "/v1/tallies/t/apply": {"entries": []},
+    "/v1/webhooks": {"url": "https://example.com/"},
+    "/session": {"token": "t"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_all_routes_take_the_same_json(worker: Worker, path: str) -> None:
+    """Whichever decoder is behind them."""
+    body = json.dumps(BODIES[path]).encode()
+    for name, deform in DEFORMED.items():
+        refused = worker.http.post(path, content=deform(body), headers=JSON)
+        assert code(refused) == (422, "invalid_request"), (name, refused.text)
+        assert refused.json()["errors"][0]["place"].startswith("body"), name
