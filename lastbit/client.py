@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,6 +17,7 @@ import httpx
 
 from lastbit import __version__, _calls, _masks
 from lastbit._calls import Ids
+from lastbit._in_flight import LIMITS, InFlight, Trace
 from lastbit._protocol import (
     Answer,
     Emit,
@@ -48,7 +49,7 @@ def _answer(response: httpx.Response) -> Answer:
 
 def _failure(error: httpx.HTTPError | httpx.InvalidURL, request: Request) -> Failure:
     said = str(error)
-    if isinstance(error, httpx.ConnectTimeout):
+    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
         return Failure(f"no connection within {request.timeout:g} s")
     if isinstance(error, httpx.TimeoutException):
         return Failure(f"nothing came within {request.timeout:g} s")
@@ -255,7 +256,11 @@ class Client:
 
 
 class AsyncClient:
-    """`Client`, awaited: same names, same arguments, same errors."""
+    """`Client`, awaited: same names, same arguments, same errors.
+
+    A call that is cancelled, by `asyncio.wait_for` for instance, ends at once and closes its connection. What it asked
+    for may or may not have been done; sending it again is safe.
+    """
 
     def __init__(
         self,
@@ -267,7 +272,8 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._service = Service.named(url, token, timeout, retry)
-        self._http = httpx.AsyncClient(transport=transport, headers=_AGENT)
+        self._http = httpx.AsyncClient(transport=transport, headers=_AGENT, limits=LIMITS)
+        self._in_flight = InFlight()
 
     @property
     def url(self) -> str:
@@ -371,7 +377,11 @@ class AsyncClient:
         return AsyncAcker(self, on_completed, max_pending)
 
     async def close(self) -> None:
-        await self._http.aclose()
+        """Close the connections, and end the requests whose callers were cancelled."""
+        try:
+            await self._in_flight.close()
+        finally:
+            await self._http.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -417,16 +427,18 @@ class AsyncClient:
                 yield step.value
 
     async def _send(self, request: Request) -> Answer | Failure:
-        try:
-            return _answer(
-                await self._http.request(
-                    request.method,
-                    request.url,
-                    params=request.params,
-                    headers=dict(request.headers),
-                    content=request.body,
-                    timeout=request.timeout,
-                )
+        def send(trace: Trace) -> Coroutine[Any, Any, httpx.Response]:
+            return self._http.request(
+                request.method,
+                request.url,
+                params=request.params,
+                headers=dict(request.headers),
+                content=request.body,
+                timeout=request.timeout,
+                extensions={"trace": trace},
             )
+
+        try:
+            return _answer(await self._in_flight.run(send, request.timeout))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return _failure(error, request)

@@ -83,6 +83,8 @@ _WORLDS = "test_tallies.py::test_every_total_is_the_models_whatever_goes_wrong_o
 _WRITERS = "test_tallies.py::test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock"
 _COUNTER = "counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)"
 _BUFFER = "test_tallies.py::test_a_buffer_acks_a_message_when_it_was_answered_and_not_before"
+_SDK = "../sdk/"
+_CANCELLED = _SDK + "test_cancellation.py::test_calls_that_were_cancelled_at_any_moment_cost_no_connection"
 _STREAMS = "../streams/"
 _WINDOW = _STREAMS + "test_window_machine.py::test_a_window_does_what_a_set_of_outstanding_offsets_does"
 _SNAPSHOT = _STREAMS + "test_snapshot.py::"
@@ -132,6 +134,24 @@ MUTANTS = [
         "_LONG.search(found)",
         "False",
         _FREE_JSON + "test_what_some_parsers_refuse_is_not_stored",
+    ),
+    # The SDK.
+    Mutant(
+        "a-request-is-cancelled-wherever-it-is",
+        "lastbit._in_flight:_Exit.leave",
+        "if self._safe:",
+        "if True:",
+        _CANCELLED,
+    ),
+    Mutant(
+        "a-request-outlives-its-caller", "lastbit._in_flight:_Exit.leave", "if self._safe:", "if False:", _CANCELLED
+    ),
+    Mutant(
+        "a-handshake-is-cancelled-and-its-connection-forgotten",
+        "lastbit._in_flight:InFlight.close",
+        "way_out.stream is not None",
+        "False",
+        _SDK + "test_cancellation.py::test_callers_that_gave_up_while_connecting_hold_a_bounded_number_of_connections",
     ),
     # Everything at once.
     Mutant(

@@ -1,4 +1,7 @@
-"""A real HTTP server that does as it is told, for what a healthy service does not show: lost answers and refusals."""
+"""A real HTTP server that does as it is told, for what a healthy service does not show: lost answers and refusals.
+
+Where LASTBIT_MUTANT names a mutant, the code is broken before the tests see it (see `tests.guarantees.mutants`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+
+from tests.guarantees import mutants
+
+mutants.from_environment()
 
 LOST = None
 """What a script's function gives to close the connection instead of answering."""

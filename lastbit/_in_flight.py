@@ -1,0 +1,105 @@
+"""An `AsyncClient`'s requests, each in a task of its own that survives its caller.
+
+httpcore loses a connection when a request is cancelled at the wrong point, for instance after connecting and before
+sending: the pool keeps counting the connection and never closes or reuses it. After enough time-outs, all connections
+are lost, and every call fails. Therefore a cancelled caller leaves at once, and its request is *abandoned*: it ends at
+the next point where httpcore closes the connection properly. httpcore's `trace` extension names these points. A
+transport that reports none, or whose events have other names, lets the request run to its end.
+
+What an abandoned request holds is bounded. At most `CONNECTIONS` requests are under way, abandoned ones included; the
+others wait for a place here, where a cancellation is safe, and never in httpcore's own queue. Only a request that is
+still connecting outlives its caller noticeably, and no longer than its time-out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final
+
+import httpx
+
+CONNECTIONS: Final = 100
+"""The most requests that are under way at a time, each on a connection of its own."""
+IDLE_CONNECTIONS: Final = 20
+"""The most connections that stay open without a request."""
+
+LIMITS: Final = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=IDLE_CONNECTIONS)
+
+Trace = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+
+_SAFE: Final = frozenset(
+    f"http11.{step}.started"
+    for step in ("send_request_headers", "send_request_body", "receive_response_headers", "receive_response_body")
+)
+"""The events after which httpcore closes the connection of a request that is cancelled, until the next event."""
+
+
+class _Exit:
+    """One request's way out."""
+
+    def __init__(self) -> None:
+        self.stream: Any = None
+        """httpcore's stream of the connection, if the request opened one."""
+        self._wanted = False
+        self._safe = False
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """Cancel the request now, or at the next point where it is safe. Once: a second cancellation would interrupt
+        the closing of the connection."""
+        self._wanted = True
+        if self._safe:
+            task.cancel()
+
+    async def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            self.stream = info["return_value"]
+        self._safe = event in _SAFE
+        if self._safe and self._wanted:
+            raise asyncio.CancelledError
+
+
+class InFlight:
+    """The requests under way in one event loop."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(CONNECTIONS)
+        self._abandoned: dict[asyncio.Task[httpx.Response], _Exit] = {}
+
+    async def run(self, send: Callable[[Trace], Coroutine[Any, Any, httpx.Response]], timeout: float) -> httpx.Response:
+        """The response of `send(trace)`. `timeout`: seconds to wait for a place. Raises `httpx.HTTPError`."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._places.acquire()
+        except TimeoutError:
+            raise httpx.PoolTimeout("no connection was free") from None
+        way_out = _Exit()
+        task = asyncio.create_task(send(way_out.trace), name="lastbit-request")
+        task.add_done_callback(self._ended)
+        try:
+            # Unlike awaiting the task, this does not cancel it with the caller.
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            if not task.done():
+                self._abandoned[task] = way_out
+                way_out.leave(task)
+            raise
+        return task.result()
+
+    async def close(self) -> None:
+        """End the abandoned requests at once. The pool must be closed next: it may have lost their connections."""
+        abandoned = dict(self._abandoned)
+        for task in abandoned:
+            task.cancel()
+        if abandoned:
+            await asyncio.wait(abandoned)
+        for way_out in abandoned.values():
+            if way_out.stream is not None:
+                # httpcore leaves it open if the TLS handshake was cancelled.
+                await way_out.stream.aclose()
+
+    def _ended(self, task: asyncio.Task[httpx.Response]) -> None:
+        self._places.release()
+        self._abandoned.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # asyncio would log that nobody asked for it
