@@ -15,10 +15,10 @@ to the limit. For those of a batch `models.BatchId` does.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 from fastapi import Request
 from starlette.types import Scope
@@ -88,9 +88,7 @@ class Access:
 
     def enter(self, scope: Scope, rule: Rule) -> Token:
         """Who calls. Raises `Problem`: `unauthorized`, `forbidden`, `rate_limited`."""
-        headers: dict[bytes, bytes] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name, value)
+        headers = first_headers(scope)
         given = digest_of(headers.get(b"authorization"))
         if given is None and scope["method"] not in _SAFE:
             _refuse_other_sites(headers)
@@ -109,19 +107,19 @@ class Access:
         return caller
 
     def consumer(self, digest: bytes | None) -> Token | None:
-        """Of an ack route: who calls, if he may. It's called once an item, so it says nothing of the reason. His rate
-        is not looked at."""
+        """The caller of an ack route, if it may call it. This runs for each item, so there is no reason and no rate.
+        For a request without a token that names a site (`SITE`), call `enter_consumer` instead."""
         caller = self.tokens.find(digest or b"")
         return caller if caller is not None and not CONSUMERS.isdisjoint(caller.roles) else None
 
-    def enter_consumer(self, digest: bytes | None, *, sent: bool) -> Token:
-        """The same with the reason, and with his rate. `sent`: there was something where the token stands.
-
-        Raises `Problem`.
-        """
+    def enter_consumer(self, headers: Mapping[bytes, bytes]) -> Token:
+        """The caller of an ack route, a POST. Raises `Problem`."""
+        digest = digest_of(headers.get(b"authorization"))
+        if digest is None:
+            _refuse_other_sites(headers)
         caller = self.tokens.find(digest or b"")
         if caller is None:
-            raise unauthorized(sent)
+            raise unauthorized(b"authorization" in headers)
         _judge(caller, CONSUMES)
         self.rates.call(caller)
         return caller
@@ -133,6 +131,19 @@ class Access:
 
 CONSUMES: Final = Rule((Role.CONSUME,), limited=True)
 """The rule of the ack routes."""
+
+
+SITE: Final = frozenset({b"origin", b"sec-fetch-site"})
+"""The headers by which a browser names the site whose page a request comes from."""
+_ORIGIN: Final = re.compile(rb"https?://([\w.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
+
+
+def first_headers(scope: Scope) -> dict[bytes, bytes]:
+    """By name, the first of each."""
+    headers: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name, value)
+    return headers
 
 
 def digest_of(authorization: bytes | None) -> bytes | None:
@@ -197,7 +208,9 @@ def _refuse_other_sites(headers: Mapping[bytes, bytes]) -> None:
 
 
 def _is_ours(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
-    return urlsplit(origin.decode("latin-1")).netloc.lower() == headers.get(b"host", b"").decode("latin-1").lower()
+    origin = origin.lower()
+    # An origin that can't be one, `null` among them, is that of another site.
+    return _ORIGIN.fullmatch(origin) is not None and origin.partition(b"://")[2] == headers.get(b"host", b"").lower()
 
 
 def _demand_own_site(headers: Mapping[bytes, bytes]) -> None:

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import body, patterns, pause, problems
-from api.access import Access, digest_of
+from api.access import Access, first_headers
 from api.metrics import ACK_REQUESTS, ACKS, REFUSED, RESULTS
 from api.pause import Pause
 from api.problems import Place, Problem
@@ -165,13 +165,9 @@ class AckRoutes:
     async def _answer(self, verb: Verb, scope: Scope, receive: Receive) -> bytes:
         if scope["method"] != "POST":
             raise Problem("method_not_allowed", "this path takes POST", headers={"Allow": "POST"})
-        key = authorization = None
-        for name, value in scope["headers"]:
-            if name == b"idempotency-key" and key is None:
-                key = value
-            elif name == b"authorization" and authorization is None:
-                authorization = value
-        caller = self.access.enter_consumer(digest_of(authorization), sent=authorization is not None)
+        headers = first_headers(scope)
+        key = headers.get(b"idempotency-key")
+        caller = self.access.enter_consumer(headers)
         if self.is_full():
             await asyncio.sleep(pause.SECONDS)
             raise errors.Overloaded(TOO_MANY)

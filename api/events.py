@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, field_val
 from starlette.concurrency import run_in_threadpool
 
 from api import models
-from api.access import Access, caller_of, needs, outside
+from api.access import Access, caller_of, forbidden, needs, outside
 from api.body import JsonRoute
 from api.free_json import DATA, Data
 from api.groups import Fence
@@ -105,6 +105,11 @@ class AppendedEvents(BaseModel):
 def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
     """Append events of your own, in one transaction. An id that was there before is a repeat."""
     caller = caller_of(request)
+    if body.fence is not None and caller.prefix is not None:
+        # Consumer groups are not for limited tokens: a refusal of the fence would show which groups exist.
+        raise forbidden(
+            f"body.fence: the token {caller.name} is limited, and consumer groups are not for limited tokens"
+        )
     for place, each in enumerate(body.events):
         for name, value in (("key", each.key), ("id", each.id)):
             # The id too: who appends somebody else's first has the other's event taken for a repeat.

@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from api import body, problems
-from api.access import digest_of
+from api.access import SITE, digest_of
 from api.acks import PATHS, AckRoutes, Check, refusal
 from api.metrics import SENT_AWAY, SHED
 from api.problems import Problem
@@ -218,6 +218,7 @@ class AckProtocol(WatchedProtocol):
             return False
         content_type = length = b""
         key = request_id = authorization = None
+        names_site = False
         for name, value in self.headers:
             if name == b"content-type":
                 content_type = value
@@ -231,9 +232,14 @@ class AckProtocol(WatchedProtocol):
                 authorization = value
             elif name == WIRE_HEADER and request_id is None:
                 request_id = value
+            elif name in SITE:
+                names_site = True
         if not length.isdigit() or not 0 < int(length) <= body.LIMIT or not body.is_json(content_type):
             return False
-        caller = self.acks.access.consumer(digest_of(authorization))
+        digest = digest_of(authorization)
+        if names_site and digest is None:
+            return False
+        caller = self.acks.access.consumer(digest)
         if caller is None:
             return False
         exchange = _Exchange(self, verb, caller, key)

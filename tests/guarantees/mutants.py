@@ -115,6 +115,20 @@ _CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_what_is_stored_what
 MUTANTS = [
     # What comes in over HTTP.
     Mutant(
+        "a-page-of-another-site-may-ack",
+        "api.protocol:AckProtocol._take",
+        "if names_site and digest is None",
+        "if False",
+        "../http/test_short_way.py::test_another_sites_page_can_ack_nothing",
+    ),
+    Mutant(
+        "a-limited-token-may-fence",
+        "api.events:append_events",
+        "caller.prefix is not None",
+        "False",
+        "../http/test_access.py::test_a_fence_of_a_limited_token_shows_no_consumer_group",
+    ),
+    Mutant(
         "json-of-any-depth-is-stored",
         "api.free_json:text",
         "_is_deeper(value, DEPTH)",

@@ -370,6 +370,25 @@ def test_a_limited_token_appends_its_own_events_alone(service: Service, event: d
         assert client.post("/v1/events", json={"events": [fine]}).json()["events"][0]["repeated"] is False
 
 
+@pytest.mark.parametrize("group", ["there", "not-there"])
+def test_a_fence_of_a_limited_token_shows_no_consumer_group(service: Service, group: str) -> None:
+    """One answer, whether the group exists or not, and even if the fence would hold."""
+    with service.client("admin") as admin:
+        admin.put("/v1/consumer-groups/there", json={"partitions": 1})
+        [held] = admin.post("/v1/consumer-groups/there/sync", json={"worker": "w", "session": "s"}).json()["assigned"]
+        fence = {"group": group, "partition": 0, "worker": "w", "epoch": held["epoch"]}
+        event = {"id": f"shop-fenced-{group}", "type": "t", "key": "shop-"}
+        with service.client("shop") as client:
+            answers = [
+                client.post("/v1/events", json={"events": [event], "fence": {**fence, "epoch": epoch}})
+                for epoch in (held["epoch"], held["epoch"] + 1)
+            ]
+        for answer in answers:
+            assert problem(answer) == (403, "forbidden")
+            assert "consumer groups are not for limited tokens" in answer.json()["detail"]
+        assert admin.post("/v1/events", json={"events": [event]}).json()["events"][0]["repeated"] is False
+
+
 def test_idempotency_keys_of_others_are_not_met(each_service: Service) -> None:
     """The same key opens a batch of each, neither is told of the other, and each is replayed to its own."""
     with each_service.client("shop") as client, each_service.client("admin") as admin:

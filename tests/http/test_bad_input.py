@@ -185,6 +185,29 @@ def test_another_content_type_is_refused(http: httpx.Client, route: str, content
     assert fine.status_code != 415
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("http://[::1", "http://[", "http://a]b", "http://[v1.x]", "null", "", "//", "http://", "http://a:x"),
+        *("http://\xe9", "ftp://{host}", "{host}", "http://{host}/", "http://x@{host}", "http://{host}:1"),
+        "https://elsewhere.example",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/events", "/v1/tallies/t/apply", "/v1/acks", "/v1/failures"])
+def test_an_origin_that_is_not_ours_is_refused_whatever_it_is(http: httpx.Client, path: str, origin: str) -> None:
+    """One that is malformed too. A request with a token is no browser's."""
+    host = http.base_url.netloc.decode()
+    content: dict[str, Any] = {"items": []} if path in ("/v1/acks", "/v1/failures") else {"json": "of any kind"}
+    given = {"Origin": origin.format(host=host).encode("latin-1")}
+    for _ in range(2):
+        refused = http.post(path, json=content, headers=given)
+        assert code(refused) == (403, "forbidden")
+        assert "another site" in refused.json()["detail"]
+    for more in ({"Origin": f"http://{host}"}, {"Origin": f"HTTP://{host}"}, {**given, "Authorization": "Bearer x"}):
+        assert http.post(path, json=content, headers=more).status_code in (200, 422)
+    assert code(http.post(path, json=content, headers={"Sec-Fetch-Site": "cross-site"})) == (403, "forbidden")
+
+
 def test_another_sites_page_can_end_no_batch(http: httpx.Client) -> None:
     """A browser says where a request comes from. Where it says our own, a POST without a body has to be declared as
     JSON all the same, which no page may do for another site."""

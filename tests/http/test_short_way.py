@@ -113,6 +113,27 @@ def test_pipelined_requests_are_answered_in_their_order(wire: Wire, batch: int) 
     assert wire.answer()[2]["repeated"] == 1
 
 
+def test_another_sites_page_can_ack_nothing(wire: Wire, batch: int) -> None:
+    """Again and again, on a connection that has acked before, with a token never."""
+    own = request([f"{batch}:0:20"])
+    foreign = request([f"{batch}:0:21"], headers=f"{JSON}Origin: https://elsewhere.example\r\n")
+    site = request([f"{batch}:0:21"], headers=f"{JSON}Sec-Fetch-Site: cross-site\r\n")
+    ours = request([f"{batch}:0:22"], headers=f"{JSON}Origin: http://lastbit\r\n")
+    token = request(
+        [f"{batch}:0:23"], headers=f"{JSON}Origin: https://elsewhere.example\r\nAuthorization: Bearer x\r\n"
+    )
+    for repeated in range(2):
+        for mine in (own, ours, token):
+            wire.send(mine)
+            assert wire.answer()[2]["repeated"] == repeated
+        for theirs in (foreign, site):
+            wire.send(theirs)
+            status, _, content = wire.answer()
+            assert (status, content["code"]) == (403, "forbidden")
+    wire.send(request([f"{batch}:0:21"]))
+    assert wire.answer()[2]["applied"] == 1
+
+
 def test_what_is_unusual_is_answered_all_the_same(wire: Wire, batch: int) -> None:
     """A body in chunks, a client that asks first, a query in the URL, a parameter of the type."""
     content = json.dumps({"items": [f"{batch}:0:9"]}).encode()
