@@ -22,10 +22,10 @@ from api.groups import Fence
 from api.models import Body, Key
 from api.problems import Place, documented, invalid
 from api.waiting import Follower, Waiting
-from core import errors, feed
+from core import errors, feed, groups
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
-from lastbit.tokens import Role
+from lastbit.tokens import Role, Token
 
 router = APIRouter(prefix="/v1/events", route_class=JsonRoute, tags=["events"])
 
@@ -105,11 +105,7 @@ class AppendedEvents(BaseModel):
 def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
     """Append events of your own, in one transaction. An id that was there before is a repeat."""
     caller = caller_of(request)
-    if body.fence is not None and caller.prefix is not None:
-        # Consumer groups are not for limited tokens: a refusal of the fence would show which groups exist.
-        raise forbidden(
-            f"body.fence: the token {caller.name} is limited, and consumer groups are not for limited tokens"
-        )
+    fence = _fence(body, caller)
     for place, each in enumerate(body.events):
         for name, value in (("key", each.key), ("id", each.id)):
             # The id too: who appends somebody else's first has the other's event taken for a repeat.
@@ -118,13 +114,24 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
     access: Access = request.app.state.access
     access.rates.bring(caller, len(body.events))
     new = [feed.New(each.id, each.type, each.key, each.data) for each in body.events]
-    appended = _service(request).append(new, None if body.fence is None else body.fence.held())
+    appended = _service(request).append(new, fence)
     return {
         "events": [
             {"id": event.id, "position": where.position, "repeated": where.repeated}
             for event, where in zip(new, appended, strict=True)
         ]
     }
+
+
+def _fence(body: NewEvents, caller: Token) -> groups.Fence | None:
+    if body.fence is None:
+        return None
+    if caller.prefix is not None:
+        # Any other answer would show which consumer groups exist.
+        raise forbidden(
+            f"body.fence: the token {caller.name} is limited, and consumer groups are not for limited tokens"
+        )
+    return body.fence.held()
 
 
 @router.get("", response_model=EventPage, responses=documented(410, 422))

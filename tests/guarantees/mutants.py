@@ -123,7 +123,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-limited-token-may-fence",
-        "api.events:append_events",
+        "api.events:_fence",
         "caller.prefix is not None",
         "False",
         "../http/test_access.py::test_a_fence_of_a_limited_token_shows_no_consumer_group",
