@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
@@ -127,11 +128,8 @@ class _Run(Generic[R]):
                 return self._progress.track(position, offset)
             except WindowFull:
                 self._room.clear()
-                try:
-                    # Now and then it looks again: a window may be acked, or closed, by others too.
-                    await asyncio.wait_for(self._room.wait(), LOOK)
-                except TimeoutError:
-                    continue
+                # Now and then it looks again: a window may be acked, or closed, by others too.
+                await _set_within(self._room, LOOK)
 
     async def _route(self, entry: Entry[R]) -> None:
         try:
@@ -174,18 +172,11 @@ class _Run(Generic[R]):
 
     async def _commit_regularly(self) -> None:
         try:
-            while not await self._ended_within(self._options.every):
+            while not await _set_within(self._over, self._options.every):
                 self._progress.tell_if_stuck()
                 await self._commit_once()
         except Exception as error:  # noqa: BLE001  # raised by run, when what is safe was committed
             self._fail(error)
-
-    async def _ended_within(self, seconds: float) -> bool:
-        try:
-            await asyncio.wait_for(self._over.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
 
     async def _call_commit(self, offset: Any) -> None:
         assert self._commit is not None
@@ -223,6 +214,15 @@ class _Run(Generic[R]):
                     self._failure = uncommitted(self._failure, due, error)
             else:
                 self._progress.committed(due)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether the event was set in time. Not `asyncio.wait_for`: in Python 3.11 it loses a cancellation that coincides
+    with the event."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    return False
 
 
 async def _asynchronous(source: Items[R]) -> AsyncIterator[tuple[Any, R] | None]:

@@ -302,7 +302,9 @@ class AsyncTallyBuffer(_Buffer):
                     if self._closed and not self._waiting:
                         return
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), pause)
+                        # Not wait_for: in Python 3.11 it loses a cancellation that coincides with the notification.
+                        async with asyncio.timeout(pause):
+                            await self._changed.wait()
                 call = self._take()
             assert call is not None
             try:

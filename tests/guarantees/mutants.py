@@ -1229,6 +1229,14 @@ MUTANTS = [
         "True",
         _ORDERED + "test_a_cancelled_stream_commits_what_is_safe",
     ),
+    Mutant(
+        # Equivalent from Python 3.12 on.
+        "a-reader-loses-its-cancellation",
+        "lastbit.streams.ordered_async:_set_within",
+        "async with asyncio.timeout(seconds):\n            return await event.wait()",
+        "return await asyncio.wait_for(event.wait(), seconds)",
+        _ORDERED + "test_a_full_stream_ends_when_a_lane_fails_whenever_the_other_one_acks",
+    ),
     # A cluster of servers.
     Mutant(
         "a-node-answers-by-what-it-has-applied",

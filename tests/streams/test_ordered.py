@@ -669,6 +669,97 @@ def test_a_cancelled_stream_commits_what_is_safe() -> None:
     assert window.outstanding == (2, 3)
 
 
+async def iterations(count: int) -> None:
+    """Let the event loop run all its callbacks this many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class FullStream:
+    """A stream of two lanes whose window is full: the handlers of 0 and 1 run until they are released, and the reader
+    waits for room."""
+
+    def __init__(self) -> None:
+        self.released = [asyncio.Event(), asyncio.Event()]
+        self.commits: list[int] = []
+        self.handled: list[int] = []
+        self.task = asyncio.create_task(
+            run_ordered_async(
+                zip(itertools.count(), itertools.count(), strict=True),
+                self._handle,
+                key=same,
+                lanes=2,
+                commit=self.commits.append,
+                every=60,
+                window=AckWindow(capacity=2),
+            )
+        )
+
+    async def _handle(self, record: int) -> None:
+        if record < 2:
+            await self.released[record].wait()
+        if record == 1:
+            raise Broken
+        self.handled.append(record)
+
+    async def ended(self) -> None:
+        """Within a bounded number of iterations, none of which waits for a time-out."""
+        await iterations(100)
+        assert self.task.done(), "the stream hangs"
+        assert len(asyncio.all_tasks()) == 1
+
+
+MOMENTS = range(6)
+"""Iterations of the event loop after which something happens; each step of the stream takes fewer."""
+
+
+@pytest.mark.parametrize("failure", MOMENTS)
+@pytest.mark.parametrize("ack", MOMENTS)
+def test_a_full_stream_ends_when_a_lane_fails_whenever_the_other_one_acks(failure: int, ack: int) -> None:
+    """The cancellation of the reader may come together with the room that it waits for; what is safe is committed."""
+
+    async def main() -> None:
+        stream = FullStream()
+        await iterations(20)
+        for moment in MOMENTS:
+            if moment == ack:
+                stream.released[0].set()
+            if moment == failure:
+                stream.released[1].set()
+            await iterations(1)
+        await stream.ended()
+        with pytest.raises(RecordFailed, match="1"):
+            await stream.task
+        assert stream.commits == [0]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("cancellation", MOMENTS)
+@pytest.mark.parametrize("ack", MOMENTS)
+def test_a_full_stream_ends_when_it_is_cancelled_whenever_a_lane_acks(ack: int, cancellation: int, fails: bool) -> None:
+    """The other lane fails together with the ack, or goes on."""
+
+    async def main() -> None:
+        stream = FullStream()
+        await iterations(20)
+        for moment in MOMENTS:
+            if moment == ack:
+                stream.released[0].set()
+                if fails:
+                    stream.released[1].set()
+            if moment == cancellation:
+                stream.task.cancel()
+            await iterations(1)
+        await stream.ended()
+        with pytest.raises((asyncio.CancelledError, RecordFailed)):
+            await stream.task
+        assert stream.commits == stream.handled[:1]
+
+    asyncio.run(main())
+
+
 def test_a_waiting_source_is_given_up_when_a_handler_fails() -> None:
     """No record has to come for it; and a handler that outlasts the grace is cancelled."""
     closed: list[bool] = []
