@@ -31,7 +31,7 @@ from sqlalchemy.engine import Connection, Engine, ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from core import cluster, errors, faults, metrics, statements
+from core import cluster, continuity, errors, faults, metrics, statements
 
 T = TypeVar("T")
 
@@ -41,7 +41,10 @@ LOCK_WAIT: Final = 2
 """Seconds that a statement waits for a row."""
 MOST_AGE: Final = 1800
 """Seconds after which a connection to a server is replaced."""
+MOST_IDLE: Final = 300
+"""Seconds without use after which it is: proxies and firewalls drop idle connections, some of them silently."""
 _MADE: Final = "lastbit.made"
+_USED: Final = "lastbit.used"
 
 
 class _Faulted(Exception):  # it carries the trouble to the retry, and never leaves this module
@@ -59,9 +62,10 @@ def _count(retry: tenacity.RetryCallState) -> None:
 
 
 class Database:
-    """A pool of connections to one database. Threads may share it; it connects when it is first used."""
+    """A pool of at most so many connections to one database. Threads may share it; it connects when it is first
+    used."""
 
-    def __init__(self, url: str, *, pool_size: int = 10, max_overflow: int = 40) -> None:
+    def __init__(self, url: str, *, connections: int = 50) -> None:
         try:
             self.url = sa.make_url(url)
         except sa.exc.ArgumentError as error:
@@ -70,16 +74,18 @@ class Database:
                 "mysql://user:password@127.0.0.1:3306/lastbit"
             ) from error
         self._on_append: list[Callable[[int], None]] = []
-        self.most_connections = pool_size + max_overflow
+        self._on_doubt: list[Callable[[], None]] = []
+        self.most_connections = connections
         backend = self.url.get_backend_name()
         if backend in ("mysql", "mariadb"):
             # One driver, one dialect name: what is compiled for "mysql" serves both servers.
             self.url = self.url.set(drivername="mysql+pymysql")
-            self.engine = _mysql_engine(self.url, pool_size, max_overflow)
+            self.engine, origin_of = _mysql_engine(self.url, connections), continuity.server
         elif backend == "sqlite":
-            self.engine = _sqlite_engine(self.url, pool_size, max_overflow)
+            self.engine, origin_of = _sqlite_engine(self.url, connections), continuity.file
         else:
             raise errors.Misconfigured(f"{backend} is not supported; expected sqlite, mysql or mariadb")
+        continuity.watch(self.engine, origin_of, self._doubt)
 
     @property
     def is_sqlite(self) -> bool:
@@ -235,9 +241,14 @@ class Database:
         committed. It must not block or raise."""
         self._on_append.append(react)
 
-    def on_connect(self, react: Callable[[], None]) -> None:
-        """Call `react` whenever a connection has been made: the database may have been away, and be another."""
-        sa.event.listen(self.engine, "connect", lambda *_: react())
+    def on_doubt(self, react: Callable[[], None]) -> None:
+        """Call `react` whenever the database may not be the one that was read before (see `continuity`), in the thread
+        that finds it out. It must not block or raise."""
+        self._on_doubt.append(react)
+
+    def _doubt(self) -> None:
+        for react in self._on_doubt:
+            react()
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -279,7 +290,13 @@ class _Connection(pymysql.connections.Connection):  # type: ignore[misc]  # it h
         return _Connection._shared
 
 
-def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
+def _pool(connections: int) -> dict[str, Any]:
+    """Connections stay when they are given back: to make one takes longer than most transactions. Those that were used
+    last are used first, so that the others grow old, and a crowd that is gone leaves no work behind."""
+    return {"pool_size": connections, "max_overflow": 0, "pool_timeout": 10, "pool_use_lifo": True}
+
+
+def _mysql_engine(url: sa.URL, connections: int) -> Engine:
     session = (
         "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
         f"innodb_lock_wait_timeout = {LOCK_WAIT}, group_concat_max_len = {statements.CONCATENATED}"
@@ -288,9 +305,7 @@ def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
         url,
         isolation_level="READ COMMITTED",
         hide_parameters=True,  # an error's text ends up in logs; secrets are among the parameters
-        pool_size=pool_size,
-        max_overflow=max_overflow,
-        pool_timeout=10,
+        **_pool(connections),
         # What ends here has been committed or rolled back already; another ROLLBACK would be a round trip for nothing.
         pool_reset_on_return=None,
         connect_args={
@@ -316,7 +331,8 @@ def _mysql_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
 
 
 def _replace_old_connections(engine: Engine) -> None:
-    """Those that are older than `MOST_AGE`, and after one was found broken all that were made before.
+    """Those that are older than `MOST_AGE` or idle for `MOST_IDLE`, and after one was found broken all that were made
+    before.
 
     SQLAlchemy does both by the wall clock. One that was ahead when a connection broke, and was set right, would have it
     take all new connections for older than that: each transaction would make its own, until the clock has caught up.
@@ -325,7 +341,11 @@ def _replace_old_connections(engine: Engine) -> None:
 
     @sa.event.listens_for(engine, "connect")
     def made(_: object, record: ConnectionPoolEntry) -> None:
-        record.info[_MADE] = time.monotonic()
+        record.info[_MADE] = record.info[_USED] = time.monotonic()
+
+    @sa.event.listens_for(engine, "checkin")
+    def given_back(_: object, record: ConnectionPoolEntry) -> None:
+        record.info[_USED] = time.monotonic()
 
     @sa.event.listens_for(engine, "handle_error")
     def look(trouble: ExceptionContext) -> None:
@@ -339,19 +359,17 @@ def _replace_old_connections(engine: Engine) -> None:
 
     @sa.event.listens_for(engine, "checkout")
     def check(_: object, record: ConnectionPoolEntry, __: object) -> None:
-        made = record.info[_MADE]
-        if made <= broken or time.monotonic() - made > MOST_AGE:
+        made, now = record.info[_MADE], time.monotonic()
+        if made <= broken or now - made > MOST_AGE or now - record.info[_USED] > MOST_IDLE:
             raise sa.exc.DisconnectionError("it may be broken")  # the pool makes a new one, and goes on
 
 
-def _sqlite_engine(url: sa.URL, pool_size: int, max_overflow: int) -> Engine:
+def _sqlite_engine(url: sa.URL, connections: int) -> Engine:
     if url.database in (None, "", ":memory:") or "mode=memory" in str(url.database):
         raise errors.Misconfigured("SQLite in memory forgets what it has answered; expected a file: sqlite:///PATH")
     engine = sa.create_engine(
         url,
-        pool_size=pool_size,
-        max_overflow=max_overflow,
-        pool_timeout=10,
+        **_pool(connections),
         hide_parameters=True,
         connect_args={"timeout": LOCK_WAIT, "check_same_thread": False},
     )

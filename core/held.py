@@ -8,8 +8,8 @@ of the held bitfield, and reads the blobs where they differ: another process was
 so a group has one life.
 
 A bitfield is taken out when its row is locked, and put back only after the commit; one whose transaction was rolled
-back is dropped. All are dropped whenever a connection is made: the database may have been away and come back as it was
-before, restored or on a replica that lags, and there the same pair could name other bits.
+back is dropped. All are dropped whenever the database may be another one, or as it was before (see `continuity`): there
+the same pair could name other bits.
 """
 
 from __future__ import annotations

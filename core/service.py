@@ -73,7 +73,7 @@ class Service:
         self._sender = sender
         self._acks = combiner(self._commit)
         self._held = Held()
-        database.on_connect(self._held.clear)
+        database.on_doubt(self._held.clear)
         self._fixed: dict[int, batches.Fixed] = {}
         """Of batches seen in masks, or named by limited callers; ids never come back."""
 

@@ -105,6 +105,9 @@ _DELETED = "../storage/test_ranges.py::test_a_batch_that_is_deleted_while_it_is_
 _JOURNAL = "test_journal.py::"
 _TURNS = "test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits"
 
+_FORGOTTEN = "test_held.py::test_what_was_held_is_forgotten_when_"
+_OTHER_SERVER = _FORGOTTEN + "a_proxy_leads_to_another_server"
+
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
@@ -629,7 +632,43 @@ MUTANTS = [
         "core.held:Held.clear",
         "self._groups.clear()",
         "pass",
-        "test_held.py::test_what_was_held_is_forgotten_when_the_database_was_away",
+        _FORGOTTEN + "a_connection_broke",
+    ),
+    Mutant(
+        "each-new-connection-is-a-doubt",
+        "core.continuity:watch",
+        "if origin != last:",
+        "if True:",
+        "test_held.py::test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice",
+    ),
+    Mutant(
+        "connections-of-a-crowd-are-thrown-away",
+        "core.db:_pool",
+        '"pool_size": connections, "max_overflow": 0',
+        '"pool_size": 10, "max_overflow": connections - 10',
+        "test_held.py::test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice",
+    ),
+    Mutant("no-new-connection-is-a-doubt", "core.continuity:watch", "if origin != last:", "if False:", _OTHER_SERVER),
+    Mutant(
+        "a-broken-connection-is-no-doubt",
+        "core.continuity:watch",
+        "if not isinstance(error, sa.exc.DisconnectionError):",
+        "if False:",
+        _FORGOTTEN + "a_connection_broke",
+    ),
+    Mutant(
+        "a-restart-is-not-seen",
+        "core.continuity:server",
+        ", now - uptime",
+        ",",
+        _FORGOTTEN + "the_server_was_restarted",
+    ),
+    Mutant(
+        "another-file-is-not-seen",
+        "core.continuity:file",
+        "return status.st_dev, status.st_ino",
+        "return ()",
+        _FORGOTTEN + "the_file_was_replaced",
     ),
     Mutant(
         "a-patch-reaches-beyond-its-blob",

@@ -148,7 +148,7 @@ def race(
 
     def run(runner: int, move: Move) -> None:
         url = database.url.render_as_string(hide_password=False) if urls is None else urls[runner]
-        service = Service(Database(url, pool_size=1, max_overflow=1), combiner=Inline)
+        service = Service(Database(url, connections=2), combiner=Inline)
 
         @sa.event.listens_for(service.database.engine, "after_cursor_execute")
         def executed(connection: object, cursor: Any, *_: object) -> None:

@@ -86,7 +86,8 @@ def test_a_lost_certification_is_begun_again_and_costs_no_connection(pair: Pair)
     one, other = pair.services()
     batch = one.open(Opening(items=10)).batch.id
     connected: list[None] = []
-    one.database.on_connect(lambda: connected.append(None))
+    sa.event.listen(one.database.engine, "connect", lambda *_: connected.append(None))
+    one.database.on_doubt(lambda: connected.append(None))
     mine: list[int] = []
 
     def work(tx: sa.Connection) -> None:

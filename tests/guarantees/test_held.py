@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import shutil
+import time
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from core import tables
+from core import schema, tables
 from core.batches import Opening
 from core.bitfield import Group
 from core.calls import Answer, Call, Verb
@@ -16,6 +20,8 @@ from core.db import Database
 from core.held import Held
 from core.journal import Known
 from core.service import Service
+from tests.proxies import proxied
+from tests.servers import MariaDB
 
 SIZE = 128
 
@@ -65,16 +71,122 @@ def test_nothing_is_held_that_was_rolled_back(database: Database, monkeypatch: p
         assert service.verify(batch).ok
 
 
-def test_what_was_held_is_forgotten_when_the_database_was_away(database: Database) -> None:
-    """It may come back as it was before, and live on differently: then equal counts name other bits."""
-    service = Service(database, combiner=Inline)
+OTHER = b"\x00" * 15 + b"\x80"
+"""The bits of a group of which item 127 alone is acked."""
+
+
+def other_bits(url: str) -> None:
+    """The group's row as it could be in another history of the database: its counts are the same, and its bits others.
+    By a process of its own."""
+    with Database(url) as database, database.engine.begin() as tx:
+        tx.execute(sa.update(tables.item_groups).values(resolved=OTHER))
+
+
+def one_acked(service: Service) -> int:
+    """A batch whose item 9 alone is acked, and its group held."""
     batch = service.open(Opening(group_size=SIZE, items=SIZE)).batch.id
-    ack(service, batch, 9)
-    database.dispose()
-    with database.engine.begin() as restored:
-        restored.execute(sa.update(tables.item_groups).values(resolved=b"\x00" * 15 + b"\x80"))
+    assert ack(service, batch, 9).applied == 1
+    return batch
+
+
+def assert_forgotten(service: Service, batch: int) -> None:
     assert ack(service, batch, 9).applied == 1
     assert ack(service, batch, 127).repeated == 1
+
+
+def url_of(database: Database) -> str:
+    return database.url.render_as_string(hide_password=False)
+
+
+def crowd(database: Database, size: int = 30) -> None:
+    """So many connections are in use at the same moment."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(size):
+            stack.enter_context(database.engine.connect()).exec_driver_sql("SELECT 1")
+
+
+def test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice(database: Database) -> None:
+    """Connections are made as more are needed, and stay. None of them makes the process forget what it holds."""
+    service = Service(database, combiner=Inline)
+    batch = one_acked(service)
+    made: list[object] = []
+    read: list[str] = []
+    sa.event.listen(database.engine, "connect", lambda *_: made.append(None))
+    sa.event.listen(database.engine, "before_cursor_execute", lambda *of: read.append(str(of[2])))
+    for item in (10, 11, 12):
+        crowd(database)
+        assert ack(service, batch, 9, item).applied == 1
+    assert len(made) == 29
+    assert not any("resolved, failed FROM item_groups" in text for text in read), "its blob was read again"
+    assert service.verify(batch).ok
+
+
+@pytest.mark.mariadb
+def test_what_was_held_is_forgotten_when_a_connection_broke(mariadb: MariaDB, mariadb_database: Database) -> None:
+    """Whatever was done to the database meanwhile; here a table was restored, on a server that went on."""
+    service = Service(mariadb_database, combiner=Inline)
+    batch = one_acked(service)
+    other_bits(url_of(mariadb_database))
+    with contextlib.closing(mariadb.connect()) as admin, admin.cursor() as cursor:
+        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [mariadb_database.url.database])
+        for (each,) in cursor.fetchall():
+            cursor.execute(f"KILL HARD CONNECTION {each}")
+    assert_forgotten(service, batch)
+
+
+@pytest.mark.mariadb
+def test_what_was_held_is_forgotten_when_the_server_was_restarted(mortal_mariadb: MariaDB) -> None:
+    """Also where no connection is found broken, as all were too old and are replaced."""
+    with Database(mortal_mariadb.new_database()) as database:
+        schema.migrate(database)
+        service = Service(database, combiner=Inline)
+        batch = one_acked(service)
+        database.dispose()
+        crowd(database)
+        again = before = int(time.time())
+        while again == before:  # a start takes less than a second here
+            mortal_mariadb.stop()
+            again = int(time.time())
+            mortal_mariadb.start()
+        other_bits(url_of(database))
+        database.dispose()
+        assert_forgotten(service, batch)
+
+
+@pytest.mark.mariadb
+def test_what_was_held_is_forgotten_when_a_proxy_leads_to_another_server(
+    mariadb: MariaDB, mortal_mariadb: MariaDB, mariadb_database: Database
+) -> None:
+    """It has the same batch, and lagged behind when it took over."""
+    name = mariadb_database.url.database
+    with contextlib.closing(mortal_mariadb.connect()) as admin, admin.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+    other = f"mysql://root@127.0.0.1:{mortal_mariadb.port}/{name}"
+    with Database(other) as database:
+        schema.migrate(database)
+        assert one_acked(Service(database, combiner=Inline)) == 1
+    other_bits(other)
+    with proxied(mariadb.port) as proxy, Database(f"mysql://root@127.0.0.1:{proxy.port}/{name}") as database:
+        service = Service(database, combiner=Inline)
+        batch = one_acked(service)
+        proxy.target = mortal_mariadb.port
+        with database.engine.connect():  # the old one
+            assert_forgotten(service, batch)
+
+
+def test_what_was_held_is_forgotten_when_the_file_was_replaced(sqlite_url: str) -> None:
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        service = Service(database, combiner=Inline)
+        batch = one_acked(service)
+        database.dispose()
+        crowd(database)
+        database.dispose()
+        path = Path(str(database.url.database))
+        copy = shutil.copy(path, path.with_name("restored.db"))
+        other_bits(f"sqlite:///{copy}")
+        copy.replace(path)
+        assert_forgotten(service, batch)
 
 
 def test_a_group_that_grew_keeps_bits_beyond_its_stored_blob(database: Database) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from core import errors, faults, schema, tables
 from core.batches import Opening
-from core.db import MOST_AGE, Database
+from core.db import MOST_AGE, MOST_IDLE, Database
 from core.service import Service
 from tests import templates
 from tests.servers import MariaDB, sqlite_file
@@ -157,7 +157,7 @@ def test_connections_are_replaced_by_a_clock_that_does_not_jump(
                 stack.enter_context(database.engine.connect()).exec_driver_sql("SELECT 1")
 
     with Database(mariadb_url) as database, contextlib.closing(mariadb.connect()) as admin:
-        database.on_connect(lambda: made.append(None))
+        sa.event.listen(database.engine, "connect", lambda *_: made.append(None))
         use(8)
         assert len(made) == 8
         monkeypatch.setattr(time, "time", lambda: wall() + jump)
@@ -177,15 +177,22 @@ def test_connections_are_replaced_by_a_clock_that_does_not_jump(
 
 
 def test_a_connection_that_is_old_is_replaced(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a server or a firewall that tires of idle ones closes it."""
+    """Before a server, a proxy or a firewall drops it: by its age, and sooner if it was idle."""
     made: list[object] = []
     clock = time.monotonic
     with Database(mariadb_url) as database:
-        database.on_connect(lambda: made.append(None))
-        for later in (0, MOST_AGE - 60, MOST_AGE + 60, MOST_AGE + 120):
-            monkeypatch.setattr(time, "monotonic", lambda later=later: clock() + later)
+        sa.event.listen(database.engine, "connect", lambda *_: made.append(None))
+
+        def use(later: float) -> int:
+            monkeypatch.setattr(time, "monotonic", lambda: clock() + later)
             database.read(lambda tx: tx.exec_driver_sql("SELECT 1"))
-        assert len(made) == 2
+            return len(made)
+
+        often = range(0, MOST_AGE + 300, 200)
+        assert [use(later) for later in often] == [1 if later < MOST_AGE else 2 for later in often]
+        last = often[-1]
+        assert use(last + MOST_IDLE - 10) == 2
+        assert use(last + 2 * MOST_IDLE) == 3
 
 
 def test_whatever_is_called_survives_that_pooled_connections_are_killed(mariadb_database: Database) -> None:
