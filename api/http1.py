@@ -26,6 +26,8 @@ class Http1Protocol(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.plain_head = b""
         """Of the request that made an offer, in the place of its head."""
+        self.unknown_coding = False
+        """The parser gave up for that reason."""
 
     def on_message_begin(self) -> None:
         self.plain_head = b""
@@ -34,12 +36,28 @@ class Http1Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             self.plain_head = self._head_without_offer()
-        else:
-            super().on_headers_complete()
+            return
+        if not self._is_coding_known():
+            self.unknown_coding = True
+            raise httptools.HttpParserError("a transfer coding that is not known here")
+        super().on_headers_complete()
+        self._ignore_trailers()
 
     def on_message_complete(self) -> None:
         if not self.plain_head:
             super().on_message_complete()
+
+    def _ignore_trailers(self) -> None:
+        """The parser reports them as headers, at a time when the application may not have read those yet."""
+        self.headers = []
+
+    def _is_coding_known(self) -> bool:
+        """Whether the body has no transfer coding but chunks. The parser reads `gzip, chunked` too, and passes on what
+        is compressed as the body."""
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        return not codings or [each.strip() for each in b",".join(codings).lower().split(b",") if each.strip()] == [
+            b"chunked"
+        ]
 
     def _head_without_offer(self) -> bytes:
         method = self.parser.get_method()

@@ -50,6 +50,7 @@ STATUS: Final[dict[str, int]] = {
     "unsupported_media_type": 415,
     "too_large": 413,
     "rate_limited": 429,
+    "not_implemented": 501,
     "unavailable": 503,
     "internal": 500,
 }

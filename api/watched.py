@@ -22,6 +22,7 @@ HEAD: Final = 65_536
 """Bytes of a request's head, beyond those that came with its first ones."""
 WHOLE: Final = 8 * body.LIMIT
 """Of a request, with what its chunks are wrapped in."""
+_CODING: Final = "header Transfer-Encoding: expected chunked alone; other transfer codings are not known here"
 USUAL_LINES: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items())
 
 
@@ -98,6 +99,16 @@ class WatchedProtocol(Http1Protocol):
         super().connection_lost(exc)
         self._watch.lost(self)
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends nothing more. It may have left, or only have closed its half of the connection and wait for
+        its answers, which looks the same from here; so the answers that are due are written, and then the connection
+        is closed. A stream without an end is not continued for a client that may have left."""
+        cycle: Any = self.cycle
+        if not self.between or self.at_rest or (cycle.response_started and getattr(cycle, "chunked_encoding", False)):
+            return None  # the transport closes itself
+        cycle.keep_alive = False  # it is the last one: those that are pipelined before it are answered first
+        return True
+
     def data_received(self, data: bytes) -> None:
         if not self.between:
             self._received += len(data)
@@ -142,7 +153,10 @@ class WatchedProtocol(Http1Protocol):
 
     def send_400_response(self, msg: str) -> None:
         if self._is_their_turn:
-            super().send_400_response(msg)
+            if self.unknown_coding:
+                self.say_problem(Problem("not_implemented", _CODING), keep_alive=False)
+            else:
+                super().send_400_response(msg)
         self.transport.close()
 
     @property

@@ -118,6 +118,27 @@ _CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_what_is_stored_what
 MUTANTS = [
     # What comes in over HTTP.
     Mutant(
+        "trailers-are-taken-for-headers",
+        "api.http1:Http1Protocol._ignore_trailers",
+        "self.headers = []",
+        "pass",
+        "../http/test_access.py::test_a_token_in_a_trailer_is_none",
+    ),
+    Mutant(
+        "a-transfer-coding-is-taken-for-none",
+        "api.http1:Http1Protocol._is_coding_known",
+        "return not codings or",
+        "return True or",
+        "../http/test_short_way.py::test_a_transfer_coding_that_is_not_known_is_refused",
+    ),
+    Mutant(
+        "half-a-connection-is-none",
+        "api.watched:WatchedProtocol.eof_received",
+        "not self.between",
+        "True",
+        "../http/test_short_way.py::test_a_client_that_closes_its_half_gets_its_answers",
+    ),
+    Mutant(
         "a-page-of-another-site-may-ack",
         "api.protocol:AckProtocol._take",
         "if names_site and digest is None",

@@ -29,7 +29,7 @@ from lastbit import tokens
 from lastbit.tokens import Role, Token
 from tests.exposition import eventually
 from tests.http.test_process import run
-from tests.http.test_short_way import JSON, Wire, request
+from tests.http.test_short_way import JSON, Wire, chunked, request
 from tests.servers import ROOT, ServiceProcess, running_service, sqlite_file
 
 RULES = [(f"{method} {path}", rule) for method, path, rule in rules(create(Settings()).fastapi)]
@@ -194,6 +194,16 @@ def test_a_stranger_is_refused_before_his_body_is_read(service: Service) -> None
 
 
 # Limited tokens
+
+
+def test_a_token_in_a_trailer_is_none(service: Service) -> None:
+    """It comes after the body, which is read for those alone who may send it."""
+    trailer = f"Authorization: Bearer {SECRETS['admin']}\r\n"
+    for path, body in (("/v1/batches", {}), ("/v1/acks", {"items": []})):
+        wire = Wire(httpx.URL(service.url).port or 0)
+        wire.send(chunked(path, body, trailers=trailer))
+        assert wire.answer()[0] == 401
+        wire.close()
 
 
 def test_a_limited_token_opens_and_touches_its_own_batches(each_service: Service) -> None:

@@ -134,6 +134,104 @@ def test_another_sites_page_can_ack_nothing(wire: Wire, batch: int) -> None:
     assert wire.answer()[2]["applied"] == 1
 
 
+def chunked(path: str, body: Any, *, headers: str = JSON, trailers: str = "", coding: str = "chunked") -> bytes:
+    content = json.dumps(body)
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: lastbit\r\n{headers}Transfer-Encoding: {coding}\r\n\r\n"
+        f"{len(content):x}\r\n{content}\r\n0\r\n{trailers}\r\n"
+    ).encode()
+
+
+def test_trailers_are_no_headers(wire: Wire, batch: int) -> None:
+    """They come after the body, which was judged by the headers."""
+    trailers = (
+        "Idempotency-Key: trailer\r\nX-Request-Id: trailer\r\nContent-Type: text/plain\r\nExpect: 100-continue\r\n"
+    )
+    opened = set()
+    for _ in range(2):
+        wire.send(chunked("/v1/batches", {}, trailers=trailers))
+        status, headers, content = wire.answer()
+        assert (status, "idempotency-replayed" in headers) == (201, False)
+        assert headers["x-request-id"] != "trailer"
+        opened.add(content["id"])
+        wire.send(chunked("/v1/acks", {"items": []}, trailers=trailers))
+        assert wire.answer()[0] == 200
+    assert len(opened) == 2
+    wire.send(chunked("/v1/acks", {"items": []}, headers="", trailers=JSON))
+    assert wire.answer()[0] == 415
+    wire.send(chunked("/v1/batches", {}, trailers="Host: x\r\n"), request([f"{batch}:0:30"]))
+    assert [wire.answer()[0] for _ in range(2)] == [201, 200]
+
+
+@pytest.mark.parametrize("path", ["/v1/acks", "/v1/batches"])
+@pytest.mark.parametrize(
+    "coding", ["gzip, chunked", "gzip,chunked", "identity, chunked", "x\r\nTransfer-Encoding: chunked"]
+)
+def test_a_transfer_coding_that_is_not_known_is_refused(wire: Wire, batch: int, path: str, coding: str) -> None:
+    """501, and the connection ends: nobody knows where the next request begins. Nothing is done of it."""
+    body: dict[str, Any] = {"items": [f"{batch}:0:31"]} if path == "/v1/acks" else {"key": coding}
+    wire.send(request([f"{batch}:0:32"]))
+    assert wire.answer()[2]["applied"] == 1
+    wire.send(chunked(path, body, coding=" , Chunked"))
+    assert wire.answer()[0] in (200, 201)
+    wire.send(chunked(path, body, coding=coding))
+    status, headers, content = wire.answer()
+    assert (status, content["code"]) == (501, "not_implemented")
+    assert headers["connection"] == "close"
+    assert wire.closed()
+
+
+def test_a_client_that_closes_its_half_gets_its_answers(wire: Wire, port: int) -> None:
+    """All of them, in their order, also those that take a while; then the connection ends."""
+    url = f"http://127.0.0.1:{port}/v1/batches"
+    batch = httpx.post(url, json={"items": 1}).json()["id"]
+    poll = f"GET /v1/batches/{batch}?wait=60 HTTP/1.1\r\nHost: lastbit\r\n\r\n".encode()
+    wire.send(poll, request([f"{batch}:0:0"]), chunked("/v1/batches", {}))
+    wire.socket.shutdown(socket.SHUT_WR)
+    other = Wire(port)  # its answer comes when the service has seen the end of the first connection, mostly
+    other.send(request([f"{batch}:0:0"]))
+    assert other.answer()[2]["applied"] == 1
+    other.socket.shutdown(socket.SHUT_WR)
+    assert other.closed()
+    other.close()
+    assert httpx.post(f"{url}/{batch}/seal").json()["newly"] is True
+    assert wire.answer()[2]["state"] == "complete"
+    assert wire.answer()[2]["repeated"] == 1
+    status, headers, _ = wire.answer()
+    assert (status, headers["connection"]) == (201, "close")
+    assert wire.closed()
+
+
+@pytest.mark.parametrize("path", ["/v1/acks", "/v1/batches"])
+def test_the_last_request_before_a_client_closes_its_half_is_answered(port: int, batch: int, path: str) -> None:
+    """On both ways, whatever comes first: the answer, or the end."""
+    for index in range(50):
+        wire = Wire(port)
+        body: dict[str, Any] = {"items": [f"{batch}:0:{index}"]} if path == "/v1/acks" else {}
+        content = json.dumps(body)
+        head = f"POST {path} HTTP/1.1\r\nHost: lastbit\r\n{JSON}Content-Length: {len(content)}\r\n\r\n"
+        wire.send((head + content).encode())
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert wire.answer()[0] in (200, 201)
+        assert wire.closed()
+        wire.close()
+
+
+def test_a_request_that_is_cut_off_and_a_stream_end_with_the_clients_half(wire: Wire, port: int, batch: int) -> None:
+    """Of the one nothing more comes, and the other is for a client that may have left."""
+    wire.send(request([f"{batch}:0:33"])[:-1])
+    wire.socket.shutdown(socket.SHUT_WR)
+    assert wire.closed()
+    stream = Wire(port)
+    stream.send(b"GET /v1/events/stream HTTP/1.1\r\nHost: lastbit\r\n\r\n")
+    while b"retry: 1000" not in stream.received:
+        stream._receive()
+    stream.socket.shutdown(socket.SHUT_WR)
+    while stream.socket.recv(65536):
+        pass
+    stream.close()
+
+
 def test_what_is_unusual_is_answered_all_the_same(wire: Wire, batch: int) -> None:
     """A body in chunks, a client that asks first, a query in the URL, a parameter of the type."""
     content = json.dumps({"items": [f"{batch}:0:9"]}).encode()
