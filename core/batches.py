@@ -1,7 +1,8 @@
 """The batch's own row: open, extend, seal, cancel, and reading it.
 
-These verbs lock the batch row alone, never a group, so they hold nothing that an ack waits for in the other order
-(lock order everywhere: item_groups → batches).
+These verbs lock the batch row alone, and no group, so they hold nothing that an ack waits for in the other order
+(lock order everywhere: item_groups → batches). One exception: a seal that completes a journaled batch writes its
+groups, which acks write under the lock of that row too (see `journal`).
 
 A verb that came with an Idempotency-Key is looked up *under the batch's lock and before its state is judged*: a
 producer whose extend was answered into the void and whose batch was sealed, completed or cancelled since still learns
@@ -21,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import IntegrityError
 
-from core import errors, faults, feed, nested, pages, tables
+from core import errors, faults, feed, folding, nested, pages, tables
 from core.lifecycle import State, completes, judge
 from core.statements import LIST, chunks
 from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_ITEMS, ItemId, item_id
@@ -307,6 +308,8 @@ def seal(tx: Connection, batch_id: int, fingerprint: bytes) -> Sealed:
     newly_succeeded = newly and batch.failed == 0
     if newly:
         values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
+        if batch.journal_next:
+            values["journal_next"] = folding.fold(tx, batch.id, batch.group_size, batch.items, batch.journal_next)
     if newly_succeeded:
         values["succeeded_by"] = fingerprint
     if newly and batch.parent_batch is not None:

@@ -366,6 +366,20 @@ MUTANTS = [
         ),
     ),
     # Extend and seal.
+    Mutant(
+        "a-completing-seal-leaves-the-journal",
+        "core.batches:seal",
+        "if batch.journal_next:",
+        "if False:",
+        _JOURNAL + "test_a_seal_that_completes_folds_the_journal",
+    ),
+    Mutant(
+        "a-fold-by-a-seal-is-not-announced",
+        "core.folding:fold",
+        "return known.next",
+        "return journal_next",
+        _JOURNAL + "test_a_seal_that_completes_folds_the_journal",
+    ),
     Mutant("extend-decides-on-a-plain-read", "core.batches:extend", _LOCK, _PLAIN, _EXTEND),
     Mutant(
         "extend-judges-the-state-before-the-key",

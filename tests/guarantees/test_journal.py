@@ -155,6 +155,45 @@ def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
     assert service.verify(batch).ok
 
 
+@pytest.mark.parametrize("failures", [0, 3])
+def test_a_seal_that_completes_folds_the_journal(database: Database, failures: int) -> None:
+    """As the last ack does. Other processes, and what this one holds, know the batch as it is then."""
+    service, other = (Service(database, combiner=Inline) for _ in range(2))
+    batch, acked = scattered(service, 12, sealed=False)
+    left = sorted(set(range(ITEMS)) - acked)
+    lost = left[:: len(left) // failures][:failures] if failures else []
+    if lost:
+        assert ack(other, batch, lost, Verb.FAIL).applied == failures
+    rest = sorted(set(left) - set(lost))
+    masks = {number // SIZE: bytearray(SIZE // 8) for number in rest}
+    for number in rest:
+        masks[number // SIZE][number % SIZE // 8] |= 1 << number % 8
+    kept = rest[::1009]
+    for number in kept:  # these come in no order, last of all
+        masks[number // SIZE][number % SIZE // 8] &= ~(1 << number % 8)
+    for group, mask in masks.items():
+        service.ack(Call.of(Verb.ACK, [], [(batch, group, bytes(mask))])).result(60)
+    assert ack(other, batch, kept).applied == len(kept)
+    assert entries(database) > 0
+    assert named(database, batch)
+    before = service.get(batch).journal_next
+    sealed = service.seal(batch)
+    assert (sealed.newly, sealed.newly_succeeded) == (True, not failures)
+    assert (entries(database), named(database, batch)) == (0, {})
+    assert service.get(batch).journal_next > before
+    known = tables.item_groups.c
+    with database.engine.connect() as tx:
+        assert tx.scalar(sa.select(sa.func.sum(known.resolved_count)).where(known.batch_id == batch)) == ITEMS
+        assert tx.scalar(sa.select(sa.func.count()).where(known.batch_id == batch, known.resolved.is_not(None))) == 0
+    for each in (service, other):
+        assert ack(each, batch, [*kept, *lost[:1]]).applied == (1 if lost[:1] and each is service else 0)
+        assert each.verify(batch).ok
+        assert pending(each, batch) == set()
+    recount(database)
+    service.delete(batch)
+    assert (entries(database), rows(database)) == (0, 0)
+
+
 def test_groups_are_folded_some_at_a_time_in_their_order(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """So nobody waits for a thousand groups; and the journal doesn't grow beyond twice its limit."""
     monkeypatch.setattr(journal, "LEAST", 5 * CALL)
