@@ -18,6 +18,7 @@ from api.models import BatchId
 from api.problems import documented
 from api.waiting import Waiting
 from core import picture, ranges
+from core.batches import Batch
 from core.explain import Reason
 from core.lifecycle import TERMINAL
 from core.service import Service
@@ -239,6 +240,29 @@ def verify(batch: BatchId, request: Request) -> dict[str, Any]:
         "counted": {"acked": found.counted_acked, "failed": found.counted_failed},
         "faults": found.faults,
     }
+
+
+@router.post("/{id}/repair", response_model=models.Repair, responses=documented(404, 409, 413, 415, 422))
+@needs(Role.ADMIN, limited=True)
+def repair(
+    batch: BatchId, body: models.RepairBody, request: Request, idempotency_key: IdempotencyKey = None
+) -> dict[str, Any]:
+    """Restore the counts and the state of a batch from its bits, where verify finds that they disagree."""
+    done = _service(request).repair(batch, idempotency_key, dry_run=body.dry_run)
+    return {
+        "dry_run": body.dry_run,
+        "needed": bool(done.faults),
+        "faults": done.faults,
+        "groups": done.groups,
+        "before": _counts(done.before),
+        "after": _counts(done.after),
+        "newly": done.newly,
+        "newly_succeeded": done.newly_succeeded,
+    }
+
+
+def _counts(batch: Batch) -> dict[str, Any]:
+    return {"state": batch.state, "acked": batch.acked, "failed": batch.failed, "pending": batch.pending}
 
 
 @router.get("/{id}/watermark", response_model=models.Watermark, responses=documented(404, 422))

@@ -76,7 +76,10 @@ class NewEvents(Body):
 
 class Event(BaseModel):
     position: int = Field(description="1-based, without gaps, in the order of the commits")
-    id: str = Field(description="`batch:7:completed` of a batch's transition, else the user's own; unique")
+    id: str = Field(
+        description="`batch:7:completed` of a batch's transition (`batch:7:completed:1` after a repair), else the "
+        "user's own; unique"
+    )
     type: str
     batch: int | None
     key: str | None

@@ -205,6 +205,28 @@ class Verification(BaseModel):
     faults: list[str] = Field(description="what disagrees, in words")
 
 
+class RepairBody(Body):
+    dry_run: bool = Field(default=False, description="report what would be repaired, and change nothing")
+
+
+class BatchCounts(BaseModel):
+    state: StateName
+    acked: int
+    failed: int
+    pending: int
+
+
+class Repair(BaseModel):
+    dry_run: bool
+    needed: bool = Field(description="counts or state disagreed with the bits")
+    faults: list[str] = Field(description="what disagreed, in words")
+    groups: int = Field(description="groups whose stored row was wrong")
+    before: BatchCounts
+    after: BatchCounts = Field(description="as the repair left the batch, or would")
+    newly: bool = Field(description="this call completed the batch")
+    newly_succeeded: bool = Field(description="this call made `succeeded` true")
+
+
 class Watermark(BaseModel):
     watermark: int = Field(description="the smallest pending number: every item below it is resolved")
     item: str | None = Field(description="the id of the item there, null where none is pending")

@@ -45,6 +45,7 @@ STATUS: Final[dict[str, int]] = {
     "process_not_found": 404,
     "instance_not_found": 404,
     "version_conflict": 409,
+    "upgrade_not_finished": 409,
     "not_found": 404,
     "method_not_allowed": 405,
     "unsupported_media_type": 415,

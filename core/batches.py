@@ -56,6 +56,7 @@ class Batch:
     completed_by: bytes | None
     succeeded_by: bytes | None
     journal_next: int
+    repairs: int
     created_at: datetime
     updated_at: datetime
     sealed_at: datetime | None
@@ -183,8 +184,9 @@ def event(batch: Batch, name: str) -> feed.New:
         "pending": batch.pending,
         "parent": batch.parent,
     }
-    id, type = f"{feed.BATCH}:{batch.id}:{name}", f"{feed.BATCH}.{name}"
-    return feed.New(id, type, batch.key, json.dumps(data, ensure_ascii=False), batch.id)
+    # A repair can take back a completion that was announced. The true one is another event, with an id of its own.
+    id = f"{feed.BATCH}:{batch.id}:{name}" + (f":{batch.repairs}" if batch.repairs else "")
+    return feed.New(id, f"{feed.BATCH}.{name}", batch.key, json.dumps(data, ensure_ascii=False), batch.id)
 
 
 def lock(tx: Connection, batch: int) -> tuple[Batch, datetime]:

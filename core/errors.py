@@ -34,6 +34,7 @@ from typing import ClassVar
 # │   ├── Overloaded
 # │   └── LockTimeout
 # ├── InconsistentBatch         the counts disagree with the bits: a bug or a broken row
+# ├── UpgradeNotFinished        an earlier release may still work on the database
 # └── Misconfigured             the service can't work with these settings
 
 
@@ -237,6 +238,16 @@ class InconsistentBatch(CoreError):
     def __init__(self, batch: int, facts: str) -> None:
         self.batch = batch
         super().__init__(f"batch {batch} is inconsistent, nothing was changed: {facts} (see `lastbit verify {batch}`)")
+
+
+class UpgradeNotFinished(CoreError):
+    code = "upgrade_not_finished"
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(
+            f"this needs a database that no release from before revision {revision} works on any more: once none of "
+            "their processes is left, run `python -m api migrate --finish`; nothing was changed"
+        )
 
 
 class Misconfigured(CoreError):

@@ -7,7 +7,8 @@ one row, `feed_head`, with the position of the last event. An append locks it *l
 rollback takes its positions back.
 
 The event of a transition is appended in the transaction that makes the transition: either both are there, or neither.
-Its id says what happened, `batch:7:completed`, and is unique; what happens once is an event once.
+Its id says what happened, `batch:7:completed`, and is unique; what happens once is an event once. (What a repair takes
+back may happen again: its id then ends with the number of repairs.)
 
 Trimming commits first up to which position events will be gone, then removes them in chunks from below, so a reader
 that comes too late is told so, and none is shown a gap.

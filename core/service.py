@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +31,7 @@ from core import (
     processes,
     purge,
     ranges,
+    repair,
     schema,
     tallies,
     verify,
@@ -245,6 +247,28 @@ class Service:
     def verify(self, batch: int) -> verify.Verification:
         """Raises `errors.BatchNotFound`."""
         return self.database.snapshot(lambda tx: verify.verify(tx, batch))
+
+    def repair(self, batch: int, idempotency_key: str | None = None, *, dry_run: bool = False) -> repair.Repaired:
+        """With `dry_run`, what a repair would do. Raises `errors.BatchNotFound`, `UpgradeNotFinished`."""
+        if dry_run:
+            return self.database.snapshot(lambda tx: repair.plan(tx, batch))
+        fingerprint = request_fingerprint("repair", idempotency_key, str(batch).encode())
+        done = planned = self.database.snapshot(lambda tx: repair.plan(tx, batch, fingerprint))
+        if planned.faults:
+            self.database.write(lambda tx: repair.prepare(tx, batch), repeatable=True)
+            done = self.database.write(lambda tx: repair.repair(tx, batch, fingerprint), repeatable=True)
+            log.warning("batch_repaired", batch=batch, faults=len(planned.faults), first=planned.faults[0])
+            if not done.faults:  # the transaction was run twice, as nobody knew whether its COMMIT was done
+                done = replace(done, before=planned.before, groups=planned.groups, faults=planned.faults)
+        self._paid(done.after)
+        after: int | None = -1
+        while after is not None:
+            owing, after = self.database.write(
+                lambda tx, after=after: repair.owe_again(tx, batch, after),  # type: ignore[misc]
+                repeatable=True,
+            )
+            self._pay(owing)
+        return done
 
     def explain(self, batch: int) -> explain.Explanation:
         """Why the batch is not done. Raises `errors.BatchNotFound`."""

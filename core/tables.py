@@ -139,6 +139,7 @@ batches = sa.Table(
     sa.Column("completed_by", _blob(32)),
     sa.Column("succeeded_by", _blob(32)),
     sa.Column("journal_next", _BIGINT, nullable=False, server_default="0"),
+    sa.Column("repairs", _BIGINT, nullable=False, server_default="0"),
     sa.Column("created_at", Timestamp, nullable=False),
     sa.Column("updated_at", Timestamp, nullable=False),
     sa.Column("sealed_at", Timestamp),

@@ -100,6 +100,10 @@ def verify(service: Service, batch: int) -> Flow[models.Verification]:
     return _ask(service, "GET", _path(batch, "verify"), models.Verification.from_json)
 
 
+def repair(service: Service, batch: int, dry_run: bool) -> Flow[models.Repair]:
+    return _ask(service, "POST", _path(batch, "repair"), models.Repair.from_json, body={"dry_run": dry_run})
+
+
 def watermark(service: Service, batch: int) -> Flow[models.Watermark]:
     return _ask(service, "GET", _path(batch, "watermark"), models.Watermark.from_json)
 

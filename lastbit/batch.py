@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from lastbit import _calls, errors, progress
 from lastbit.ids import DEFAULT_GROUP_SIZE, ItemIds
-from lastbit.models import Batch, Explanation, FailedRange, Opened, PendingRange, Sealed, Verification, Watermark
+from lastbit.models import (
+    Batch,
+    Explanation,
+    FailedRange,
+    Opened,
+    PendingRange,
+    Repair,
+    Sealed,
+    Verification,
+    Watermark,
+)
 
 if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
@@ -143,6 +153,12 @@ class BatchHandle(_Handle):
         """Have the service recount the batch's bits and compare them with its counts."""
         return self._client._run(_calls.verify(self._client._service, self.id))
 
+    def repair(self, *, dry_run: bool = False) -> Repair:
+        """Restore the counts and the state of the batch from its bits, where `verify` finds that they disagree. Items
+        whose bits were lost are pending then: have them redelivered. `dry_run` changes nothing. Needs the role admin.
+        """
+        return self._client._run(_calls.repair(self._client._service, self.id, dry_run))
+
     def watermark(self) -> Watermark:
         """The smallest pending number."""
         return self._client._run(_calls.watermark(self._client._service, self.id))
@@ -205,6 +221,10 @@ class AsyncBatchHandle(_Handle):
     async def verify(self) -> Verification:
         """Have the service recount the batch's bits and compare them with its counts."""
         return await self._client._run(_calls.verify(self._client._service, self.id))
+
+    async def repair(self, *, dry_run: bool = False) -> Repair:
+        """Restore the counts and the state of the batch from its bits; see `BatchHandle.repair`."""
+        return await self._client._run(_calls.repair(self._client._service, self.id, dry_run))
 
     async def watermark(self) -> Watermark:
         """The smallest pending number."""

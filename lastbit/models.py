@@ -292,6 +292,49 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """State and counts of a batch at one time."""
+
+    state: str
+    acked: int
+    failed: int
+    pending: int
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["state"], data["acked"], data["failed"], data["pending"])
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What a repair found and did. `needed`: the counts or the state disagreed with the bits, and `faults` says how, in
+    words. `groups` counts the groups whose stored row was wrong. `after` is the batch as the repair left it, or with
+    `dry_run` would leave it. `newly` and `newly_succeeded` are as those of a seal."""
+
+    dry_run: bool
+    needed: bool
+    faults: tuple[str, ...]
+    groups: int
+    before: BatchCounts
+    after: BatchCounts
+    newly: bool
+    newly_succeeded: bool
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(
+            data["dry_run"],
+            data["needed"],
+            tuple(data["faults"]),
+            data["groups"],
+            BatchCounts.from_json(data["before"]),
+            BatchCounts.from_json(data["after"]),
+            data["newly"],
+            data["newly_succeeded"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Watermark:
     """The smallest pending number: every item below it is resolved. `item` is its id, None where nothing is pending."""
 

@@ -1,7 +1,7 @@
 // Staying up to date: transitions come over the event stream at once; acks make no events, so while a batch is live it
 // is looked at again and again, as long as somebody sees it, and never more often than the service can answer.
 
-const OWN = ["opened", "sealed", "completed", "succeeded", "expired", "cancelled"].map((name) => `type=batch.${name}`);
+const OWN = ["opened", "sealed", "completed", "succeeded", "expired", "cancelled", "repaired"].map((name) => `type=batch.${name}`);
 const BACKOFF = [1000, 2000, 4000, 8000, 15000];
 
 let shown = null;

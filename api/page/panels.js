@@ -160,6 +160,7 @@ const HAPPENED = {
   "batch.succeeded": "succeeded",
   "batch.expired": "expired",
   "batch.cancelled": "cancelled",
+  "batch.repaired": "repaired",
 };
 
 export function eventsPanel() {

@@ -6,7 +6,7 @@ It knows nothing that the client does not; each command is one call and a way to
 from __future__ import annotations
 
 from lastbit.cli.app import cli
-from lastbit.cli.batches import cancel, explain, extend, list_batches, open_batch, seal, status, verify
+from lastbit.cli.batches import cancel, explain, extend, list_batches, open_batch, repair, seal, status, verify
 from lastbit.cli.events import append, events
 from lastbit.cli.groups import groups
 from lastbit.cli.items import ack, fail, pending
@@ -17,7 +17,7 @@ from lastbit.cli.watch import watch
 from lastbit.cli.webhooks import webhooks
 
 for _command in (
-    *(open_batch, extend, seal, ack, fail, status, watch, explain, pending, list_batches, cancel, verify),
+    *(open_batch, extend, seal, ack, fail, status, watch, explain, pending, list_batches, cancel, verify, repair),
     *(events, append, webhooks, groups, tally, processes, commands, token),
 ):
     cli.add_command(_command)

@@ -35,6 +35,7 @@ Exit codes:
   2  wrong use or malformed input; of that request nothing was applied
   3  ack, fail: something was rejected; watch: the batch ended without success,
      or not in time; verify: the counts disagree with the bits;
+     repair --dry-run: there is something to repair;
      webhooks test: not delivered
 """
 

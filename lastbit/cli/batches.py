@@ -215,3 +215,15 @@ def _verify_all(s: Session) -> None:
         s.output.say(f"{counted}: {told}" + (f"; {gone:,} were deleted meanwhile" if gone else ""))
     if inconsistent:
         end(NOT_SUCCEEDED)
+
+
+@click.command()
+@click.argument("batch", type=BATCH)
+@click.option("--dry-run", is_flag=True, help="Say what would be repaired, and change nothing.")
+@session
+def repair(s: Session, batch: int, dry_run: bool) -> None:
+    """Restore the counts and the state of BATCH from its bits."""
+    done = s.client.batch(batch).repair(dry_run=dry_run)
+    s.output.answer(done, *rendering.repair(batch, done))
+    if dry_run and done.needed:
+        end(NOT_SUCCEEDED)

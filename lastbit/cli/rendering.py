@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lastbit.cli.output import safe
 from lastbit.ids import ItemIds
-from lastbit.models import AckResult, Batch, Completed, Event, Explanation, Verification
+from lastbit.models import AckResult, Batch, Completed, Event, Explanation, Repair, Verification
 from lastbit.progress import STATE_STYLES, duration
 
 BAR_WIDTH = 40
@@ -154,6 +154,27 @@ def inconsistency(batch: int, found: Verification) -> list[str]:
         f"failed {found.failed:,}, counted {found.counted.failed:,}"
     )
     return [head, *(f"  {safe(fault)}" for fault in found.faults)]
+
+
+def repair(batch: int, done: Repair) -> list[str]:
+    """What was repaired, or would be; and which items to redeliver."""
+    if not done.needed:
+        return [f"[bold]batch {batch}[/]  [green]ok[/], there is nothing to repair"]
+    how = "[yellow]would be repaired[/]" if done.dry_run else "[green]repaired[/]"
+    before, after = done.before, done.after
+    lines = [f"[bold]batch {batch}[/]  {how}, {number(done.groups, 'group')} of it"]
+    lines += [f"  {safe(fault)}" for fault in done.faults]
+    for name, old, new in (
+        ("state", before.state, after.state),
+        ("acked", f"{before.acked:,}", f"{after.acked:,}"),
+        ("failed", f"{before.failed:,}", f"{after.failed:,}"),
+        ("pending", f"{before.pending:,}", f"{after.pending:,}"),
+    ):
+        if old != new:
+            lines.append(f"  {name}: {safe(old)} → {safe(new)}")
+    if after.pending and not done.dry_run:
+        lines.append(f"  redeliver what is pending: lastbit pending {batch} --ids")
+    return lines
 
 
 def event(one: Event) -> str:

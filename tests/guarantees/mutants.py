@@ -66,6 +66,8 @@ _PURGE = _RACES + "test_a_purge_that_dies_between_its_chunks_leaves_nothing_behi
 _EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
 _OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
 _GROWING = "test_growing.py::"
+_REPAIR = "test_repair.py::"
+_DETECTED = "test_what_is_damaged_is_detected_and_repaired_from_the_bits"
 _RETRY = _RACES + "test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does"
 
 _CRASH = "test_crashes.py::test_a_retry_after_a_crash_at_any_point_brings_what_the_model_says"
@@ -332,6 +334,141 @@ MUTANTS = [
                 "    tx.execute(\n        sa.select(_groups.resolved",
             ),
         ),
+    ),
+    # Repair.
+    Mutant(
+        "a-repaired-batch-is-not-journaled",
+        "core.repair:repair",
+        "journal_next=batch.journal_next + 1",
+        "journal_next=0",
+        _REPAIR + "test_a_process_that_remembers_what_was_lost_does_not_bring_it_back",
+    ),
+    Mutant(
+        "a-repair-of-a-journaled-batch-goes-unnoticed",
+        "core.repair:repair",
+        "journal_next=batch.journal_next + 1",
+        "journal_next=batch.journal_next",
+        _REPAIR + "test_a_process_that_remembers_what_was_lost_does_not_bring_it_back",
+    ),
+    Mutant(
+        "a-repair-forgets-the-journal",
+        "core.verify:groups",
+        "journaled = journal.recent(tx, batch.id, batch.group_size)",
+        "journaled: dict[int, list[int]] = {}",
+        _REPAIR + "test_what_the_journal_names_is_kept",
+    ),
+    Mutant(
+        "a-repair-locks-nothing",
+        "core.repair:repair",
+        "batch, now = batches.lock(tx, batch_id)",
+        "batch, now = batches.get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))",
+        _REPAIR + "test_nothing_slips_in_between_the_recount_and_the_write",
+    ),
+    Mutant(
+        "a-repaired-batch-stays-complete",
+        "core.repair:_values",
+        "batch.complete and acked + failed < batch.items",
+        "False",
+        _REPAIR + "test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_another_event",
+    ),
+    Mutant(
+        "a-second-completion-has-the-id-of-the-first",
+        "core.batches:event",
+        'f":{batch.repairs}" if batch.repairs else ""',
+        '""',
+        _REPAIR + "test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_another_event",
+    ),
+    Mutant(
+        "a-reopened-batch-looks-idle-since-its-completion",
+        "core.repair:_values",
+        '"updated_at": now,',
+        "",
+        _REPAIR + "test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_another_event",
+    ),
+    Mutant(
+        "a-repair-completes-nothing",
+        "core.repair:_values",
+        "newly = completes(batch.state, batch.items, acked, failed)",
+        "newly = False",
+        _REPAIR + "test_a_sealed_batch_of_which_nothing_is_pending_completes_and_a_retry_hears_so",
+    ),
+    Mutant(
+        "a-repair-keeps-the-hint-of-the-full-prefix",
+        "core.repair:_values",
+        "min(batch.full_prefix, recounted.full_prefix)",
+        "batch.full_prefix",
+        _REPAIR + "test_the_watermark_goes_back_to_what_was_lost",
+    ),
+    Mutant(
+        "a-repair-forgets-who-had-failed",
+        "core.repair:_restored",
+        "failed[list(stored.reasons)] = True",
+        "pass",
+        _REPAIR + "test_an_item_with_a_reason_is_failed_and_no_other_keeps_one",
+    ),
+    Mutant(
+        "a-repair-leaves-reasons-of-acked-items",
+        "core.repair:_recount",
+        "for part in chunks(stray, LIST)",
+        "for part in chunks([], LIST)",
+        _REPAIR + "test_an_item_with_a_reason_is_failed_and_no_other_keeps_one",
+    ),
+    Mutant(
+        "a-repair-keeps-bits-of-items-never-issued",
+        "core.repair:_restored",
+        "resolved[issued:] = False",
+        "pass",
+        _REPAIR + "test_what_is_damaged_is_detected_and_repaired_from_the_bits",
+    ),
+    Mutant(
+        "children-owe-a-repaired-parent-nothing",
+        "core.repair:owe_again",
+        "if row.parent_number not in resolved",
+        "if False",
+        _REPAIR + "test_children_that_have_ended_owe_what_their_parent_lost",
+    ),
+    Mutant(
+        "a-reopened-child-still-owes",
+        "core.repair:_values",
+        'return values | {"parent_due": None}',
+        "return values",
+        _REPAIR + "test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete",
+    ),
+    Mutant(
+        "a-batch-is-repaired-beside-an-earlier-release",
+        "core.repair:prepare",
+        "not schema.serves_only(tx, SINCE)",
+        "False",
+        _REPAIR + "test_no_batch_is_repaired_while_an_earlier_release_may_work_on_it",
+    ),
+    *(
+        Mutant(
+            f"verify-does-not-see-{name}",
+            f"core.verify:{where}",
+            condition,
+            "False",
+            _REPAIR + test,
+        )
+        for name, where, condition, test in (
+            ("a-cut-blob", "_faults", "group.width is not None and group.width < group.resolved_count", _DETECTED),
+            ("lost-bits", "_faults", "group.resolved.count() != group.resolved_count", _DETECTED),
+            ("lost-failures", "_faults", "group.failed.count() != group.failed_count", _DETECTED),
+            ("failed-items-that-are-not-resolved", "_faults", "(group.failed & ~group.resolved).any()", _DETECTED),
+            (
+                "items-never-issued",
+                "_faults",
+                "group.resolved.count(1, issued) or group.failed.count(1, issued)",
+                _DETECTED,
+            ),
+            ("a-hint-that-is-too-high", "Recount.verification", "batch.full_prefix > self._full", _DETECTED),
+            ("stray-reasons", "_faults", "stray > 0", "test_an_item_with_a_reason_is_failed_and_no_other_keeps_one"),
+            (
+                "that-a-complete-batch-is-pending",
+                "Recount.verification",
+                "batch.state is State.COMPLETE and not done",
+                "test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_another_event",
+            ),
+        )
     ),
     Mutant("groups-are-not-locked", "core.acks:_for_update", '" FOR UPDATE"', '""', _TWICE),
     Mutant(

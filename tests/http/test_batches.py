@@ -357,3 +357,20 @@ def test_a_batch_is_explained(http: httpx.Client) -> None:
     assert (found["done"], [reason["code"] for reason in found["reasons"]]) == (True, ["complete"])
     assert code(http.get("/v1/batches/999999/explain")) == (404, "batch_not_found")
     assert code(http.get("/v1/batches/07/explain")) == (422, "invalid_request")
+
+
+def test_a_repair_of_a_batch_that_is_fine_says_so(http: httpx.Client) -> None:
+    """What disagrees, and what becomes of it, is tried by the tests of the guarantees: HTTP can't break a batch."""
+    batch = opened(http, items=3)["id"]
+    ack(http, f"{batch}:0:0")
+    before = http.get(f"/v1/batches/{batch}").json()
+    counts = {"state": "open", "acked": 1, "failed": 0, "pending": 2}
+    for body, dry_run in (({}, False), ({"dry_run": True}, True)):
+        response = http.post(f"/v1/batches/{batch}/repair", json=body)
+        assert response.status_code == 200
+        found = {"needed": False, "faults": [], "groups": 0, "before": counts, "after": counts}
+        assert response.json() == {"dry_run": dry_run, **found, "newly": False, "newly_succeeded": False}
+    assert http.get(f"/v1/batches/{batch}").json() == before
+    for wrong in ({"dry_run": 1}, {"dry": True}):
+        assert code(http.post(f"/v1/batches/{batch}/repair", json=wrong)) == (422, "invalid_request")
+    assert code(http.post("/v1/batches/999999/repair")) == (404, "batch_not_found")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import pty
@@ -18,12 +20,13 @@ from typing import Any
 
 import pytest
 
-from lastbit import Client, ItemIds
+from lastbit import AsyncClient, BatchCounts, Client, ItemIds, Repair
 from tests.sdk.test_protocol import BATCH
 from tests.servers import ROOT, run_module, running_service
 
 COMMANDS = [
     *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "verify"),
+    "repair",
     *("events", "append", "webhooks", "groups", "tally", "processes", "commands", "token"),
 ]
 
@@ -386,6 +389,36 @@ def test_a_batch_that_is_deleted_while_all_are_verified_is_no_fault(scripted: An
     scripted.replies((200, {}, {"batches": [seen], "next": None}), (404, {}, gone))
     found = Lastbit(scripted.url).json("verify", "--all")
     assert (found["ok"], found["batches"], found["gone"]) == (True, 0, 1)
+
+
+def test_a_batch_is_repaired_and_what_to_redeliver_is_said(sqlite_url: str) -> None:
+    """A dry run ends with 3 where there is something to repair. All clients do the same."""
+    with running_service(sqlite_url) as running, Client(running.url) as client:
+        lastbit = Lastbit(running.url)
+        for _ in range(3):
+            client.ack(client.open(items=20, sealed=True).ids)
+        assert "there is nothing to repair" in lastbit.good("repair", "1", "--dry-run")
+        with contextlib.closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as database, database:
+            database.execute("UPDATE item_groups SET resolved = x'ff'")
+        assert lastbit.json("repair", "1", "--dry-run", code=3)["after"]["pending"] == 12
+        assert client.batch(1).refresh().complete
+        said = lastbit.good("repair", "1")
+        for words in ("batch 1  repaired", "was cut", "state: complete → sealed", "acked: 20 → 8"):
+            assert words in said
+        assert "redeliver what is pending: lastbit pending 1 --ids" in said
+        done = client.batch(2).repair()
+        assert (done.needed, done.dry_run, done.groups, done.newly) == (True, False, 1, False)
+        assert (done.before, done.after) == (BatchCounts("complete", 20, 0, 0), BatchCounts("sealed", 8, 0, 12))
+
+        async def awaited() -> Repair:
+            async with AsyncClient(running.url) as asynchronous:
+                return await asynchronous.batch(3).repair()
+
+        assert asyncio.run(awaited()) == dataclasses.replace(
+            done, faults=tuple(fault.replace("batch 2", "batch 3") for fault in done.faults)
+        )
+        assert lastbit.json("repair", "3")["needed"] is False
+        assert lastbit.json("verify", "--all")["ok"]
 
 
 @pytest.mark.parametrize("arguments", [(), ("7", "--all")])

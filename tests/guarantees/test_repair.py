@@ -1,0 +1,447 @@
+"""Repair: counts and state are restored from the bits, whatever was lost, while other processes go on and remember bits
+that are no longer there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from core import errors, nested, tables, verify
+from core.batches import Opening
+from core.calls import Verb
+from core.combiner import Inline
+from core.db import Database
+from core.held import Held
+from core.lifecycle import State
+from core.service import Service
+from lastbit.ids import ItemId
+from tests.guarantees import journaled
+from tests.guarantees.rounds import GROUP, ack, recount
+
+ITEMS = 2 * GROUP + 40
+"""Of a batch of three groups, the last one partly issued."""
+_batches = tables.batches.c
+_groups = tables.item_groups.c
+
+
+def opened(service: Service, resolved: Iterable[int], *, sealed: bool = False, items: int = ITEMS) -> int:
+    """A batch, some items of which are acked."""
+    batch = service.open(Opening(group_size=GROUP, items=items)).batch.id
+    ack_numbers(service, batch, resolved)
+    if sealed:
+        service.seal(batch)
+    return batch
+
+
+def ack_numbers(
+    service: Service, batch: int, numbers: Iterable[int], verb: Verb = Verb.ACK, reason: str | None = None
+) -> int:
+    items = [(batch, *divmod(number, GROUP)) for number in numbers]
+    return ack(service, *items, verb=verb, reason=reason).applied
+
+
+def bits(numbers: Iterable[int], width: int = GROUP) -> bytes:
+    """A blob with these indexes set."""
+    return sum(1 << number for number in numbers).to_bytes(width // 8, "little")
+
+
+def damage_group(service: Service, batch: int, group: int, **values: Any) -> None:
+    with service.database.engine.begin() as tx:
+        found = tx.execute(
+            sa.update(tables.item_groups).where(_groups.batch_id == batch, _groups.group_no == group).values(values)
+        )
+        assert found.rowcount == 1
+
+
+def damage_batch(service: Service, batch: int, **values: Any) -> None:
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.batches).where(_batches.id == batch).values(values))
+
+
+def everything_stored(service: Service) -> list[Any]:
+    with service.database.engine.connect() as tx:
+        stored = (tables.batches, tables.item_groups, tables.ack_journal, tables.failures, tables.feed)
+        return [sorted(map(tuple, tx.execute(sa.select(table))), key=str) for table in stored]
+
+
+def pending(service: Service, batch: int) -> set[int]:
+    page = service.ranges(batch, "pending", 0, 1000)[1]
+    return {number for each in page.ranges for number in range(each.start, each.end)}
+
+
+def event_ids(service: Service, batch: int) -> list[str]:
+    """Of the batch's events, in the order of the feed, without what begins them all."""
+    return [event.id.removeprefix(f"batch:{batch}:") for event in service.events(0, 1000, batch=batch).events]
+
+
+def another(service: Service) -> Service:
+    """A process of its own, as far as its memory goes."""
+    return Service(service.database, combiner=Inline)
+
+
+# What is detected, and what becomes of it.
+
+DAMAGES: Mapping[str, tuple[int, dict[str, Any], str, set[int]]] = {
+    # (group, its columns, what verify says, which numbers of the group are acked after the repair)
+    "a blob that was cut": (1, {"resolved": b"\x05"}, "it was cut", {64, 66}),
+    "bits lost": (1, {"resolved": bits([0, 2])}, "resolved_count is 12, its bits say 2", {64, 66}),
+    "a count too low": (1, {"resolved_count": 11}, "resolved_count is 11, its bits say 12", set(range(64, 88, 2))),
+    "a prefix too short": (0, {"resolved_count": 60}, "full_prefix says that all groups below 1", set(range(60))),
+    "failed bits lost": (1, {"failed_count": 1}, "failed_count is 1, its bits say 0", set(range(64, 88, 2))),
+    "failed, not resolved": (
+        1,
+        {"failed": bits([1]), "failed_count": 1},
+        "failed and not resolved",
+        set(range(64, 88, 2)),
+    ),
+    "never issued": (2, {"resolved": bits([0, 63]), "resolved_count": 2}, "never issued", {128}),
+}
+ACKED = [*range(GROUP), *range(64, 88, 2), 128]
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("state", [State.OPEN, State.SEALED])
+def test_what_is_damaged_is_detected_and_repaired_from_the_bits(service: Service, name: str, state: State) -> None:
+    """A dry run changes nothing; after the repair all agrees, and what is redelivered completes the batch."""
+    group, values, fault, left = DAMAGES[name]
+    batch = opened(service, ACKED, sealed=state is State.SEALED)
+    bystander = opened(service, ACKED)
+    damage_group(service, batch, group, **values)
+    found = service.verify(batch)
+    assert any(fault in each for each in found.faults), found.faults
+    before = everything_stored(service)
+    planned = service.repair(batch, dry_run=True)
+    assert everything_stored(service) == before
+    done = service.repair(batch)
+    assert done.faults == planned.faults == found.faults
+    for each in ("acked", "failed", "state", "full_prefix"):
+        assert getattr(done.after, each) == getattr(planned.after, each)
+    verified = service.verify(batch)
+    assert verified.ok, verified.faults
+    recount(service.database)
+    first, end = group * GROUP, (group + 1) * GROUP
+    failed = {first + 1} if "failed" in values else set()
+    assert set(range(first, min(end, ITEMS))) - pending(service, batch) == left | failed
+    assert service.get(batch).state is state
+    assert not service.repair(batch).faults
+    assert service.verify(bystander).ok
+    service.seal(batch)
+    ack_numbers(service, batch, range(ITEMS))
+    assert service.get(batch).succeeded
+    assert service.verify(batch).ok
+    recount(service.database)
+
+
+def test_a_batch_that_is_fine_is_left_as_it_is(service: Service) -> None:
+    """It does not become journaled, and nobody hears of it."""
+    batch = opened(service, [1, 2, 70])
+    ack_numbers(service, batch, [3, 71], Verb.FAIL, "broken")
+    before = everything_stored(service)
+    assert not service.repair(batch).faults
+    assert everything_stored(service) == before
+
+
+# Bits in memory.
+
+
+def lose(service: Service, batch: int) -> None:
+    """Ten items were acked, and the blob is cut to those of the first byte, as the counts stay."""
+    damage_group(service, batch, 0, resolved=b"\x7f")
+
+
+@pytest.mark.parametrize("kind", ["by its groups", "journaled"])
+def test_a_process_that_remembers_what_was_lost_does_not_bring_it_back(
+    service: Service, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It holds ten bits of a group, of which seven are left; others ack three more, so that there are ten again."""
+    if kind == "journaled":
+        journaled.everything(monkeypatch)
+    remembers, others = another(service), another(service)
+    numbers = [*range(7), 20, 21, 22]
+    batch = opened(remembers, numbers[:3])
+    ack_numbers(remembers, batch, numbers[3:])
+    if kind == "journaled":  # its groups are written, and the journal is empty
+        with service.database.engine.begin() as tx:
+            tx.execute(sa.delete(tables.ack_journal))
+            tx.execute(sa.delete(tables.item_groups))
+            tx.execute(
+                sa.insert(tables.item_groups).values(
+                    batch_id=batch, group_no=0, resolved=b"\x7f", resolved_count=7, failed_count=0
+                )
+            )
+    else:
+        lose(service, batch)
+    done = others.repair(batch)
+    assert (done.before.acked, done.after.acked) == (10, 7)
+    assert ack_numbers(others, batch, [30, 31, 32]) == 3
+    answer = ack(remembers, *((batch, 0, number) for number in (20, 21, 30, 5)))
+    assert (answer.applied, answer.repeated) == (2, 2), "20 and 21 were lost, 30 and 5 are acked"
+    assert pending(service, batch) == set(range(ITEMS)) - {*range(7), 20, 21, 30, 31, 32}
+    recount(service.database)
+
+
+def test_what_the_journal_names_is_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repair folds it: the items are acked, though the count of the batch was wrong."""
+    journaled.everything(monkeypatch, numbers=1000)
+    batch = opened(service, [1, 70, 130])
+    damage_batch(service, batch, acked=5)
+    done = another(service).repair(batch)
+    assert done.after.acked == 3
+    assert ack_numbers(service, batch, [1, 2, 70]) == 1
+    assert pending(service, batch) == set(range(ITEMS)) - {1, 2, 70, 130}
+    recount(service.database)
+
+
+# The ends.
+
+
+def test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_another_event(service: Service) -> None:
+    """The one call that resolves the last item hears `newly`, and each event has an id of its own."""
+    batch = opened(service, range(ITEMS), sealed=True)
+    damage_group(service, batch, 2, resolved=b"\xff\xff", resolved_count=40)
+    assert "it is complete, and 24 items are pending" in service.verify(batch).faults
+    done = service.repair(batch)
+    after = service.get(batch)
+    assert (done.before.state, after.state, after.pending, after.ended_at) == (State.COMPLETE, State.SEALED, 24, None)
+    assert (after.completed_by, after.succeeded_by) == (None, None)
+    assert after.updated_at > done.before.updated_at
+    assert not ack(service, (batch, 0, 1)).completed, "it isn't complete"
+    last = ack(service, *((batch, 2, index) for index in range(40)))
+    assert (last.applied, last.completed[batch].newly, last.completed[batch].newly_succeeded) == (24, True, True)
+    transitions = ["opened", "sealed", "completed", "succeeded", "repaired:1", "completed:1", "succeeded:1"]
+    assert event_ids(service, batch) == transitions
+    # And once more.
+    damage_group(service, batch, 0, resolved=b"\xff", resolved_count=64)
+    service.repair(batch)
+    assert ack_numbers(service, batch, range(GROUP)) == 56
+    assert event_ids(service, batch)[-3:] == ["repaired:2", "completed:2", "succeeded:2"]
+    recount(service.database)
+
+
+def test_a_sealed_batch_of_which_nothing_is_pending_completes_and_a_retry_hears_so(service: Service) -> None:
+    """As by a seal: the event comes, and the request that did it hears `newly` again."""
+    batch = opened(service, range(ITEMS - 1))
+    service.seal(batch)
+    with service.database.engine.begin() as tx:
+        tx.execute(
+            sa.update(tables.item_groups)
+            .where(_groups.batch_id == batch, _groups.group_no == 2)
+            .values(resolved=None, resolved_count=40)
+        )
+    done = service.repair(batch, "a key")
+    assert (done.newly, done.newly_succeeded, done.after.complete) == (True, True, True)
+    again = service.repair(batch, "a key")
+    assert (again.newly, again.newly_succeeded, again.faults) == (True, True, [])
+    assert not service.repair(batch, "another key").newly
+    assert event_ids(service, batch) == ["opened", "sealed", "repaired:1", "completed:1", "succeeded:1"]
+    recount(service.database)
+
+
+def test_failed_items_that_are_none_make_the_batch_succeed_and_the_other_way_round(service: Service) -> None:
+    batch = opened(service, range(ITEMS), sealed=True)
+    damage_group(service, batch, 1, failed=bits([3]), failed_count=1)
+    done = service.repair(batch)
+    assert (done.after.state, done.after.failed, done.after.succeeded_by) == (State.COMPLETE, 1, None)
+    redriven = ack(service, (batch, 1, 3))
+    assert redriven.completed[batch].newly_succeeded
+    damage_batch(service, batch, failed=1, acked=ITEMS - 1)
+    done = service.repair(batch)
+    assert (done.after.succeeded, done.newly, done.newly_succeeded) == (True, False, True)
+    assert event_ids(service, batch)[4:] == ["repaired:1", "succeeded:1", "repaired:2", "succeeded:2"]
+    recount(service.database)
+
+
+def test_an_item_with_a_reason_is_failed_and_no_other_keeps_one(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason outlives the bits that were lost; a redelivered ack redrives the item, and the reason goes."""
+    batch = opened(service, range(10), sealed=True)
+    ack_numbers(service, batch, [70, 71, 72], Verb.FAIL, "gave up")
+    with monkeypatch.context() as patched:  # acked after its failure was lost, and the journal says so
+        patched.setattr(Held, "journaled", lambda self, batch: True)
+        damage_group(service, batch, 1, resolved=b"\x80", resolved_count=1, failed=b"\x80", failed_count=1)
+        assert ack_numbers(another(service), batch, [70]) == 1
+    with service.database.engine.begin() as tx:
+        beyond = {"batch_id": batch, "number": ITEMS, "reason": "never issued", "failed_at": tables.utc_now()}
+        tx.execute(sa.insert(tables.failures).values(beyond))
+    assert any("have a reason" in fault for fault in service.verify(batch).faults)
+    service.repair(batch)
+    failed = service.ranges(batch, "failed", 0, 100)[1].ranges
+    assert [(each.start, each.end, each.reasons) for each in failed] == [(71, 73, {71: "gave up", 72: "gave up"})]
+    assert service.verify(batch).ok
+    assert ack_numbers(service, batch, range(ITEMS)) == ITEMS - 11
+    assert service.get(batch).succeeded
+    recount(service.database)
+
+
+# Nested batches.
+
+
+def test_children_that_have_ended_owe_what_their_parent_lost(service: Service) -> None:
+    """No queue redelivers a child."""
+    parent = service.open(Opening(group_size=GROUP, items=5)).batch.id
+    children = [
+        service.open(Opening(group_size=GROUP, items=1, sealed=True, parent=ItemId(parent, 0, index))).batch.id
+        for index in range(4)
+    ]
+    ack(service, *((child, 0, 0) for child in children[:2]))
+    service.cancel(children[2])
+    ack(service, (parent, 0, 4))
+    assert (service.get(parent).acked, service.get(parent).failed) == (3, 1)
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.delete(tables.item_groups).where(_groups.batch_id == parent))
+        tx.execute(sa.delete(tables.failures).where(tables.failures.c.batch_id == parent))
+    service.repair(parent)
+    after = service.get(parent)
+    assert (after.acked, after.failed, pending(service, parent)) == (2, 1, {3, 4})
+    recount(service.database)
+
+
+def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(service: Service) -> None:
+    """What it owed and had not paid is no longer due."""
+    parent = service.open(Opening(group_size=GROUP, items=2, sealed=True)).batch.id
+    child = service.open(Opening(group_size=GROUP, items=9, sealed=True, parent=ItemId(parent, 0, 1))).batch.id
+    with service.database.engine.begin() as tx:
+        tx.execute(
+            sa.insert(tables.item_groups).values(
+                batch_id=child, group_no=0, resolved=b"\xff\x00", resolved_count=8, failed_count=0
+            )
+        )
+    now = tables.utc_now()
+    damage_batch(service, child, acked=9, state=State.COMPLETE, ended_at=now, parent_due=nested.owed(State.COMPLETE, 0))
+    service.repair(child)
+    assert service.get(child).parent_due is None
+    assert pending(service, parent) == {0, 1}
+    ack(service, (child, 0, 8))
+    assert pending(service, parent) == {0}
+    recount(service.database)
+
+
+# Beside others.
+
+
+def waits_for_a_lock(service: Service, call: Future[Any]) -> bool:
+    """Whether a session waits for a row before the call is over."""
+    waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    with service.database.engine.connect() as watch:
+        while not watch.exec_driver_sql(waiting).scalar():
+            watch.rollback()
+            # The server repeats its last answer to those who ask more often than each tenth of a second.
+            if wait([call], 0.15).done:
+                return False
+    return True
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("kind", ["an ack", "an extend"])
+def test_nothing_slips_in_between_the_recount_and_the_write(
+    mariadb_database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The repair has read all groups when another process changes the batch: that waits, and counts."""
+    service = Service(mariadb_database, combiner=Inline)
+    url = mariadb_database.url.render_as_string(hide_password=False)
+    other = Service(Database(url), combiner=Inline)
+    batch = opened(service, [1, 2, 70])
+    opened_beside = opened(other, [1])
+    damage_batch(service, batch, acked=7)
+    original = verify.Recount.verification
+    pool = ThreadPoolExecutor(1)
+    under_way: list[Any] = []
+
+    def paused(recount: verify.Recount) -> verify.Verification:
+        with service.database.engine.connect() as tx:
+            mine = tx.scalar(sa.select(_batches.journal_next).where(_batches.id == batch))
+        if mine and not under_way:  # in the repair, not in its plan
+            if kind == "an ack":
+                under_way.append(pool.submit(ack_numbers, other, batch, [3, 71]))
+            else:
+                under_way.append(pool.submit(other.extend, batch, GROUP))
+            assert waits_for_a_lock(service, under_way[0])
+            assert ack_numbers(other, opened_beside, [2]) == 1, "other batches don't wait"
+        return original(recount)
+
+    monkeypatch.setattr(verify.Recount, "verification", paused)
+    service.repair(batch)
+    under_way[0].result(60)
+    after = service.get(batch)
+    assert (after.acked, after.items) == ((5, ITEMS) if kind == "an ack" else (3, ITEMS + GROUP))
+    assert service.verify(batch).ok
+    recount(mariadb_database)
+    pool.shutdown()
+    other.stop()
+
+
+@pytest.mark.mariadb
+def test_consumers_go_on_while_their_batch_is_repaired_and_all_is_exact(mariadb_database: Database) -> None:
+    """Three processes redeliver everything in small calls while the batch is damaged and repaired: exactly one of them
+    completes it, and in the end nothing is pending."""
+    url = mariadb_database.url.render_as_string(hide_password=False)
+    services = [Service(Database(url), combiner=Inline) for _ in range(3)]
+    operator = Service(mariadb_database, combiner=Inline)
+    for round in range(6):
+        batch = opened(services[0], range(0, ITEMS, 3), sealed=True)
+        ack_numbers(services[1], batch, range(0, ITEMS, 5))
+        damage_group(operator, batch, 0, resolved=b"\x0f")
+        damage_group(operator, batch, 1, resolved_count=3)
+        start = threading.Barrier(len(services) + 1)
+
+        def consume(place: int, batch: int = batch, start: threading.Barrier = start) -> int:
+            completions = 0
+            start.wait(60)
+            for first in range(place, ITEMS, 4):
+                items = [(batch, *divmod(number % ITEMS, GROUP)) for number in range(first, first + 6)]
+                while True:
+                    try:
+                        answer = ack(services[place], *items)
+                        break
+                    except errors.InconsistentBatch:
+                        continue  # not repaired yet: it is redelivered
+                completions += batch in answer.completed and answer.completed[batch].newly
+            return completions
+
+        with ThreadPoolExecutor(3) as pool:
+            consumers = [pool.submit(consume, place) for place in range(3)]
+            start.wait(60)
+            repaired = operator.repair(batch)
+            newly = sum(consumer.result(120) for consumer in consumers)
+        assert repaired.faults
+        assert newly + repaired.newly == 1, f"round {round}"
+        assert operator.get(batch).succeeded
+        assert operator.verify(batch).ok
+    recount(mariadb_database)
+    for each in services:
+        each.stop()
+
+
+def test_no_batch_is_repaired_while_an_earlier_release_may_work_on_it(service: Service) -> None:
+    """It would announce the second completion under the first one's id. A dry run is possible."""
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.schema_support).values(oldest="0008"))
+    batch = opened(service, [1])
+    damage_batch(service, batch, acked=7)
+    before = everything_stored(service)
+    assert service.repair(batch, dry_run=True).faults
+    with pytest.raises(errors.UpgradeNotFinished, match="--finish"):
+        service.repair(batch)
+    assert everything_stored(service) == before
+
+
+def test_a_batch_that_is_not_there_can_not_be_repaired(service: Service) -> None:
+    for dry_run in (True, False):
+        with pytest.raises(errors.BatchNotFound):
+            service.repair(4711, dry_run=dry_run)
+
+
+def test_the_watermark_goes_back_to_what_was_lost(service: Service) -> None:
+    """The search for it begins at the hint of the full prefix."""
+    batch = opened(service, range(2 * GROUP), sealed=True)
+    assert service.get(batch).full_prefix == 2
+    damage_group(service, batch, 0, resolved=bits(range(1, GROUP)), resolved_count=63)
+    service.repair(batch)
+    assert service.get(batch).full_prefix == 0
+    assert service.watermark(batch)[1] == 0
