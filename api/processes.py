@@ -278,7 +278,8 @@ def list_instances(
 @router.delete("/{process}", status_code=204, responses=documented(404, 409, 422))
 @needs(Role.ADMIN)
 def delete_process(process: ProcessName, request: Request) -> Response:
-    """Remove a process with its instances. Its commands stay issued. Refused while workers are in its group."""
+    """Remove a process with its instances. Its commands can be pulled as long as their events are kept.
+    Refused while workers are in its group."""
     _service(request).delete_process(process)
     return Response(status_code=204)
 

@@ -134,8 +134,11 @@ def prune(database: Database, keep: int = inbox.KEEP) -> int:
 
 
 def delete(database: Database, name: str) -> None:
-    """Remove a process with its group, instances, inbox and timers. Its commands stay issued: defined again, it does
-    not issue them again. Raises `errors.ProcessNotFound`, `ConsumerGroupInUse`."""
+    """Remove a process with its group, instances, inbox and timers. Its commands stay as long as the feed has their
+    events (see `tombstones`): defined again, it does not issue them again.
+
+    Raises `errors.ProcessNotFound`, `ConsumerGroupInUse`.
+    """
 
     def condemn(tx: Connection) -> None:
         get(tx, name)

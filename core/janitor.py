@@ -52,6 +52,8 @@ class Report:
     """Rows of the processes' inboxes that were removed."""
     instances: int = 0
     """Instances of processes that were removed."""
+    commands: int = 0
+    """Commands of deleted processes that were removed."""
 
 
 def run_once(
@@ -81,6 +83,7 @@ def run_once(
         report.inbox = definitions.prune(database)
         report.instances = tombstones.forget(database, policy.keep)
         definitions.sweep(database)
+        report.commands = tombstones.forget_orphans(database)
     return report
 
 

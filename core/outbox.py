@@ -4,7 +4,8 @@ A command's id is made of its process, its instance and its step, so whatever is
 again, and a repeat. It becomes an event of the feed in the transaction that issues it, and has that event's position:
 commands leave as webhooks do, and whoever pulls them reads positions that are given in commit order (see `feed`).
 
-An id that was issued is known for as long as its instance: their rows go together (`tombstones`).
+An id that was issued is known for as long as its instance: their rows go together. Of a process that was deleted it is
+known for as long as the feed has the command's event (`tombstones`).
 """
 
 from __future__ import annotations

@@ -12,6 +12,10 @@ again. An instance goes when it ended longer than `keep` ago. What could go wron
   with their instance, and it stays until the feed was trimmed past the last of them.
 
 So what bounds it is `keep`: an event that is appended longer than that after the end begins the instance anew.
+
+A process that is deleted loses its instances at once, and its commands later: until the feed was trimmed past them they
+can still be pulled, and a process that is defined again reads the events that led to them, and must not issue them
+again.
 """
 
 from __future__ import annotations
@@ -50,6 +54,42 @@ def forget(database: Database, keep: timedelta) -> int:
     return removed
 
 
+def forget_orphans(database: Database) -> int:
+    """Remove the commands whose events are gone from the feed and whose instances went with their process; how many."""
+    removed = 0
+    after: int | None = 0
+    while after is not None:
+        after, chunk = database.write(lambda tx, after=after: _remove_orphans(tx, after), repeatable=True)  # type: ignore[misc]
+        removed += chunk
+    return removed
+
+
+def _remove_orphans(tx: Connection, after: int) -> tuple[int | None, int]:
+    """Among a chunk of the commands above the position `after`. Where the next chunk begins, or None at the end, and
+    how many were removed."""
+    this = sa.and_(_processes.name == _outbox.name, _processes.instance == _outbox.instance)
+    query = (
+        sa.select(_outbox.position, _outbox.command_id, _processes.instance)
+        .join_from(tables.outbox, tables.processes, this, isouter=True)
+        .where(_outbox.position > after, _outbox.position <= _gone(tx))
+        .order_by(_outbox.position)
+        .limit(CHUNK)
+    )
+    rows = tx.execute(query).all()
+    orphans = sorted(row.command_id for row in rows if row.instance is None)
+    if orphans:
+        tx.execute(sa.delete(tables.outbox).where(_outbox.command_id.in_(orphans)))
+    return rows[-1].position if len(rows) == CHUNK else None, len(orphans)
+
+
+def _gone(tx: Connection) -> int:
+    """The position up to which the feed has no events any more, with their ids: a pass that trims it says first how far
+    it will go, and then goes."""
+    first: int | None = tx.scalar(sa.select(sa.func.min(_feed.position)))
+    trimmed = feed.trimmed(tx)
+    return trimmed if first is None else min(trimmed, first - 1)
+
+
 def _handled_until(tx: Connection, process: definitions.Definition) -> datetime:
     """What was appended before that was handled."""
     above = _feed.position > definitions.floor(tx, process)
@@ -65,7 +105,7 @@ def _remove(tx: Connection, name: str, ended_by: datetime) -> int:
         _inbox.name == name, _inbox.instance == _processes.instance, _inbox.status.in_(UNSETTLED)
     )
     in_the_feed = sa.exists().where(
-        _outbox.name == name, _outbox.instance == _processes.instance, _outbox.position > feed.trimmed(tx)
+        _outbox.name == name, _outbox.instance == _processes.instance, _outbox.position > _gone(tx)
     )
     these = (_processes.name == name, _processes.status == Status.FINISHED, _processes.finished_at < ended_by)
     query = sa.select(_processes.instance).where(*these, ~unsettled, ~in_the_feed)

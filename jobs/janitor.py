@@ -52,6 +52,7 @@ def shown(report: Report) -> dict[str, object]:
         "events": report.events,
         "inbox": report.inbox,
         "instances": report.instances,
+        "commands": report.commands,
         "batches": {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)},
     }
 

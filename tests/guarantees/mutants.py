@@ -1154,6 +1154,20 @@ MUTANTS = [
         "test_groups.py::test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing",
     ),
     # Process managers.
+    Mutant(
+        "commands-go-while-their-events-are-kept",
+        "core.tombstones:_gone",
+        "return trimmed if first is None else min(trimmed, first - 1)",
+        "return trimmed",
+        _PROCESSES + "test_what_a_deleted_process_issued_goes_with_its_events",
+    ),
+    Mutant(
+        "commands-go-though-their-instances-are-there",
+        "core.tombstones:_remove_orphans",
+        "if row.instance is None",
+        "if True",
+        _PROCESSES + "test_what_a_deleted_process_issued_goes_with_its_events",
+    ),
     Mutant("no-inbox", "core.inbox:known", "if status is not None:", "if False:", _PROCESSES + _ANY_ORDER),
     Mutant("no-tombstone", "core.processes:handle", "instance.status is Status.FINISHED", "False", _PROCESSES + _LATE),
     Mutant(

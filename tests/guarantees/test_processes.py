@@ -612,6 +612,40 @@ def test_a_process_that_is_deleted_and_defined_again_begins_anew_and_issues_noth
     assert commands(service) == [("o1", "ship")]
 
 
+def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then it can be pulled, and is not issued again. What belongs to an instance of now stays with it."""
+    monkeypatch.setattr(tombstones, "CHUNK", 2)
+
+    def issued() -> list[str]:
+        return sorted(row["instance"] for row in rows(service, tables.outbox))
+
+    names = [f"o{number}" for number in range(5)]
+    worker = Worker(service)
+    events = append(service, *((name, type) for name in names for type in NEEDED))
+    handle_all(service, worker)
+    worker.leave()
+    service.delete_process(PROCESS)
+    assert tombstones.forget_orphans(service.database) == 0
+    assert [each.instance for each in service.commands(0, 10).commands] == names
+
+    worker = Worker(service)
+    handled = [worker.deliver(event) for event in events if event.key == "o3"]
+    assert [each.repeated for each in handled[-1].commands] == [True]
+    last = everything(service)[-1].position
+    for partition in range(PARTITIONS):
+        worker.commit(partition, last)
+    with service.database.engine.begin() as tx:  # a pass that trims says how far, before it does
+        tx.execute(sa.update(tables.feed_head).values(trimmed=last))
+    assert tombstones.forget_orphans(service.database) == 0
+    trim(service)
+    assert tombstones.forget_orphans(service.database) == 4
+    assert issued() == ["o3"]
+    worker.leave()
+    service.delete_process(PROCESS)
+    assert tombstones.forget_orphans(service.database) == 1
+    assert issued() == []
+
+
 def test_the_feed_keeps_what_a_process_has_still_to_read(service: Service) -> None:
     """However old it is, until all partitions are past it."""
     worker = Worker(service)

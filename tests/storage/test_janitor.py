@@ -191,6 +191,7 @@ def test_the_command_reports_in_json(service: Service) -> None:
         "events": 0,
         "inbox": 0,
         "instances": 0,
+        "commands": 0,
         "batches": {"expired": [idle], "deleted": []},
     }
 
