@@ -70,7 +70,8 @@ class Call(Generic[F]):
                 outcome = ItemRejected(item, rejected[item])
             elif completed:
                 batch = ItemId.parse(item).batch
-                outcome = raised.get(batch) or completed.get(batch)
+                # Not `or`: an exception may be false.
+                outcome = raised[batch] if batch in raised else completed.get(batch)
             for future in futures:
                 yield future, outcome
 

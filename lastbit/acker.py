@@ -8,12 +8,18 @@ Two promises make it safe to remove a message from its queue when its future is 
 service has answered, that is after its commit. And `on_completed` has returned before the futures of that batch's ids
 are done: if it raises, or the process dies in it, the message is still in the queue, and its redelivery is told of the
 completion again.
+
+A third promise: every future is finished. Exceptions of the caller's code, of any class, reach the futures that they
+concern, or the log, and the acker continues.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import logging
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -30,6 +36,8 @@ from lastbit.models import AckResult, Completed
 if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
 
+log = logging.getLogger("lastbit.acker")
+
 DEFAULT_MAX_PENDING = 100_000
 
 Told = Completed | None
@@ -42,6 +50,11 @@ def _flow(client: Client | AsyncClient, call: Call[object]) -> Flow[AckResult]:
 
 def _failures(reason: str | None) -> Kind:
     return Kind("failures", None if reason is None else utf8("a reason", reason))
+
+
+def is_forked(process: int | None) -> bool:
+    """Whether `process`, in which a thread was started, is not this one. None: no thread was started."""
+    return process is not None and process != os.getpid()
 
 
 def _bound(max_pending: int) -> int:
@@ -74,10 +87,12 @@ class Acker:
         self._work_waits = threading.Condition(self._lock)
         self._room_waits = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
+        self._process: int | None = None
+        """The process of the thread."""
 
     def ack(self, item: str | ItemId) -> Future[Told]:
         """Resolve an item as done. The future raises `ItemRejected`, `ServiceError`, `ServiceUnreachable`, or what
-        `on_completed` raised. Raises `MalformedItem` and `AckerClosed` at once."""
+        `on_completed` raised. Raises `MalformedItem`, `AckerClosed` and `UsedAfterFork` at once."""
         return self._put(item, Kind("acks", None))
 
     def fail(self, item: str | ItemId, reason: str | None = None) -> Future[Told]:
@@ -87,6 +102,7 @@ class Acker:
 
     def _put(self, item: str | ItemId, kind: Kind) -> Future[Told]:
         text = checked(item)
+        self._check_process()
         future: Future[Told] = Future()
         # Running from the start: an id that was given cannot be taken back by cancelling its future.
         future.set_running_or_notify_cancel()
@@ -101,13 +117,15 @@ class Acker:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="lastbit-acker", daemon=True)
                 self._thread.start()
+                self._process = os.getpid()
             self._coalescer.put(text, kind, future)
             self._open += 1
             self._work_waits.notify()
         return future
 
     def close(self) -> None:
-        """Take no more items, send what waits, and return when every future is done."""
+        """Take no more items, send what waits, and return when every future is done. Raises `UsedAfterFork`."""
+        self._check_process()
         with self._lock:
             self._closed = True
             self._work_waits.notify()
@@ -121,7 +139,13 @@ class Acker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None or not is_forked(self._process):
+            self.close()
+
+    def _check_process(self) -> None:
+        # Before the lock, which a thread of the parent process may have held at the fork.
+        if is_forked(self._process):
+            raise errors.UsedAfterFork("the acker")
 
     def _work(self) -> None:
         while True:
@@ -139,22 +163,28 @@ class Acker:
     def _settle(self, call: Call[Future[Told]]) -> None:
         try:
             result = self._client._run(_flow(self._client, call))  # type: ignore[arg-type]  # reads the call only
+            outcomes = list(call.outcomes(result, self._notify(result)))
         except BaseException as error:  # noqa: BLE001  # whatever it was, the futures are how its caller learns of it
-            for future, failure in call.failed(error):
-                future.set_exception(failure)
-            return
+            outcomes = list(call.failed(error))
+        for future, outcome in outcomes:
+            try:
+                if isinstance(outcome, BaseException):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+            except BaseException:  # SystemExit of a callback; the other futures must finish
+                log.exception("a callback of an acker's future ended with an exception")
+
+    def _notify(self, result: AckResult) -> dict[int, BaseException]:
+        """What `on_completed` raised, by batch."""
         raised: dict[int, BaseException] = {}
         if self._on_completed is not None:
             for done in result.completed:
                 try:
                     self._on_completed(done)
-                except BaseException as error:  # noqa: BLE001  # as above
+                except BaseException as error:  # noqa: BLE001  # of any class: the futures raise it
                     raised[done.batch] = error
-        for future, outcome in call.outcomes(result, raised):
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+        return raised
 
 
 class AsyncAcker:
@@ -229,7 +259,8 @@ class AsyncAcker:
             # Only the end of the event loop comes here; nobody may be left waiting for a future.
             while call is not None:
                 for future, _ in call.failed(error):
-                    future.cancel()
+                    with contextlib.suppress(RuntimeError):  # the loop is closed, and runs no callbacks any more
+                        future.cancel()
                 call = self._coalescer.take()
             self._open = 0
             self._room.set()
@@ -240,10 +271,16 @@ class AsyncAcker:
     async def _settle(self, call: Call[asyncio.Future[Told]]) -> None:
         try:
             result = await self._client._run(_flow(self._client, call))  # type: ignore[arg-type]  # reads the call only
-        except Exception as error:  # noqa: BLE001  # whatever it was, the futures are how its caller learns of it
-            for future, failure in call.failed(error):
-                _tell(future, failure)
-            return
+            outcomes = list(call.outcomes(result, await self._notify(result)))
+        except BaseException as error:  # whatever it was, the futures are how its caller learns of it
+            if isinstance(error, KeyboardInterrupt | SystemExit) or self._is_ended():
+                raise
+            outcomes = list(call.failed(error))
+        for future, outcome in outcomes:
+            _tell(future, outcome)
+
+    async def _notify(self, result: AckResult) -> dict[int, BaseException]:
+        """What `on_completed` raised, by batch."""
         raised: dict[int, BaseException] = {}
         if self._on_completed is not None:
             for done in result.completed:
@@ -251,18 +288,29 @@ class AsyncAcker:
                     returned = self._on_completed(done)
                     if inspect.isawaitable(returned):
                         await returned
-                except Exception as error:  # noqa: BLE001  # as above
+                except BaseException as error:  # of any class: the futures raise it
+                    if self._is_ended():
+                        raise
                     raised[done.batch] = error
-        for future, outcome in call.outcomes(result, raised):
-            _tell(future, outcome)
+        return raised
+
+    def _is_ended(self) -> bool:
+        """Whether an exception comes from the end of the acker's task, and not from the caller's code."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            return True  # the coroutine is closed after its event loop
+        return task is None or task is not self._task or task.cancelling() > 0
 
 
 def _tell(future: asyncio.Future[Told], outcome: Told | BaseException) -> None:
     if future.done():
         return  # cancelled by whoever awaited it
-    if isinstance(outcome, StopIteration):
-        # A future cannot carry this one.
-        outcome = RuntimeError(f"on_completed raised {outcome!r}")
+    if isinstance(outcome, StopIteration | asyncio.CancelledError):
+        # A future cannot carry the one, and the other would look like a cancellation of the task that awaits it.
+        wrapped = RuntimeError(f"on_completed raised {outcome!r}")
+        wrapped.__cause__ = outcome
+        outcome = wrapped
     if isinstance(outcome, BaseException):
         future.set_exception(outcome)
     else:

@@ -31,6 +31,7 @@
     ├── ItemRejected             an acker's item was not applied, with the service's reason
     ├── AckerClosed
     ├── BufferClosed
+    ├── UsedAfterFork            also a RuntimeError; a thread of the parent process would do the work
     ├── NotRefreshed             a handle was asked for a state that it never fetched
     ├── MissingExtra             also an ImportError
     └── InvalidArgument          also a ValueError; judged here, nothing was sent
@@ -320,6 +321,17 @@ class BufferClosed(LastbitError):
 
     def __str__(self) -> str:
         return "the buffer is closed and takes no more messages"
+
+
+class UsedAfterFork(LastbitError, RuntimeError):
+    """An object that works with a thread was used in a child process, where this thread does not exist."""
+
+    def __init__(self, thing: str) -> None:
+        super().__init__(thing)
+        self.thing = thing
+
+    def __str__(self) -> str:
+        return f"{self.thing} belongs to the parent process: make another one, and another client, after the fork"
 
 
 class NotRefreshed(LastbitError):

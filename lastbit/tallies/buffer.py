@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -22,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 from lastbit import errors
+from lastbit.acker import is_forked
 from lastbit.chains import Source, SourceChain
 from lastbit.models import Json
 from lastbit.streams.errors import WindowClosed
@@ -108,7 +110,7 @@ class _Buffer:
     """What both have in common: what waits, since when, and what has become of it."""
 
     def __init__(self, tally: str, window: Window | None, every: float, most: int) -> None:
-        if not every >= 0:
+        if not 0 <= every <= threading.TIMEOUT_MAX:
             raise errors.InvalidArgument(f"every is a number of seconds, not {every!r}")
         if not 1 <= most <= 10_000:
             raise errors.InvalidArgument(f"a call has 1 to 10,000 entries, not {most!r}")
@@ -177,15 +179,18 @@ class TallyBuffer(_Buffer):
         self._work_waits = threading.Condition(self._lock)
         self._caller_waits = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
+        self._process: int | None = None
+        """The process of the thread."""
 
     def add(self, deltas: Mapping[str, int], source: Source | SourceChain, *, window: Window | None = None) -> None:
         """What one message brings, by key; nothing is fine too. The messages of a source are added in their order.
 
         `source`: its chain, with the hop at which this consumer has read it: that one's offset is acked in `window`, by
-        default the buffer's own. Waits while too much waits. Raises `InvalidArgument`, `BufferClosed`, or what has
-        ended the buffer.
+        default the buffer's own. Waits while too much waits. Raises `InvalidArgument`, `BufferClosed`, `UsedAfterFork`,
+        or what has ended the buffer.
         """
         new = message(deltas, source, window or self._window)
+        self._check_process()
         with self._lock:
             while self._full():
                 self._caller_waits.wait()
@@ -194,15 +199,19 @@ class TallyBuffer(_Buffer):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="lastbit-tally-buffer", daemon=True)
                 self._thread.start()
+                self._process = os.getpid()
             self._work_waits.notify()
 
     def flush(self) -> None:
-        """Return when all that was added before is applied and acked. Raises what has ended the buffer."""
+        """Return when all that was added before is applied and acked. Raises `UsedAfterFork`, or what has ended the
+        buffer."""
+        self._check_process()
         with self._lock:
             self._flush()
 
     def close(self) -> None:
-        """Take no more and flush. Raises what has ended the buffer."""
+        """Take no more and flush. Raises `UsedAfterFork`, or what has ended the buffer."""
+        self._check_process()
         with self._lock:
             self._closed = True
             self._caller_waits.notify_all()
@@ -224,7 +233,13 @@ class TallyBuffer(_Buffer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None or not is_forked(self._process):
+            self.close()
+
+    def _check_process(self) -> None:
+        # Before the lock, which a thread of the parent process may have held at the fork.
+        if is_forked(self._process):
+            raise errors.UsedAfterFork("the buffer")
 
     def _work(self) -> None:
         while True:
@@ -296,27 +311,32 @@ class AsyncTallyBuffer(_Buffer):
         await self.close()
 
     async def _work(self) -> None:
-        while True:
-            async with self._changed:
-                while (pause := self._pause()) != 0.0:
-                    if self._closed and not self._waiting:
-                        return
-                    with contextlib.suppress(TimeoutError):
-                        # Not wait_for: in Python 3.11 it loses a cancellation that coincides with the notification.
-                        async with asyncio.timeout(pause):
-                            await self._changed.wait()
-                call = self._take()
-            assert call is not None
-            try:
+        try:
+            while (call := await self._next_call()) is not None:
                 if call.entries:
                     await self._client._run(calls.apply(self._client._service, self._tally, call.entries))
                 self._ack(call)
-            except Exception as error:  # noqa: BLE001  # whatever it was, the callers are told
-                self._failure = error
-            except BaseException as error:  # the end of the event loop
-                self._failure = error
-                raise
+                async with self._changed:
+                    self._changed.notify_all()
+        except BaseException as error:
+            # The callers must not raise the cancellation of this task, which is not theirs.
+            cancelled = isinstance(error, asyncio.CancelledError)
+            self._failure = RuntimeError("the buffer's task was cancelled") if cancelled else error
+            if isinstance(error, GeneratorExit):
+                raise  # the event loop is gone
             async with self._changed:
                 self._changed.notify_all()
-                if self._failure is not None:
-                    return
+            if not isinstance(error, Exception):
+                raise
+
+    async def _next_call(self) -> Gathered | None:
+        """What is due, when it is due; None when the buffer is closed and empty."""
+        async with self._changed:
+            while (pause := self._pause()) != 0.0:
+                if self._closed and not self._waiting:
+                    return None
+                with contextlib.suppress(TimeoutError):
+                    # Not wait_for: in Python 3.11 it loses a cancellation that coincides with the notification.
+                    async with asyncio.timeout(pause):
+                        await self._changed.wait()
+            return self._take()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import importlib
 import inspect
 import os
@@ -192,6 +193,42 @@ MUTANTS = [
         "way_out.stream is not None",
         "False",
         _SDK + "test_cancellation.py::test_callers_that_gave_up_while_connecting_hold_a_bounded_number_of_connections",
+    ),
+    Mutant(
+        "an-exit-in-a-callback-ends-the-acker",
+        "lastbit.acker:Acker._settle",
+        "except BaseException:  #",
+        "except Exception:  #",
+        _SDK + "test_acker.py::test_whatever_a_callback_raises_the_other_futures_finish",
+    ),
+    Mutant(
+        "a-cancelled-future-ends-the-acker",
+        "lastbit.acker:AsyncAcker._notify",
+        "except BaseException as error",
+        "except Exception as error",
+        _SDK
+        + "test_acker.py::test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_acker_continues",
+    ),
+    Mutant(
+        "the-end-of-the-loop-is-taken-for-an-exception-of-on-completed",
+        "lastbit.acker:AsyncAcker._is_ended",
+        "task.cancelling() > 0",
+        "False",
+        _SDK + "test_acker.py::test_a_loop_that_ends_leaves_no_future_waiting",
+    ),
+    Mutant(
+        "a-thread-is-expected-after-a-fork",
+        "lastbit.acker:is_forked",
+        "process != os.getpid()",
+        "False",
+        _SDK + "test_acker.py::test_an_acker_of_the_parent_process_says_so",
+    ),
+    Mutant(
+        "a-cancelled-buffer-tells-nobody",
+        "lastbit.tallies.buffer:AsyncTallyBuffer._work",
+        "except BaseException as error",
+        "except Exception as error",
+        _SDK + "test_tallies.py::test_a_buffer_whose_task_is_cancelled_hangs_nowhere",
     ),
     # Everything at once.
     Mutant(
@@ -1508,8 +1545,9 @@ MUTANTS = [
 ]
 
 
+@functools.cache
 def from_environment() -> None:
-    """Put the mutant in place that the environment names."""
+    """Put the mutant in place that the environment names; once, though several folders of tests ask for it."""
     name = os.environ.get(VARIABLE)
     if name:
         next(each for each in MUTANTS if each.name == name).put_in_place()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lastbit import Acker, AsyncClient, Client, Completed, Retry, errors
 from lastbit._coalescer import Coalescer, Kind
 from lastbit.models import AckResult, Rejected
+from tests.sdk.children import in_a_child
 
 ACK = Kind("acks", None)
 LATE = Kind("failures", "late")
@@ -266,7 +267,7 @@ def test_a_reason_that_is_no_text_is_refused_at_once(scripted: Any, gate: Gate, 
     with Client(scripted.url) as client, client.acker() as acker:
         with pytest.raises(errors.InvalidArgument, match="a reason is a text"):
             acker.fail("7:0:0", reason)
-        assert acker.fail("7:0:1", "moved").result(60) is None
+        assert acker.fail("7:0:1", "moved").result(20) is None
 
 
 def test_closing_sends_what_waits_and_then_nothing_more(scripted: Any, gate: Gate) -> None:
@@ -349,6 +350,109 @@ def test_many_threads_share_one_acker(scripted: Any, gate: Gate) -> None:
     assert all(future.result() is None for future in futures)
     sent = [item for _, items in gate.sent for item in items]
     assert len(sent) == len(set(sent)) == 1600
+
+
+# -- the caller's code may raise anything
+
+ANYTHING = [OSError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration]
+
+
+class Falsy(Exception):
+    def __bool__(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("raised", ANYTHING)
+def test_whatever_a_callback_raises_the_other_futures_finish(
+    scripted: Any, gate: Gate, raised: type[BaseException]
+) -> None:
+    """Those of the same call, and those that waited."""
+
+    def callback(_: object) -> None:
+        raise raised
+
+    with Client(scripted.url) as client, client.acker() as acker:
+        first = acker.ack("7:0:0")
+        gate.arrived.acquire()
+        with_callback, beside = acker.ack("7:0:1"), acker.ack("7:0:2")
+        with_callback.add_done_callback(callback)
+        gate.open.release()
+        assert first.result(20) is None
+        gate.arrived.acquire()
+        later = acker.ack("7:0:3")
+        gate.open.release(2)
+        assert [future.result(20) for future in (with_callback, beside, later)] == [None] * 3
+
+
+@pytest.mark.parametrize("raised", [*ANYTHING, Falsy])
+def test_whatever_on_completed_raises_reaches_the_futures_and_the_acker_continues(
+    scripted: Any, gate: Gate, raised: type[BaseException]
+) -> None:
+    """Whatever its class."""
+    gate.completes = {7}
+    gate.open.release(9)
+
+    def publish(_: Completed) -> None:
+        raise raised
+
+    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
+        assert isinstance(acker.ack("7:0:0").exception(60), raised)
+        assert acker.ack("8:0:0").result(20) is None
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("raised", [*ANYTHING, Falsy])
+def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_acker_continues(
+    scripted: Any, gate: Gate, raised: type[BaseException], awaited: bool
+) -> None:
+    """A future cannot carry `StopIteration`, and `CancelledError` would look like a cancellation of its reader: they
+    come as a `RuntimeError`."""
+    gate.completes = {7}
+
+    async def wait_and_raise() -> None:
+        await asyncio.sleep(0)
+        raise raised
+
+    def publish(_: Completed) -> Any:
+        if awaited and raised is not StopIteration:
+            return wait_and_raise()
+        raise raised
+
+    async def consume() -> None:
+        async with AsyncClient(scripted.url) as client, client.acker(on_completed=publish) as acker:
+            first = await acker.ack("6:0:0")
+            await asyncio.to_thread(gate.arrived.acquire)
+            failed = await acker.ack("7:0:0")
+            gate.open.release()
+            assert await first is None
+            await asyncio.to_thread(gate.arrived.acquire)
+            waiting = await acker.ack("8:0:0")
+            gate.open.release(2)
+            assert await waiting is None
+            error = failed.exception()
+            if raised in (StopIteration, asyncio.CancelledError):
+                assert isinstance(error, RuntimeError)
+                error = error.__cause__
+            assert isinstance(error, raised)
+
+    asyncio.run(consume())
+
+
+def test_an_acker_of_the_parent_process_says_so(scripted: Any, gate: Gate) -> None:
+    """Its thread does not exist in the child, where futures would never finish. An exception that leaves the block
+    there is not replaced."""
+    gate.open.release(9)
+
+    def leave(acker: Acker) -> None:
+        with acker:
+            raise SystemExit(3)
+
+    with Client(scripted.url) as client, client.acker() as acker:
+        acker.ack("7:0:0").result(20)
+        for use in (lambda: acker.ack("7:0:1"), lambda: acker.fail("7:0:1"), acker.close):
+            assert in_a_child(use) == "UsedAfterFork"
+        assert in_a_child(lambda: leave(acker)) == "SystemExit"
+        assert acker.ack("7:0:1").result(20) is None
 
 
 # -- awaited

@@ -85,6 +85,7 @@ EXPORTED = [
     "Unauthorized",
     "Unavailable",
     "UnexpectedAnswer",
+    "UsedAfterFork",
     "Verification",
     "VersionConflict",
     "WaitTimeout",

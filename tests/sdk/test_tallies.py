@@ -30,6 +30,7 @@ from lastbit import (
 )
 from lastbit.streams import AckWindow
 from lastbit.tallies.buffer import Gatherer, Message
+from tests.sdk.children import in_a_child
 
 
 @pytest.fixture
@@ -260,6 +261,73 @@ def test_the_async_client_counts_alike(service_url: str, scripted: Any) -> None:
                     await call
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_buffer_whose_task_is_cancelled_hangs_nowhere(scripted: Any, moment: int) -> None:
+    """Whenever it comes, as an entry does; what was added is outstanding, and callers raise why."""
+
+    async def run() -> None:
+        async with AsyncClient(scripted.url) as client:
+            buffer = client.tally("t").buffer(Window(), every=60)
+            await buffer.add({"k": 1}, read(0))
+            await iterations(20)
+            (task,) = (each for each in asyncio.all_tasks() if each.get_name() == "lastbit-tally-buffer")
+            await buffer.add({"k": 1}, read(1))
+            await iterations(moment)
+            task.cancel()
+            await iterations(100)
+            assert task.cancelled()
+            for call in (buffer.add({"k": 1}, read(2)), buffer.flush(), buffer.close()):
+                with pytest.raises(RuntimeError, match="was cancelled"):
+                    await call
+
+    async def iterations(count: int) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("raised", [OSError, SystemExit, asyncio.CancelledError])
+def test_an_awaited_buffers_window_may_raise_anything(scripted: Any, raised: type[BaseException]) -> None:
+    """It ends the buffer; whoever flushes it raises the same, though not a cancellation that nobody asked for."""
+    scripted.replies((200, {}, {"applied": 1, "repeated": 0}))
+
+    class Broken:
+        def ack(self, offset: int) -> None:
+            raise raised
+
+    async def run() -> None:
+        async with AsyncClient(scripted.url) as client:
+            buffer = client.tally("t").buffer(Broken(), every=60)
+            await buffer.add({"k": 1}, read(0))
+            with pytest.raises(RuntimeError if raised is asyncio.CancelledError else raised):
+                await buffer.flush()
+
+    if raised is SystemExit:
+        # As with any task: it ends the event loop.
+        with pytest.raises(SystemExit):
+            asyncio.run(run())
+    else:
+        asyncio.run(run())
+
+
+def test_a_buffer_of_the_parent_process_says_so(scripted: Any) -> None:
+    """Its thread does not exist in the child."""
+    scripted.replies((200, {}, {"applied": 1, "repeated": 0}))
+    with Client(scripted.url) as client, client.tally("t").buffer() as buffer:
+        buffer.add({"k": 1}, read(0))
+        for use in (lambda: buffer.add({"k": 1}, read(1)), buffer.flush, buffer.close):
+            assert in_a_child(use) == "UsedAfterFork"
+        buffer.flush()
+
+
+@pytest.mark.parametrize("every", [-1, float("nan"), float("inf"), 1e300])
+def test_an_interval_that_no_wait_can_last_is_refused(scripted: Any, every: float) -> None:
+    """At once: it would end the buffer's thread."""
+    with Client(scripted.url) as client, pytest.raises(InvalidArgument, match="every"):
+        client.tally("t").buffer(every=every)
 
 
 def test_a_service_that_is_away_for_a_moment_counts_nothing_twice(scripted: Any) -> None:

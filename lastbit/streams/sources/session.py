@@ -7,6 +7,7 @@ lasts: a commit that comes later would be for somebody else's records, so it is 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -15,6 +16,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from lastbit.errors import UsedAfterFork
 from lastbit.streams.errors import SessionEnded
 
 LOOK = 0.1
@@ -34,6 +36,7 @@ class Session(ABC, Generic[T]):
         self._ended: SessionEnded | None = None
         self._asked: set[Future[None]] = set()
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"lastbit: {name}", daemon=True)
 
     @abstractmethod
@@ -49,10 +52,10 @@ class Session(ABC, Generic[T]):
         """Let `_talk` return; in the session's thread."""
 
     def _run(self) -> None:
-        cause: Exception | None = None
+        cause: BaseException | None = None
         try:
             self._talk()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the reader is told
+        except BaseException as error:  # noqa: BLE001  # of any class: the reader raises it
             cause = error
         ended = SessionEnded(self.name, "it was closed" if cause is None else str(cause) or type(cause).__name__)
         ended.__cause__ = cause
@@ -77,11 +80,12 @@ class Session(ABC, Generic[T]):
         def do() -> None:
             try:
                 work(done)
-            except Exception as error:  # noqa: BLE001  # raised where it was asked for
+            except BaseException as error:  # noqa: BLE001  # raised where it was asked for
                 with self._lock:
                     self._asked.discard(answer)
                 answer.set_exception(error)
 
+        self._check_process()
         with self._lock:
             if self._ended is not None:
                 raise self._ended
@@ -89,9 +93,15 @@ class Session(ABC, Generic[T]):
         self._hand_over(do)
         answer.result()
 
+    def _check_process(self) -> None:
+        # Before the lock, which a thread of the parent process may have held at the fork.
+        if self._process != os.getpid():
+            raise UsedAfterFork(self.name)
+
     def _received(self) -> Iterator[T | None]:
         """What came, and None while nothing comes, until `stop()`. Raises `SessionEnded` when the session is lost."""
         while not self._stopped.is_set():
+            self._check_process()
             item = None
             with contextlib.suppress(queue.Empty):
                 item = self._inbox.get(timeout=LOOK)
