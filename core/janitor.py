@@ -1,8 +1,9 @@
 """The janitor's rules: nobody waits for ever. One pass expires what is idle and removes what has ended long ago.
 
-A pass walks the ids in bounded pages, each change is a transaction of its own that judges again under the batch's lock,
-and every step can be repeated; so it may run twice at once, be killed anywhere, and run again. A batch that is being
-acked is never expired: its `updated_at` moves with every bit, and is read under the lock that moves it.
+A pass looks at all live batches, and at those that ended long ago, in bounded pages. Each change is a transaction of
+its own that judges again under the batch's lock, and every step can be repeated; so it may run twice at once, be killed
+anywhere, and run again. A batch that is being acked is never expired: its `updated_at` moves with every bit, and is
+read under the lock that moves it. A batch that somebody else keeps locked is left to the next pass, and reported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from core import batches, definitions, deliveries, errors, feed, nested, payments, purge, tables, tombstones
 from core.db import Database
-from core.lifecycle import LIVE, TERMINAL, State, is_idle
+from core.lifecycle import LIVE, State, is_idle
 
 PAGE: Final = 500
 """Batches that are looked at in one statement."""
@@ -44,6 +45,8 @@ class Report:
     expired_open: list[int] = field(default_factory=list)
     expired_sealed: list[int] = field(default_factory=list)
     deleted: list[int] = field(default_factory=list)
+    locked: list[int] = field(default_factory=list)
+    """Ids of batches that were due, and locked by somebody else."""
     parents: int = 0
     """Ended batches whose parent had not been told."""
     events: int = 0
@@ -62,21 +65,28 @@ def run_once(
     """One pass. `progress` is told each id that was dealt with. Raises `errors.Unavailable`."""
     report = Report(dry_run)
     if not dry_run:
-        report.parents = payments.sweep(database)
+        report.parents = _sweep(database)
+
+    def unless_locked(step: Callable[[], bool], batch: int) -> bool:
+        try:
+            return step()
+        except errors.LockTimeout:
+            report.locked.append(batch)
+            return False
+
+    def expire(row: Any) -> bool:
+        if dry_run:
+            return not database.read(lambda tx: nested.has_live_children(tx, row.id))
+        return unless_locked(lambda: _expire(database, row.id, policy), row.id)
+
     for row, now in _walk(database, LIVE):
-        if _idle(row, now, policy) and (
-            not database.read(lambda tx, row=row: nested.has_live_children(tx, row.id))  # type: ignore[misc]
-            if dry_run
-            else _expire(database, row.id, policy)
-        ):
+        if _idle(row, now, policy) and expire(row):
             (report.expired_open if row.state == State.OPEN else report.expired_sealed).append(row.id)
             progress(row.id)
-    for row, now in _walk(database, TERMINAL | {State.DELETING}):
-        if row.state != State.DELETING and now - row.ended_at < policy.keep:
-            continue
-        if dry_run or _remove(database, row, policy):
-            report.deleted.append(row.id)
-            progress(row.id)
+    for batch in _half_deleted_or_due(database, policy.keep):
+        if dry_run or unless_locked(lambda batch=batch: _remove(database, batch, policy), batch):  # type: ignore[misc]
+            report.deleted.append(batch)
+            progress(batch)
     if not dry_run:
         report.events = feed.trim(database, policy.keep_events, needed=_needed)
         deliveries.trim(database)
@@ -111,7 +121,7 @@ def _walk(database: Database, states: frozenset[State]) -> Iterator[tuple[Any, d
             after = rows[-1].id
 
 
-_FACTS: Final = (_table.id, _table.state, _table.updated_at, _table.ended_at, _table.expires_in)
+_FACTS: Final = (_table.id, _table.state, _table.updated_at, _table.expires_in)
 
 
 def _idle(batch: Any, now: datetime, policy: Policy) -> bool:
@@ -125,6 +135,34 @@ def _idle(batch: Any, now: datetime, policy: Policy) -> bool:
     )
 
 
+def _half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
+    """The batches whose deletion somebody has begun, and those that ended `keep` ago or longer, oldest first."""
+    for row, _ in _walk(database, frozenset({State.DELETING})):
+        yield row.id
+    latest = database.read(lambda tx: tx.execute(sa.select(tables.utc_now())).scalar_one()) - keep
+    last: Any = None
+    while True:
+        query = sa.select(_table.id, _table.state, _table.ended_at).where(_table.ended_at <= latest)
+        if last is not None:
+            later = sa.or_(_table.ended_at > last.ended_at, _table.id > last.id)
+            query = query.where(_table.ended_at >= last.ended_at, later)
+        query = query.order_by(_table.ended_at, _table.id).limit(PAGE)
+        rows = database.read(lambda tx, query=query: tx.execute(query).all())  # type: ignore[misc]
+        # By the state in the query, the server might go by the index of that, and look at all that have ended.
+        yield from (row.id for row in rows if row.state != State.DELETING)
+        if len(rows) < PAGE:
+            return
+        last = rows[-1]
+
+
+def _sweep(database: Database) -> int:
+    """Pay what ended batches owe; how many debts there were. What is locked is left to the next pass."""
+    try:
+        return payments.sweep(database)
+    except errors.LockTimeout:
+        return 0
+
+
 def _expire(database: Database, batch_id: int, policy: Policy) -> bool:
     def work(tx: Connection) -> batches.Batch | None:
         try:
@@ -136,27 +174,27 @@ def _expire(database: Database, batch_id: int, policy: Policy) -> bool:
             return None
         return batches.end(tx, batch, State.EXPIRED, now)
 
-    expired = database.write(work, repeatable=True)
+    expired = database.write(work, repeatable=True, lock_waits=0)
     if expired is not None and expired.parent_due is not None:
-        payments.sweep(database)
+        _sweep(database)
     return expired is not None
 
 
-def _remove(database: Database, row: Any, policy: Policy) -> bool:
+def _remove(database: Database, batch_id: int, policy: Policy) -> bool:
     """Condemn the batch, if it is still what it was, and purge it. What another janitor condemned is purged all the
     same: it may have been killed."""
 
     def condemn(tx: Connection) -> bool:
         try:
-            batch, now = batches.lock(tx, row.id)
+            batch, now = batches.lock(tx, batch_id)
         except errors.BatchNotFound:
             return True
         if batch.ended_at is None or now - batch.ended_at < policy.keep or batch.parent_due is not None:
             return False
-        purge.mark(tx, row.id)
+        purge.mark(tx, batch_id)
         return True
 
-    if not database.write(condemn, repeatable=True):
+    if not database.write(condemn, repeatable=True, lock_waits=0):
         return False
-    purge.purge(database, row.id)
+    purge.purge(database, batch_id)
     return True

@@ -149,6 +149,7 @@ batches = sa.Table(
     sa.Index("batches_state", "state", "id"),
     sa.Index("batches_key", "batch_key"),
     sa.Index("batches_parent_due", "parent_due"),
+    sa.Index("batches_ended", "ended_at"),
     sqlite_autoincrement=True,  # ids of deleted batches never come back
     **MYSQL_OPTIONS,
 )

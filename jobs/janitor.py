@@ -16,7 +16,7 @@ import argparse
 import json
 import re
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from core import checks, errors, schema
@@ -37,7 +37,9 @@ def duration(text: str) -> timedelta:
             f"{text!r} is no duration; expected a number and a unit: 90s, 30m, 12h, 7d, 2w"
         )
     try:
-        return timedelta(**{_UNITS[match[2]]: int(match[1])})
+        given = timedelta(**{_UNITS[match[2]]: int(match[1])})
+        datetime.now(UTC) - given  # what is that long ago has no date
+        return given
     except OverflowError:
         raise argparse.ArgumentTypeError(f"{text!r} is too long a duration") from None
 
@@ -53,7 +55,11 @@ def shown(report: Report) -> dict[str, object]:
         "inbox": report.inbox,
         "instances": report.instances,
         "commands": report.commands,
-        "batches": {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)},
+        "batches": {
+            "expired": sorted(report.expired_open + report.expired_sealed),
+            "deleted": sorted(report.deleted),
+            "locked": sorted(report.locked),
+        },
     }
 
 

@@ -111,6 +111,8 @@ _TURNS = "test_held.py::test_processes_that_take_turns_at_a_group_see_each_other
 _FORGOTTEN = "test_held.py::test_what_was_held_is_forgotten_when_"
 _OTHER_SERVER = _FORGOTTEN + "a_proxy_leads_to_another_server"
 
+_JANITOR = "../storage/test_janitor.py::"
+
 _LOCK = "batch, now = lock(tx, batch_id)"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
@@ -571,6 +573,27 @@ MUTANTS = [
         _EXPIRE,
     ),
     Mutant(
+        "a-locked-batch-ends-the-pass",
+        "core.janitor:run_once",
+        "except errors.LockTimeout:",
+        "except ZeroDivisionError:",
+        _JANITOR + "test_a_batch_that_is_locked_is_left_to_the_next_pass",
+    ),
+    Mutant(
+        "the-janitor-looks-at-all-that-has-ended",
+        "core.janitor:_half_deleted_or_due",
+        ".where(_table.ended_at <= latest)",
+        ".where(_table.ended_at.is_not(None))",
+        _JANITOR + "test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended",
+    ),
+    Mutant(
+        "the-janitors-next-page-begins-too-late",
+        "core.janitor:_half_deleted_or_due",
+        "sa.or_(_table.ended_at > last.ended_at, _table.id > last.id)",
+        "_table.ended_at > last.ended_at",
+        _JANITOR + "test_what_ended_at_the_same_time_is_deleted_in_pages",
+    ),
+    Mutant(
         "expiry-does-not-lock",
         "core.janitor:_expire",
         "batch, now = batches.lock(tx, batch_id)",
@@ -619,9 +642,9 @@ MUTANTS = [
     ),
     Mutant(
         "the-janitor-forgets-what-is-half-deleted",
-        "core.janitor:run_once",
-        "TERMINAL | {State.DELETING}",
-        "TERMINAL",
+        "core.janitor:_half_deleted_or_due",
+        "frozenset({State.DELETING})",
+        "frozenset()",
         _PURGE,
     ),
     # Extends with one key.

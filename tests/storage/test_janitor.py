@@ -7,13 +7,15 @@ import os
 import subprocess
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from core import errors, janitor, purge
+from core import errors, janitor, purge, tables
 from core.batches import Opening
 from core.calls import Call, Verb
+from core.combiner import Inline
 from core.db import Database
 from core.janitor import Policy, run_once
 from core.lifecycle import State
@@ -172,6 +174,75 @@ def test_two_janitors_at_once_do_each_thing_once(service: Service, monkeypatch: 
     assert {state(service, batch) for batch in ended} == {None}
 
 
+def test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of ended batches that are kept cost no statement and, as the server counts them, no rows."""
+    monkeypatch.setattr(janitor, "PAGE", 5)
+    database = service.database
+    executed: list[tuple[str, Any]] = []
+    sa.event.listen(database.engine, "before_cursor_execute", lambda *of: executed.append((str(of[2]), of[3])))
+
+    def statements() -> int:
+        executed.clear()
+        assert not run_once(database, Policy(), dry_run=True).deleted
+        return len(executed)
+
+    service.open(Opening(sealed=True))
+    alone = statements()
+    columns = [column for column in tables.batches.c if column.name != "id"]
+    copies = sa.select(*columns).where(tables.batches.c.state == State.COMPLETE)
+    for _ in range(11):
+        with database.engine.begin() as tx:
+            tx.execute(sa.insert(tables.batches).from_select([column.name for column in columns], copies))
+    assert statements() == alone
+    look, values = next((text, values) for text, values in executed if "ended_at <=" in text)
+    with database.engine.connect() as tx:
+        if database.is_sqlite:
+            plan = tx.exec_driver_sql(f"EXPLAIN QUERY PLAN {look}", values).all()
+            assert "batches_ended" in str(plan)
+        else:
+            tx.exec_driver_sql("FLUSH STATUS")
+            assert tx.exec_driver_sql(look, values).all() == []
+            counts = tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()
+            assert sum(int(count) for _, count in counts) < 10
+
+
+def test_what_ended_at_the_same_time_is_deleted_in_pages(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oldest first, whatever their ids are; a page may end between two of one time."""
+    monkeypatch.setattr(janitor, "PAGE", 3)
+    made = [service.open(Opening(sealed=True)).batch.id for _ in range(11)]
+    with service.database.engine.begin() as tx:
+        ended = sa.update(tables.batches).values(ended_at=service.get(made[0]).ended_at)
+        tx.execute(ended)
+    for batch in made[8:]:
+        age(service.database, batch, 2 * DAY)
+    for batch in made[1:]:
+        age(service.database, batch, 31 * DAY)
+    report = run_once(service.database, Policy(), dry_run=True)
+    assert report.deleted == [*made[8:], *made[1:8]]
+    assert run_once(service.database, Policy()).deleted == report.deleted
+    assert {batch for batch in made if state(service, batch)} == {made[0]}
+
+
+@pytest.mark.mariadb
+def test_a_batch_that_is_locked_is_left_to_the_next_pass(mariadb_database: Database) -> None:
+    """Others are dealt with, whether their ids are lower or higher, and the report names the locked ones."""
+    service = Service(mariadb_database, combiner=Inline)
+    idle = [service.open(Opening(items=1)).batch.id for _ in range(3)]
+    ended = [service.open(Opening(sealed=True)).batch.id for _ in range(3)]
+    for batch in (*idle, *ended):
+        age(mariadb_database, batch, 31 * DAY)
+    with mariadb_database.engine.begin() as holder:
+        for batch in (idle[1], ended[1]):
+            holder.execute(sa.select(tables.batches).where(tables.batches.c.id == batch).with_for_update()).one()
+        report = run_once(mariadb_database, Policy())
+    assert report.locked == [idle[1], ended[1]]
+    assert (report.expired_open, report.deleted) == ([idle[0], idle[2]], [ended[0], ended[2]])
+    again = run_once(mariadb_database, Policy())
+    assert (again.locked, again.expired_open, again.deleted) == ([], [idle[1]], [ended[1]])
+
+
 def janitor_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return run_module("jobs.janitor", *arguments, environment={**os.environ, **environment})
 
@@ -192,13 +263,20 @@ def test_the_command_reports_in_json(service: Service) -> None:
         "inbox": 0,
         "instances": 0,
         "commands": 0,
-        "batches": {"expired": [idle], "deleted": []},
+        "batches": {"expired": [idle], "deleted": [], "locked": []},
     }
 
 
 def test_the_command_says_what_was_wrong(sqlite_url: str) -> None:
     """Wrong use is exit status 2, a database without a schema 1; both with a sentence, none with a traceback."""
-    for arguments in (["--keep", "30"], ["--keep", "-1d"], ["--keep", "1y"], ["--keep", "999999999w"], ["--nope"]):
+    for arguments in (
+        ["--keep", "30"],
+        ["--keep", "-1d"],
+        ["--keep", "1y"],
+        ["--keep", "999999999w"],
+        ["--keep", "999999w"],
+        ["--nope"],
+    ):
         wrong = janitor_command(*arguments)
         assert (wrong.returncode, wrong.stdout) == (2, "")
         assert "Traceback" not in wrong.stderr

@@ -1,0 +1,20 @@
+"""When batches ended, in order: the janitor looks at those alone that ended long ago.
+
+Revision ID: 0010
+Revises: 0009
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+
+
+def upgrade() -> None:
+    op.create_index("batches_ended", "batches", ["ended_at"])
+
+
+def downgrade() -> None:
+    op.drop_index("batches_ended", "batches")
