@@ -27,7 +27,8 @@ from api.requests import HEADER, USUAL, Requests, given_id, request_id
 from api.turns import Turns
 from core import errors
 from core.calls import Answer, Call, Rejected, Verb
-from core.combiner import TOO_MANY, Pending
+from core.combiner import TOO_MANY
+from core.lanes import Pending
 from core.service import MaskPlaces, Service
 from lastbit.ids import INTEGER_LIMIT, MAX_GROUP_SIZE, InvalidItemId, ItemId
 from lastbit.tokens import Token

@@ -39,17 +39,21 @@ Requests are merged: a flush carries units of many callers, applied in arrival o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import applying, bitfield, completion, errors, faults, group_rows, journal, statements, tables
+from core import applying, bitfield, completion, errors, faults, group_rows, journal, statements
 from core.applying import Seen, Work
-from core.calls import Outcome, Unit
+from core.calls import Outcome, Unit, Verb
 from core.held import Held, Key
 from core.lifecycle import State, completes
 from core.statements import LIST, chunks
+
+REDRIVEN: Final = 8192
+"""About how many reasons of items that had failed one transaction removes."""
+REASONS: Final = 4096
+"""Rows of one INSERT."""
 
 
 class Flushed(NamedTuple):
@@ -72,6 +76,7 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
     era = held.era
     begun = _begin(tx, units, held)
     work = begun.work
+    units, rests = _cut(units, begun)
     outcomes = [applying.admit(work, unit) for unit in units]
     _load_journaled(tx, work, begun)
     _load(tx, work, held, begun.groups)
@@ -89,6 +94,8 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
         for unit, outcome in zip(units, outcomes, strict=True):
             if outcome.wanted and unit.batch in complete:
                 outcome.completed = completion.told(complete[unit.batch], work.touched.get(unit.batch), unit)
+    for outcome, rest in zip(outcomes, rests, strict=True):
+        outcome.rest = rest
     groups = work.groups
     if work.known:
         groups = {key: group for key, group in groups.items() if key[0] not in work.known}
@@ -144,6 +151,33 @@ def _begin(tx: Connection, units: Sequence[Unit], held: Held) -> _Begun:
     if known:
         work.take(completion.rows(tx, found[0]))
     return _Begun(work, groups, known, found[1] if known else ())
+
+
+def _cut(units: Sequence[Unit], begun: _Begun) -> tuple[Sequence[Unit], Sequence[Unit | None]]:
+    """What of the units this transaction applies, and what of each is left for the next one, so that it removes some
+    `REDRIVEN` reasons at most. How many items of a group have failed is known once it is locked."""
+    failed = {(int(row[0]), int(row[1])): int(row[3]) for row in begun.groups if row[3] not in (0, "0")}
+    journaled = {batch: begun.work.locked[batch].failed for batch in begun.held if batch in begun.work.locked}
+    if not failed and not any(journaled.values()):
+        return units, [None] * len(units)
+    now: list[Unit] = []
+    rests: list[Unit | None] = []
+    left = REDRIVEN
+    for unit in units:
+        piece, rest = unit, None
+        if unit.verb is Verb.ACK:
+            redriven = {
+                group: min(unit.count(group), failed.get((unit.batch, group), journaled.get(unit.batch, 0)))
+                for group in unit.groups()
+            }
+            total = sum(redriven.values())
+            if total > left:
+                piece, rest = unit.part(redriven, left, at_least=left == REDRIVEN)
+                total = sum(redriven[group] for group in piece.groups())
+            left = max(0, left - total)
+        now.append(piece)
+        rests.append(rest)
+    return now, rests
 
 
 def _is_little(units: Sequence[Unit]) -> bool:
@@ -307,14 +341,30 @@ def _write_journaled(tx: Connection, work: Work) -> tuple[list[str], list[str]]:
 
 
 def _write_reasons(tx: Connection, work: Work) -> None:
-    known = tables.failures.c
+    """Remove the reasons of redriven items, and insert those of failed ones."""
     by_batch: dict[int, list[int]] = {}
     for batch, number in work.redriven:
         by_batch.setdefault(batch, []).append(number)
     for batch, numbers in sorted(by_batch.items()):
         for part in chunks(sorted(numbers), LIST):
-            tx.execute(sa.delete(tables.failures).where(known.batch_id == batch, known.number.in_(part)))
-    if work.reasons:
-        insert = sa.insert(tables.failures).values(failed_at=tables.utc_now())
-        rows = [{"batch_id": b, "number": n, "reason": reason} for (b, n), reason in sorted(work.reasons.items())]
-        tx.execute(insert, rows)
+            wanted = f"batch_id = {batch} AND number IN ({','.join(map(str, part))})"
+            statements.run(tx, f"DELETE FROM failures WHERE {wanted}")  # noqa: S608
+    by_reason: dict[str, list[tuple[int, int]]] = {}
+    for item, reason in sorted(work.reasons.items()):
+        by_reason.setdefault(reason, []).append(item)
+    for reason, items in by_reason.items():
+        _insert_reason(tx, reason, items)
+
+
+def _insert_reason(tx: Connection, reason: str, items: list[tuple[int, int]]) -> None:
+    """All these items have failed with it."""
+    insert = "INSERT INTO failures (batch_id, number, reason, failed_at) VALUES "
+    if tx.dialect.name == "sqlite":
+        rows = [(batch, number, reason) for batch, number in items]
+        tx.exec_driver_sql(f"{insert}(?, ?, ?, lastbit_now())", rows)
+        return
+    # As digits, like all that stands in our statements, and once.
+    name = f"SET @lastbit_reason = _utf8mb4 x'{reason.encode().hex()}'"
+    for part in chunks(items, REASONS):
+        values = ",".join([f"({batch},{number},@lastbit_reason,UTC_TIMESTAMP(6))" for batch, number in part])
+        statements.run(tx, name, insert + values)

@@ -1,17 +1,19 @@
 """One call of `POST /v1/acks` or `/v1/failures`, taken apart into units that can be merged with those of others.
 
 A call names items by id and by mask; what counts are its *distinct* items. A `Call` holds them by batch and group, each
-once: an id that a mask of the call has too counts as the mask's bit. A `Unit` is the part of a call in one batch (or
-a chunk of that part, where it is large); units are what the combiner queues and what a flush applies. A `Call`
-gathers the outcomes of its units into one `Answer`.
+once: an id that a mask of the call has too counts as the mask's bit. A `Unit` is the part of a call in one batch; units
+are what the combiner queues and what a flush applies. A large unit is applied in pieces, each a `Unit` too, so that no
+flush takes long. An `Answer` gathers the outcomes of a call's units.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Set
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -23,9 +25,15 @@ from lastbit.ids import MAX_GROUP_SIZE, ItemId
 
 UNIT_GROUPS: Final = 512
 """The most groups that one flush locks."""
-REASON_ITEMS: Final = 20_000
-"""About how many items with a reason one unit may bear: each is a row to write."""
-
+FLUSH_COST: Final = 4096
+"""The most that one flush may cost, in units of about 10 µs: a row of `failures` with a short reason takes that long. A
+flush of this cost ends within some 50 ms, and so does the wait of all who aren't in it."""
+_REASON_BYTES: Final = 500
+"""Bytes of a reason that cost as much as its row."""
+_IDS: Final = 64
+"""Ids that cost as much as one row of `failures`."""
+_MASK_BYTES: Final = 200
+"""Bytes of masks that do."""
 
 SMALL: Final = 4096
 """Bytes below which a unit's size is not worth counting."""
@@ -67,6 +75,10 @@ class Outcome:
     rejected: list[Rejected] = field(default_factory=list)
     completed: Completed | None = None
     wanted: dict[int, list[int] | bitarray] = field(default_factory=dict)
+    rest: Unit | None = None
+    """The part of the unit that was left for another transaction: this one would have taken too long."""
+    paid: Future[None] | None = None
+    """The unit ended a nested batch. Done once its parent's item is resolved, or that is left to the sweep."""
 
 
 @dataclass(slots=True)
@@ -75,11 +87,14 @@ class Answer:
     repeated: int = 0
     completed: dict[int, Completed] = field(default_factory=dict)
     rejected: list[Rejected] = field(default_factory=list)
+    _masks: dict[tuple[str, tuple[int, int]], int] = field(default_factory=dict, compare=False)
+    """(reason, group) of a rejected mask → its place in `rejected`."""
 
     def add(self, outcome: Outcome) -> None:
         self.applied += outcome.applied
         self.repeated += outcome.repeated
-        self.rejected += outcome.rejected
+        if outcome.rejected:
+            self._reject(outcome.rejected)
         told = outcome.completed
         if told is None:
             return
@@ -95,6 +110,16 @@ class Answer:
             )
         self.completed[told.batch] = told
 
+    def _reject(self, rejected: Iterable[Rejected]) -> None:
+        """A mask that came in several pieces has one entry for each reason."""
+        for each in rejected:
+            if each.group is not None:
+                place = self._masks.setdefault((each.reason, each.group), len(self.rejected))
+                if place < len(self.rejected):
+                    self.rejected[place] = replace(each, count=each.count + self.rejected[place].count)
+                    continue
+            self.rejected.append(each)
+
 
 @dataclass(slots=True, eq=False)
 class Unit:
@@ -106,6 +131,8 @@ class Unit:
     masks: dict[int, bitarray] = field(default_factory=dict)
     size: int = 0
     """About how many bytes it takes; 0 of a small one."""
+    cost: int = 1
+    """About how long a flush takes for it, in units of `FLUSH_COST`."""
 
     @property
     def verb(self) -> Verb:
@@ -118,6 +145,31 @@ class Unit:
     def groups(self) -> Set[int]:
         return self.indexes.keys() | self.masks.keys() if self.masks else self.indexes.keys()
 
+    def count(self, group: int) -> int:
+        """Items of the group."""
+        mask = self.masks.get(group)
+        return len(self.indexes.get(group, ())) + (0 if mask is None else mask.count())
+
+    def part(self, weights: Mapping[int, int], most: int, *, at_least: bool) -> tuple[Unit, Unit | None]:
+        """The unit in two: the first groups, whose weights are `most` at most together, and the rest. With `at_least`
+        the first part has one group that weighs something, in any case."""
+        first, rest = Unit(self.call, self.batch), Unit(self.call, self.batch)
+        spent = 0
+        for group in sorted(self.groups()):
+            weight = weights[group]
+            fits = not rest.groups() and (spent + weight <= most or (at_least and not spent))
+            spent += weight if fits else 0
+            part = first if fits else rest
+            if group in self.indexes:
+                part.indexes[group] = self.indexes[group]
+            if group in self.masks:
+                part.masks[group] = self.masks[group]
+        if not rest.groups():
+            return self, None
+        first.measure()
+        rest.measure()
+        return first, rest.copy() if rest.divisible else rest
+
     def ids(self) -> Iterator[tuple[int, int]]:
         """(group, index) of what was named by id."""
         for group, indexes in self.indexes.items():
@@ -125,28 +177,100 @@ class Unit:
                 yield group, index
 
     def measure(self) -> None:
-        """Set `size`."""
+        """Set `size` and `cost`."""
         ids = sum(map(len, self.indexes.values()))
-        size = 40 * ids + 200 * (len(self.indexes) + len(self.masks)) + sum(m.nbytes for m in self.masks.values())
+        mask_bytes = sum(mask.nbytes for mask in self.masks.values())
+        size = 40 * ids + 200 * (len(self.indexes) + len(self.masks)) + mask_bytes
         self.size = size if size >= SMALL else 0
+        self.cost = max(1, sum(self._cost_of(group) for group in self.groups()))
+
+    def _cost_of(self, group: int) -> int:
+        cost, items = 0, 0
+        indexes = self.indexes.get(group)
+        if indexes is not None:
+            cost, items = len(indexes) // _IDS, len(indexes)
+        mask = self.masks.get(group)
+        if mask is not None:
+            cost += 1 + mask.nbytes // _MASK_BYTES
+            items += mask.count() if self.reason is not None else 0
+        return cost + items * self._row_cost
+
+    @property
+    def _row_cost(self) -> int:
+        """Of each item that fails with the call's reason."""
+        return 0 if self.reason is None else 1 + len(self.reason) // _REASON_BYTES
+
+    @property
+    def divisible(self) -> bool:
+        """Whether it takes more than half of a flush: only such units are ever divided."""
+        return self.cost > FLUSH_COST // 2 or len(self.indexes) + len(self.masks) > UNIT_GROUPS // 2
+
+    def copy(self) -> Unit:
+        """The same unit, from which `take` may take pieces; the call keeps its own."""
+        groups = sorted(self.groups(), reverse=True)
+        made = Unit(self.call, self.batch, {}, {}, self.size, self.cost)
+        for group in groups:
+            if group in self.indexes:
+                made.indexes[group] = self.indexes[group]
+            if group in self.masks:
+                made.masks[group] = self.masks[group]
+        return made
+
+    def take(self, groups: int, cost: int) -> Unit:
+        """Take the first piece off a `copy`, of at most this many groups and this cost but of one item at least. A
+        group is divided only where its reasons alone cost more."""
+        piece = Unit(self.call, self.batch)
+        left, count = cost, 0
+        while (self.indexes or self.masks) and count < groups and left > 0:
+            group = min(next(reversed(each)) for each in (self.indexes, self.masks) if each)
+            wanted = self._cost_of(group)
+            if wanted > left and (count or self.reason is not None):
+                if not count:
+                    self._divide(piece, group, max(1, cost // self._row_cost))
+                break
+            left, count = left - wanted, count + 1
+            if group in self.indexes:
+                piece.indexes[group] = self.indexes.pop(group)
+            if group in self.masks:
+                piece.masks[group] = self.masks.pop(group)
+        piece.measure()
+        self.size -= min(piece.size, self.size)
+        self.cost = max(1, self.cost - piece.cost)
+        return piece
+
+    def _divide(self, piece: Unit, group: int, items: int) -> None:
+        """Move the first items of a group to `piece`."""
+        indexes = self.indexes.get(group)
+        if indexes is not None:
+            piece.indexes[group] = indexes[:items]
+            if len(indexes) > items:
+                self.indexes[group] = indexes[items:]
+                return
+            del self.indexes[group]
+            items -= len(indexes)
+        mask = self.masks.get(group)
+        if mask is None or not items:
+            return
+        end = next(itertools.islice(mask.search(1), items, None), None)
+        if end is None:
+            piece.masks[group] = self.masks.pop(group)
+        else:
+            piece.masks[group] = mask[:end]
+            rest = mask.copy()
+            rest[:end] = 0
+            self.masks[group] = rest
+            # The group's mask counts in both.
+            self.cost += 1 + mask.nbytes // _MASK_BYTES
 
     def chunks(self) -> Iterator[Unit]:
-        """The same in ascending chunks of at most `UNIT_GROUPS` groups, fewer where many reasons are to be written."""
-        if len(self.indexes) + len(self.masks) <= UNIT_GROUPS and self.reason is None:
+        """The unit in ascending pieces, each for a flush of its own."""
+        self.measure()
+        if len(self.groups()) <= UNIT_GROUPS and self.cost <= FLUSH_COST:
             yield self
             return
-        chunk, weight = Unit(self.call, self.batch), 0
-        for count, group in enumerate(sorted(self.groups())):
-            if count and (len(chunk.groups()) == UNIT_GROUPS or weight >= REASON_ITEMS):
-                yield chunk
-                chunk, weight = Unit(self.call, self.batch), 0
-            if group in self.indexes:
-                chunk.indexes[group] = self.indexes[group]
-                weight += len(self.indexes[group]) if self.reason is not None else 0
-            if group in self.masks:
-                chunk.masks[group] = self.masks[group]
-                weight += self.masks[group].count() if self.reason is not None else 0
-        yield chunk
+        rest = self.copy()
+        while rest.indexes or rest.masks:
+            yield rest.take(UNIT_GROUPS, FLUSH_COST)
 
 
 @dataclass(slots=True, eq=False)
@@ -202,16 +326,21 @@ class Call:
             indexes.append(index)
         return call
 
-    def chunks(self) -> list[Unit]:
-        """The call's units, in chunks that a flush can take."""
+    def measured(self) -> list[Unit]:
+        """The call's units, each with its size and cost; of large ones a copy, from which pieces may be taken."""
         if len(self.units) == 1:
             (unit,) = self.units.values()
             if len(unit.indexes) == 1 and not unit.masks and self.reason is None:
-                return [unit]
-        chunks = [chunk for unit in self.units.values() for chunk in unit.chunks()]
-        for chunk in chunks:
-            chunk.measure()
-        return chunks
+                (indexes,) = unit.indexes.values()
+                if len(indexes) == 1:
+                    return [unit]
+        for unit in self.units.values():
+            unit.measure()
+        return [unit.copy() if unit.divisible else unit for unit in self.units.values()]
+
+    def chunks(self) -> list[Unit]:
+        """The call's units, in pieces that a flush can take."""
+        return [chunk for unit in self.units.values() for chunk in unit.chunks()]
 
     def unit(self, batch: int) -> Unit:
         found = self.units.get(batch)

@@ -97,11 +97,13 @@ class Database:
         *,
         repeatable: bool = False,
         lock_waits: int = 4,
+        lock_wait: float | None = None,
     ) -> T:
         """Run `work` in one transaction and commit it; return what it returned, after the commit.
 
         It may run several times, so it must not keep what it computed elsewhere. `lock_waits` is how many times a lock
-        wait may end in vain. Raises `errors.LockTimeout`, `errors.Unavailable`, or what `work` raised, rolled back.
+        wait may end in vain; `lock_wait`, in seconds, how long one may take where that is less than `LOCK_WAIT` (see
+        `statements.run`). Raises `errors.LockTimeout`, `errors.Unavailable`, or what `work` raised, rolled back.
         """
         waited = 0
         outages = 0
@@ -109,7 +111,7 @@ class Database:
         def attempt() -> T:
             nonlocal waited, outages
             try:
-                return self._once(work)
+                return self._once(work, lock_wait)
             except _Faulted as trouble:
                 if trouble.fault is faults.Fault.OUTAGE:
                     outages += 1
@@ -134,7 +136,7 @@ class Database:
         except _Faulted as trouble:
             raise errors.Unavailable("too many transactions want the same rows") from trouble.cause
 
-    def _once(self, work: Callable[[Connection], T]) -> T:
+    def _once(self, work: Callable[[Connection], T], lock_wait: float | None = None) -> T:
         committing = False
         begun = time.perf_counter()
         outcome = metrics.ROLLED_BACK
@@ -142,6 +144,8 @@ class Database:
             with self._connected() as tx:
                 if self.is_sqlite:
                     tx = tx.execution_options(lastbit_begin="IMMEDIATE")
+                elif lock_wait is not None:
+                    tx = tx.execution_options(**{statements.LOCK_WAIT: lock_wait})
                 try:
                     # Said here, not left to the first statement: SQLAlchemy doesn't see those of `statements`.
                     tx.begin()

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import datetime, timedelta
+from typing import Final
 
 import structlog
 
@@ -26,6 +27,9 @@ from core.db import Database
 from core.deliveries import Claim
 from core.replicas import Replica
 from core.webhooks import Answer, Progress, Sender
+
+SWEEP: Final = 0.5
+"""Seconds of a round for payments. Those that are left are made in the next one."""
 
 log = structlog.get_logger(__name__)
 
@@ -59,15 +63,16 @@ class Dispatcher:
         """By webhook, what is being sent."""
         self._sending: set[Future[None]] = set()
         self._stopping = False
+        self._stuck = payments.Stuck()
         self._last: datetime | None = None
         """The database's time in the last round."""
 
     def run_once(self) -> int:
-        """One round; returns how many sends it has begun. What the database refuses is left to the next round."""
+        """One round; returns how many sends it has begun and parents it has paid. What the database refuses is left to
+        the next round."""
         self._beat()
         try:
             self._look_at_the_clock()
-            payments.sweep(self._database)
             metrics.TIMERS_FIRED.inc(timers.fire(self._database))
             for webhook in self._database.read(deliveries.behind):
                 while self._database.write(lambda tx, webhook=webhook: deliveries.plan(tx, webhook), repeatable=True):  # type: ignore[misc]
@@ -81,7 +86,15 @@ class Dispatcher:
             future = self._pool.submit(self._work, claim)
             self._sending.add(future)
             future.add_done_callback(self._sending.discard)
-        return len(claims)
+        return len(claims) + self._sweep()
+
+    def _sweep(self) -> int:
+        """Pay parents, after all else has begun: what that makes due is sent in the next round."""
+        try:
+            return payments.sweep(self._database, stuck=self._stuck, seconds=SWEEP)
+        except errors.CoreError as error:
+            log.warning("dispatcher_waits", error=str(error))
+            return 0
 
     def _look_at_the_clock(self) -> None:
         """It may have gone back while no dispatcher was there, too."""

@@ -231,7 +231,10 @@ class Overloaded(Unavailable):
 
 
 class LockTimeout(Unavailable):
-    """Somebody holds a row that the transaction needs, for longer than it was willing to wait."""
+    """Another session holds a row that the transaction needs, for longer than it waits. `batches`: those whose rows
+    were found locked, where that is known."""
+
+    batches: frozenset[int] = frozenset()
 
 
 class InconsistentBatch(CoreError):
@@ -248,6 +251,13 @@ class UpgradeNotFinished(CoreError):
             f"this needs a database that no release from before revision {revision} works on any more: once none of "
             "their processes is left, run `python -m api migrate --finish`; nothing was changed"
         )
+
+
+def batches_of(error: Exception) -> frozenset[int]:
+    """The batches that an error is about, as far as it names them."""
+    if isinstance(error, LockTimeout):
+        return error.batches
+    return frozenset([error.batch]) if isinstance(error, InconsistentBatch) else frozenset()
 
 
 class Misconfigured(CoreError):

@@ -12,7 +12,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 # Deadlock, which a lost certification is too, record changed since it was read, rolled back by group replication. Also
 # at a COMMIT these say for certain that nothing was committed.
 _CONFLICTS: Final = {1213, 1020, 3101}
-_LOCK_WAITS: Final = {1205, 3572}
+# The last one: a statement has taken longer than it may, as `statements.run` limits those that lock.
+_LOCK_WAITS: Final = {1205, 3572, 1969}
 _SQLITE_OUTAGE: Final = {
     # Busy: there is one lock for the whole file, so whoever holds it keeps everybody out, not just one row's callers.
     sqlite3.SQLITE_BUSY,

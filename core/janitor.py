@@ -64,8 +64,9 @@ def run_once(
 ) -> Report:
     """One pass. `progress` is told each id that was dealt with. Raises `errors.Unavailable`."""
     report = Report(dry_run)
+    stuck = payments.Stuck()
     if not dry_run:
-        report.parents = _sweep(database)
+        report.parents = payments.sweep(database, stuck=stuck)
 
     def unless_locked(step: Callable[[], bool], batch: int) -> bool:
         try:
@@ -77,7 +78,7 @@ def run_once(
     def expire(row: Any) -> bool:
         if dry_run:
             return not database.read(lambda tx: nested.has_live_children(tx, row.id))
-        return unless_locked(lambda: _expire(database, row.id, policy), row.id)
+        return unless_locked(lambda: _expire(database, row.id, policy, stuck), row.id)
 
     for row, now in _walk(database, LIVE):
         if _idle(row, now, policy) and expire(row):
@@ -155,15 +156,7 @@ def _half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
         last = rows[-1]
 
 
-def _sweep(database: Database) -> int:
-    """Pay what ended batches owe; how many debts there were. What is locked is left to the next pass."""
-    try:
-        return payments.sweep(database)
-    except errors.LockTimeout:
-        return 0
-
-
-def _expire(database: Database, batch_id: int, policy: Policy) -> bool:
+def _expire(database: Database, batch_id: int, policy: Policy, stuck: payments.Stuck) -> bool:
     def work(tx: Connection) -> batches.Batch | None:
         try:
             batch, now = batches.lock(tx, batch_id)
@@ -176,7 +169,7 @@ def _expire(database: Database, batch_id: int, policy: Policy) -> bool:
 
     expired = database.write(work, repeatable=True, lock_waits=0)
     if expired is not None and expired.parent_due is not None:
-        _sweep(database)
+        payments.sweep(database, stuck=stuck)
     return expired is not None
 
 

@@ -16,7 +16,7 @@ paid, so the ack stays due until it is paid itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -97,8 +97,11 @@ def has_live_children(tx: Connection, batch: int) -> bool:
     return tx.execute(query.limit(1)).first() is not None
 
 
-def debts(tx: Connection, children: Sequence[int] | None = None, after: int = 0) -> list[Due]:
-    """What is due, ascending by child: of these children, or of any above `after`, at most a page."""
+def debts(
+    tx: Connection, children: Sequence[int] | None = None, after: int = 0, without: Collection[int] = ()
+) -> list[Due]:
+    """What is due, ascending by child: of these children, or of any above `after`, at most a page; nothing that is due
+    to the parents `without`."""
     query = (
         sa.select(
             *(_batches.id, _batches.state, _batches.parent_batch, _batches.parent_number, _batches.parent_group_size),
@@ -110,6 +113,8 @@ def debts(tx: Connection, children: Sequence[int] | None = None, after: int = 0)
     )
     if children is not None:
         query = query.where(_batches.id.in_(children))
+    if without:
+        query = query.where(_batches.parent_batch.not_in(without))
     return [
         Due(
             row.id,
@@ -129,12 +134,15 @@ def payment(due: Due) -> Call:
 
 
 def strike_out(tx: Connection, paid: Sequence[Due]) -> None:
-    """Of debts that were paid."""
+    """Strike out debts that were paid, but for those of children whose rows are locked at the moment: to pay them again
+    changes nothing, and nobody should wait."""
     for verb in Verb:
         children = sorted(due.child for due in paid if due.verb is verb)
         if children:
             # In the order of their ids, as batch rows are locked everywhere.
-            tx.execute(sa.select(_batches.id).where(_batches.id.in_(children)).order_by(_batches.id).with_for_update())
+            wanted = sa.select(_batches.id).where(_batches.id.in_(children)).order_by(_batches.id)
+            children = list(tx.scalars(wanted.with_for_update(skip_locked=True)))
+        if children:
             tx.execute(
                 sa.update(tables.batches)
                 .where(_batches.id.in_(children), _batches.parent_due == verb)

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from core import (
     acks,
     batches,
+    commit,
     definitions,
     errors,
     explain,
@@ -39,14 +40,18 @@ from core import (
 )
 from core.batches import Batch
 from core.calls import Answer, Call, Outcome, Unit, check_width, request_fingerprint
-from core.combiner import Acks, Combiner, Commit, Deliver, Pending
+from core.combiner import Acks, Combiner, Commit
 from core.db import Database
 from core.held import Held
+from core.lanes import Deliver, Pending
 from core.lifecycle import State
 from core.webhooks import Progress, Sender
 from lastbit.streams.snapshot import Snapshot
 
 log = structlog.get_logger(__name__)
+
+LOCK_WAIT = 0.25
+"""Seconds that a flush of merged calls waits for a lock; longer than others' transactions take."""
 
 MaskPlaces = Sequence[tuple[str, int, bytes]]
 """(place in the request, batch, bits) of each mask, to be checked against its batch's group_size."""
@@ -74,6 +79,7 @@ class Service:
         self.database = database
         self._sender = sender
         self._acks = combiner(self._commit)
+        self._payer = payments.Payer(database, self._flush)
         self._held = Held()
         database.on_doubt(self._held.clear)
         self._fixed: dict[int, batches.Fixed] = {}
@@ -117,7 +123,7 @@ class Service:
     def delete(self, batch: int) -> None:
         """Raises `errors.BatchNotFound`."""
         if not self.database.write(lambda tx: purge.condemn(tx, batch)):
-            self._pay([batch])
+            self._payer.pay(batch).result()
             if not self.database.write(lambda tx: purge.condemn(tx, batch)):
                 raise errors.Unavailable(f"batch {batch} is cancelled; its parent can't be told at the moment")
         purge.purge(self.database, batch)
@@ -139,25 +145,26 @@ class Service:
         return future
 
     def _commit(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]:
-        flushed = self._flush(units, lock_waits=lock_waits)
+        if lock_waits:
+            flushed = commit.commit(self.database, units, self._held, lock_waits=lock_waits - 1)
+        else:
+            flushed = commit.commit(self.database, units, self._held, lock_waits=0, lock_wait=LOCK_WAIT)
         if flushed.owing:
-            self._pay(flushed.owing)
+            paid = {child: self._payer.pay(child) for child in flushed.owing}
+            for outcome in flushed.outcomes:
+                ended = outcome.completed
+                if ended is not None and (ended.newly or ended.newly_succeeded):
+                    outcome.paid = paid.get(ended.batch)
         return flushed.outcomes
 
-    def _flush(self, units: Sequence[Unit], *, lock_waits: int = 4) -> acks.Flushed:
-        flushed = self.database.write(
-            lambda tx: acks.flush(tx, units, self._held), repeatable=True, lock_waits=lock_waits
-        )
-        self._held.put(flushed.groups, flushed.era, flushed.known)
-        return flushed
-
-    def _pay(self, children: Sequence[int]) -> None:
-        payments.pay(self.database, self._flush, children)
+    def _flush(self, units: Sequence[Unit]) -> acks.Flushed:
+        """A payment."""
+        return commit.commit(self.database, units, self._held, lock_waits=0, lock_wait=payments.LOCK_WAIT)
 
     def _paid(self, batch: Batch) -> None:
-        """Of a batch that may have ended: what it owes."""
+        """Of a batch that may have ended: pay what it owes, as far as that is possible within `payments.PATIENCE`."""
         if batch.parent_due is not None:
-            self._pay([batch.id])
+            self._payer.pay(batch.id).result()
 
     def is_known(self, wanted: Iterable[int]) -> bool:
         """Whether all that never changes of these batches is at hand: then `check` asks no database."""
@@ -267,7 +274,7 @@ class Service:
                 lambda tx, after=after: repair.owe_again(tx, batch, after),  # type: ignore[misc]
                 repeatable=True,
             )
-            self._pay(owing)
+            self._payer.pay(*owing).result()
         return done
 
     def explain(self, batch: int) -> explain.Explanation:
@@ -478,4 +485,5 @@ class Service:
     def stop(self) -> None:
         """Answer the acks under way, take no more, close the connections."""
         self._acks.stop()
+        self._payer.stop()
         self.database.dispose()

@@ -24,6 +24,8 @@ from core import faults
 T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
 
+LOCK_WAIT: Final = "lastbit_lock_wait"
+"""An option of a connection: seconds that a SELECT … FOR UPDATE may take, lock waits included."""
 LIST: Final = 500
 """Values in one IN list: MariaDB turns a longer one into a subquery."""
 
@@ -42,6 +44,9 @@ def chunks(values: list[T], size: int) -> Iterator[list[T]]:
 def run(tx: Connection, *statements: str) -> list[Rows]:
     """Execute the statements in their order, and return the rows of each; one that fails ends them.
 
+    With the option `LOCK_WAIT`, MariaDB ends a SELECT … FOR UPDATE that takes longer: the server's own lock wait
+    timeout is in whole seconds. MySQL has no such limit, so there the session's timeout holds.
+
     Raises SQLAlchemy's `DBAPIError` and its kinds, as if each had been executed by itself.
     """
     if tx.dialect.name == "sqlite":
@@ -49,7 +54,7 @@ def run(tx: Connection, *statements: str) -> list[Rows]:
         return [result.all() if result.returns_rows else () for result in results]
     if not statements:
         return []
-    text = ";".join(statements)
+    text = ";".join(_hurried(tx, statements))
     driver = tx.connection.dbapi_connection
     assert driver is not None
     cursor = driver.cursor()
@@ -78,6 +83,14 @@ def run(tx: Connection, *statements: str) -> list[Rows]:
         with contextlib.suppress(pymysql.MySQLError):
             cursor.close()
     return rows
+
+
+def _hurried(tx: Connection, texts: Sequence[str]) -> Sequence[str]:
+    seconds = tx.get_execution_options().get(LOCK_WAIT)
+    if seconds is None or not getattr(tx.dialect, "is_mariadb", False):
+        return texts
+    hurry = f"SET STATEMENT max_statement_time={seconds} FOR "
+    return [hurry + text if text.endswith(" FOR UPDATE") else text for text in texts]
 
 
 def _announce(listeners: Iterable[Callable[..., object]], tx: Connection, cursor: Any, texts: Sequence[str]) -> None:

@@ -17,12 +17,14 @@ import os
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
-from core import errors, journal, tables
+from core import errors, journal, payments, tables
 from core.calls import Answer, Call, Completed, Verb
 from core.combiner import Inline
 from core.db import Database
@@ -50,6 +52,13 @@ def ack(
 ) -> Answer:
     """Send (batch, group, index) items and wait for the answer."""
     return service.ack(Call.of(verb, items, reason=reason, idempotency_key=key)).result(120)
+
+
+def nobody_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if each process died between the end of a child and its payment."""
+    nothing: Future[None] = Future()
+    nothing.set_result(None)
+    monkeypatch.setattr(payments.Payer, "pay", lambda self, *children: nothing)
 
 
 def told(answer: Answer | Exception, batch: int) -> Completed | None:

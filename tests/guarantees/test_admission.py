@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.admission import AFTER, CALM, LEAST, LONES, LONG, SHORT, Admission
-from core.combiner import FLUSH_UNITS
+from core.lanes import FLUSH_UNITS
 
 
 @dataclass

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pymysql
 import pytest
 import sqlalchemy as sa
 from prometheus_client import REGISTRY
 
-from core import batches, combiner, db, errors, schema, tables
+from core import acks, aside, batches, db, errors, lanes, schema, tables
 from core.admission import Admission
-from core.calls import UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
+from core.calls import FLUSH_COST, UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
 from core.combiner import Acks, Combiner, Commit, Inline
 from core.db import Database
 from core.lifecycle import State
 from core.service import Service
+from tests.guarantees.strangers import locked
 
 GROUP = 64
 
@@ -33,10 +34,13 @@ class Gate:
     def __init__(self, commit: Commit) -> None:
         self.commit = commit
         self.flushes: list[list[Unit]] = []
+        self.lock_waits: list[int] = []
+        """Of each flush."""
         self.came = threading.Semaphore(0)
         self.opened = threading.Event()
 
     def __call__(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]:
+        self.lock_waits.append(lock_waits)
         self.flushes.append(list(units))
         self.came.release()
         assert self.opened.wait(60)
@@ -303,6 +307,128 @@ def test_a_hot_batch_does_not_keep_others_waiting(database: Database) -> None:
             assert len({(unit.batch, group) for unit in flush for group in unit.groups()}) <= UNIT_GROUPS
 
 
+def test_a_large_call_of_failures_goes_in_pieces_and_others_come_between(database: Database) -> None:
+    """Each reason is a row, so a flush writes a bounded number of them; another batch's ack, and another call of the
+    same batch, don't wait until all of them are written."""
+    groups = 3 * FLUSH_COST // GROUP
+    with gated(database) as gate:
+        large, other = new(gate.service, (groups + 1) * GROUP), new(gate.service, 1)
+        masks = [(large, group, b"\xff" * (GROUP // 8)) for group in range(groups)]
+        gate.occupy()
+        failed = gate.service.ack(Call.of(Verb.FAIL, masks=masks, reason="gone"))
+        alone = gate.service.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
+        behind = gate.service.ack(Call.of(Verb.ACK, [(large, groups, 0)]))
+        gate.gate.opened.set()
+        assert failed.result(60).applied == groups * GROUP
+        assert alone.result(30).completed[other].newly
+        assert behind.result(30).applied == 1
+        flushes = gate.gate.flushes[1:]
+        sizes = [
+            sum(mask.count() for unit in flush if unit.reason is not None for mask in unit.masks.values())
+            for flush in flushes
+        ]
+        assert sum(sizes) == groups * GROUP
+        assert max(sizes) <= FLUSH_COST
+        last = max(place for place, size in enumerate(sizes) if size)
+        for batch in (other, large):
+            (place,) = [n for n, flush in enumerate(flushes) if any(u.batch == batch and not u.reason for u in flush)]
+            assert place < last
+        assert gate.service.verify(large).ok
+        assert len(gate.service.ranges(large, "failed", 0, 1)[1].ranges[0].reasons) > 0
+
+
+def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Database) -> None:
+    """How many there are is seen when the groups are locked: what is too much is left to the next flush, and another
+    batch's ack comes between."""
+    groups = 5 * acks.REDRIVEN // 2 // GROUP
+    with gated(database) as gate:
+        large, other = new(gate.service, groups * GROUP), new(gate.service, 1)
+        masks = [(large, group, b"\xff" * (GROUP // 8)) for group in range(groups)]
+        gate.gate.opened.set()
+        assert gate.service.ack(Call.of(Verb.FAIL, masks=masks, reason="gone")).result(60).applied == groups * GROUP
+        before = len(gate.gate.flushes)
+        gate.gate.opened.clear()
+        while gate.gate.came.acquire(blocking=False):
+            pass
+        removed: list[int] = [0]
+
+        def count(_: object, __: object, text: str, *___: object) -> None:
+            if text.startswith("DELETE FROM failures"):
+                removed[-1] += text.count(",") + 1
+
+        sa.event.listen(database.engine, "before_cursor_execute", count)
+        sa.event.listen(database.engine, "commit", lambda _: removed.append(0))
+        gate.occupy()
+        redriven = gate.service.ack(Call.of(Verb.ACK, masks=masks))
+        alone = gate.service.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
+        gate.gate.opened.set()
+        assert redriven.result(60).applied == groups * GROUP
+        assert redriven.result(60).completed[large].newly_succeeded
+        assert alone.result(30).completed[other].newly
+        assert sum(removed) == groups * GROUP
+        assert max(removed) <= acks.REDRIVEN
+        assert [len(flush) for flush in gate.gate.flushes[before + 1 :]][-1] == 1
+        assert gate.service.ranges(large, "failed", 0, 1)[1].ranges == []
+        with database.engine.connect() as tx:
+            assert tx.scalar(sa.select(sa.func.count()).select_from(tables.failures)) == 0
+
+
+def test_a_mask_that_is_rejected_in_pieces_is_rejected_once(database: Database) -> None:
+    """One entry a group, however many pieces its mask was sent in."""
+    service = Service(database)
+    batch = service.open(batches.Opening(group_size=8192, items=8000)).batch.id
+    call = Call.of(Verb.FAIL, masks=[(batch, group, b"\xff" * 1024) for group in (0, 1)], reason="x" * 4000)
+    answer = service.ack(call).result(60)
+    assert (answer.applied, answer.repeated) == (8000, 0)
+    assert [(each.reason, each.group, each.count) for each in answer.rejected] == [
+        ("unknown_item", (batch, 0), 192),
+        ("unknown_item", (batch, 1), 8192),
+    ]
+    service.stop()
+
+
+def test_a_broken_batch_stays_out_of_the_others_flushes(database: Database) -> None:
+    """Once it has failed, whoever redelivers its items makes no merged flush fail; when it was mended, it is a batch
+    like any other."""
+    with gated(database) as gate:
+        broken, sound = new(gate.service, 3), new(gate.service, 10)
+        break_counts(database, broken)
+        gate.gate.opened.set()
+        with pytest.raises(errors.InconsistentBatch):
+            ack(gate.service, (broken, 0, 0))
+        for index in range(3):
+            calls = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for batch in (broken, sound)]
+            assert calls[1].result(30).applied == 1
+            with pytest.raises(errors.InconsistentBatch):
+                calls[0].result(30)
+        # A call of both: the part of the broken batch fails, and the other one is not tried twice for it.
+        flushes = gate.gate.flushes
+        before = len(flushes)
+        with pytest.raises(errors.InconsistentBatch):
+            ack(gate.service, (broken, 0, 0), (sound, 0, 3))
+        assert not [flush for flush in flushes if len({unit.batch for unit in flush}) > 1]
+        assert sum(unit.batch == sound for flush in flushes[before:] for unit in flush) == 1
+        with database.engine.begin() as tx:
+            batches.update(tx, broken, acked=0)
+        assert ack(gate.service, (broken, 0, 0)).applied == 1
+        ack(gate.service, (broken, 0, 1))
+        assert gate.gate.lock_waits[-1] == 0, "it is still set aside"
+
+
+def test_a_broken_batch_is_tried_now_and_then(database: Database) -> None:
+    """However often its items are delivered again: there is a pause between two tries."""
+    with gated(database) as gate:
+        broken = new(gate.service, 50)
+        break_counts(database, broken)
+        gate.gate.opened.set()
+        begun = time.monotonic()
+        for index in range(4):
+            with pytest.raises(errors.InconsistentBatch):
+                ack(gate.service, (broken, 0, index))
+        assert len(gate.gate.flushes) == 4
+        assert time.monotonic() - begun >= 3 * aside.PAUSE
+
+
 def test_stop_answers_what_waits_and_takes_no_more(database: Database) -> None:
     """Calls that wait when the service stops are committed and answered; later ones are told to go elsewhere."""
     with gated(database) as gate:
@@ -322,7 +448,7 @@ def test_stop_answers_what_waits_and_takes_no_more(database: Database) -> None:
 
 def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is in the third flush has waited for the two before it too, though only first comers look at the clock."""
-    monkeypatch.setattr(combiner, "FLUSH_UNITS", 2)
+    monkeypatch.setattr(lanes, "FLUSH_UNITS", 2)
     now = 1000.0
 
     class Clock:
@@ -330,7 +456,7 @@ def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, m
         def monotonic() -> float:
             return now
 
-    monkeypatch.setattr(combiner, "time", Clock)
+    monkeypatch.setattr(lanes, "time", Clock)
 
     def measured(name: str) -> float:
         found = REGISTRY.get_sample_value(f"lastbit_flush_{name}")
@@ -352,19 +478,6 @@ def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, m
             ack(gate.service, (batch, 0, 9))  # an idle service: nothing of the old wait is left
         after = measured("wait_seconds_count"), measured("wait_seconds_sum"), measured("units_sum")
         assert [this - that for this, that in zip(after, before, strict=True)] == [5, 300, 7]
-
-
-@contextlib.contextmanager
-def locked(database: Database, batch: int) -> Iterator[pymysql.Connection]:
-    """A stranger's session holds the batch's row."""
-    url = database.url
-    with contextlib.closing(
-        pymysql.connect(host=url.host, port=url.port, user=url.username, database=url.database)
-    ) as stranger:
-        with stranger.cursor() as cursor:
-            cursor.execute("SELECT id FROM batches WHERE id = %s FOR UPDATE", (batch,))
-        yield stranger
-        stranger.rollback()
 
 
 @pytest.fixture
@@ -403,3 +516,36 @@ def test_a_row_that_stays_locked_ends_its_own_calls_in_a_lock_timeout(impatient:
         with impatient.database.engine.connect() as tx:
             assert tx.scalar(sa.select(sa.func.count()).select_from(tables.item_groups)) == 0
     assert ack(impatient, (stuck, 0, 0)).completed[stuck].newly
+
+
+@pytest.mark.mariadb
+def test_a_batch_that_stays_locked_is_not_merged_again(impatient: Service) -> None:
+    """Not even after its calls have failed: only the first one made a flush of the main lane wait."""
+    with gated(impatient.database) as gate:
+        stuck, free = new(gate.service, 3), new(gate.service, 20)
+        gate.gate.opened.set()
+        with locked(impatient.database, stuck):
+            for index in range(2):
+                waiting = gate.service.ack(Call.of(Verb.ACK, [(stuck, 0, index)]))
+                assert [ack(gate.service, (free, 0, 5 * index + n)).applied for n in range(5)] == [1] * 5
+                assert isinstance(waiting.exception(60), errors.LockTimeout)
+            merged = [flush for flush, waits in zip(gate.gate.flushes, gate.gate.lock_waits, strict=True) if not waits]
+            assert sum(unit.batch == stuck for flush in merged for unit in flush) == 1
+        assert ack(gate.service, (stuck, 0, 0)).applied == 1
+        assert gate.gate.lock_waits[-1] > 0
+        assert ack(gate.service, (stuck, 0, 1)).applied == 1
+        assert gate.gate.lock_waits[-1] == 0, "it is still set aside"
+
+
+@pytest.mark.mariadb
+def test_of_two_locked_batches_one_does_not_wait_for_the_other(impatient: Service) -> None:
+    """The one that is free again is acked while the other one is still being tried."""
+    one, other = new(impatient, 2), new(impatient, 2)
+    with locked(impatient.database, one):
+        with locked(impatient.database, other):
+            first = impatient.ack(Call.of(Verb.ACK, [(one, 0, 0)]))
+            second = impatient.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
+            assert ack(impatient, (new(impatient, 1), 0, 0)).applied == 1  # both were tried
+        assert second.result(30).applied == 1
+        assert not first.done()
+    assert first.result(30).applied == 1

@@ -21,7 +21,7 @@ from core.service import Service
 from lastbit.ids import ItemId
 from tests.guarantees.dying import mortals
 from tests.guarantees.model import events_of
-from tests.guarantees.rounds import ack
+from tests.guarantees.rounds import ack, nobody_pays
 
 pytestmark = pytest.mark.usefixtures("some_journaled")
 
@@ -249,17 +249,12 @@ def test_a_child_whose_parent_is_gone_or_has_ended_owes_nobody(service: Service,
     assert nested_debts(service) == []
 
 
-def _unpaid(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on the process dies before it tells a parent, as far as the database can see."""
-    monkeypatch.setattr(service, "_pay", lambda children: None)
-
-
 def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever pays the old debt comes late; the ack stays, or stays due."""
     child = _child(service, ItemId(parent, 0, 0))
-    _unpaid(service, monkeypatch)
+    nobody_pays(monkeypatch)
     completes_with_failures(service, child)
     (old,) = nested_debts(service)
     ack(service, (child, 0, 1))
@@ -279,7 +274,7 @@ def test_a_child_is_not_removed_before_its_parent_was_told(
     """A deletion pays first; where it can't, it says so and can be sent again. The janitor sweeps before it removes."""
     one, other = _child(service, ItemId(parent, 0, 0)), _child(service, ItemId(parent, 0, 1))
     with monkeypatch.context() as broken:
-        _unpaid(service, broken)
+        nobody_pays(broken)
         succeeds(service, one)
         succeeds(service, other)
         with pytest.raises(errors.Unavailable, match="its parent can't be told"):

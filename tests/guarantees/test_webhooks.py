@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from core import errors, payments, tables
+from core import errors, payments, tables, timers
 from core.backoff import Backoff
 from core.batches import Opening
 from core.calls import Call, Verb
@@ -32,6 +32,8 @@ from lastbit.ids import ItemId
 from senders.webhooks import WebhookSender
 from tests.clocks import Clock
 from tests.guarantees.dying import Written, dispatch, mortals
+from tests.guarantees.rounds import nobody_pays
+from tests.guarantees.strangers import lock_waits, locked
 from tests.receivers import Got, Handler, Receiver, receiving, status
 from tests.servers import ROOT, free_port, run_module, wait_until_it_says
 
@@ -431,11 +433,59 @@ def test_a_round_pays_what_children_owe(service: Service, monkeypatch: pytest.Mo
     """A crash between a child's end and its parent's ack leaves a debt; the dispatcher pays it."""
     parent = service.open(Opening(items=1, sealed=True)).batch.id
     child = service.open(Opening(items=1, sealed=True, parent=ItemId(parent, 0, 0))).batch.id
-    monkeypatch.setattr(payments, "pay", lambda *_: None)
+    nobody_pays(monkeypatch)
     service.ack(Call.of(Verb.ACK, [(child, 0, 0)])).result()
     assert service.get(parent).acked == 0
     once(service)
     assert service.get(parent).succeeded
+
+
+@pytest.mark.mariadb
+def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
+    mariadb_service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a webhook nor a timer comes later for it, and the other parents are paid. The next rounds skip it."""
+    service = mariadb_service
+    parents = [service.open(Opening(items=1, sealed=True)).batch.id for _ in range(2)]
+    children = [service.open(Opening(items=1, sealed=True, parent=ItemId(each, 0, 0))).batch.id for each in parents]
+    nobody_pays(monkeypatch)
+    for child in children:
+        service.ack(Call.of(Verb.ACK, [(child, 0, 0)])).result()
+    service.create_webhook("http://127.0.0.1:9/hook", ["x"], None)
+    service.append([New("one", "x")])
+    waits: list[float] = []
+
+    class Sender(Fake):
+        def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+            waits.append(lock_waits())
+            return super().send(url, headers, body)
+
+    before = lock_waits()
+    dispatcher = Dispatcher(service.database, Sender(), backoff=Backoff(), lease=timedelta(minutes=1), threads=1)
+    fired = timers.fire
+    monkeypatch.setattr(timers, "fire", lambda database: (waits.append(lock_waits()), fired(database))[1])
+    with locked(service.database, parents[0]):
+        dispatcher.run_once()
+        dispatcher.settle()
+        assert waits == [before, before]
+        assert lock_waits() > before
+        assert [service.get(parent).succeeded for parent in parents] == [False, True]
+        before = lock_waits()
+        dispatcher.run_once()
+        assert lock_waits() == before, "the locked parent was tried again at once"
+    dispatcher.stop()
+    assert payments.sweep(service.database) == 1
+    assert service.get(parents[0]).succeeded
+
+
+class Fake:
+    """A sender to which all goes well."""
+
+    def check(self, url: str) -> None:
+        pass
+
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+        return Answer(200, None, 0)
 
 
 def test_the_command_says_what_was_wrong(sqlite_url: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.batches import Opening
-from core.calls import UNIT_GROUPS, Call, Verb
+from core.calls import FLUSH_COST, UNIT_GROUPS, Call, Verb
 
 items = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 20)), max_size=30)
 masks = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.binary(max_size=3)), max_size=5)
@@ -53,8 +54,25 @@ def test_a_large_part_goes_in_ascending_chunks() -> None:
     chunks = list(wide.unit(1).chunks())
     assert [len(chunk.groups()) for chunk in chunks] == [UNIT_GROUPS, UNIT_GROUPS, 1]
     assert [group for chunk in chunks for group in sorted(chunk.groups())] == list(range(UNIT_GROUPS * 2 + 1))
-    heavy = Call.of(Verb.FAIL, masks=[(1, group, b"\xff" * 1024) for group in range(6)], reason="gone")
-    assert [len(chunk.groups()) for chunk in heavy.unit(1).chunks()] == [3, 3]
+
+
+@pytest.mark.parametrize(("reason", "most"), [("gone", FLUSH_COST), ("x" * 4000, FLUSH_COST // 9)])
+def test_items_with_a_reason_go_in_pieces_by_their_rows_and_bytes(reason: str, most: int) -> None:
+    """Masks and lists of ids are divided, and the pieces have each item once."""
+    items = [(1, 6, index) for index in range(8192)]
+    masks = [*((1, group, b"\xff" * 1024) for group in range(6)), (1, 7, b"\x01\x00\x80")]
+
+    def call() -> Call:
+        return Call.of(Verb.FAIL, items, masks, reason=reason, idempotency_key="k")
+
+    divided = call()
+    seen: list[tuple[int, int]] = []
+    for unit in divided.chunks():
+        piece = [*unit.ids(), *((group, index) for group, mask in unit.masks.items() for index in mask.search(1))]
+        assert 0 < len(piece) <= most
+        seen += piece
+    assert seen == [(group, index) for group in range(7) for index in range(8192)] + [(7, 0), (7, 23)]
+    assert divided.fingerprint() == call().fingerprint(), "the call lost items to its pieces"
 
 
 def test_an_opening_is_named_by_what_differs_from_the_defaults() -> None:

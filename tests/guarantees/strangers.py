@@ -1,0 +1,35 @@
+"""Sessions of somebody else on our database, which hold rows locked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pymysql
+from prometheus_client import REGISTRY
+
+from core.db import Database
+
+
+@contextlib.contextmanager
+def locked(database: Database, *batches: int, groups: bool = False) -> Iterator[None]:
+    """Another session holds the rows of the batches, or those of their groups."""
+    url = database.url
+    wanted = ",".join(map(str, batches))
+    with contextlib.closing(
+        pymysql.connect(host=url.host, port=url.port, user=url.username, database=url.database)
+    ) as stranger:
+        with stranger.cursor() as cursor:
+            if groups:
+                cursor.execute(f"SELECT batch_id FROM item_groups WHERE batch_id IN ({wanted}) FOR UPDATE")
+                assert cursor.rowcount >= len(batches)
+            else:
+                cursor.execute(f"SELECT id FROM batches WHERE id IN ({wanted}) FOR UPDATE")
+                assert cursor.rowcount == len(batches)
+        yield
+        stranger.rollback()
+
+
+def lock_waits() -> float:
+    """Transactions of this process that waited for a lock in vain."""
+    return REGISTRY.get_sample_value("lastbit_transaction_seconds_count", {"outcome": "lock_wait"}) or 0.0

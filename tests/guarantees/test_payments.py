@@ -1,0 +1,125 @@
+"""Payments to the parents of nested batches: whatever is locked, only the call that ended the child waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from core import batches, nested, payments
+from core.calls import Call, Verb
+from core.combiner import Combiner
+from core.db import Database
+from core.service import Service
+from lastbit.ids import ItemId
+from tests.guarantees.rounds import ack, nobody_pays
+from tests.guarantees.strangers import lock_waits, locked
+
+GROUP = 64
+
+
+def child_of(service: Service, item: ItemId, *, items: int) -> int:
+    return service.open(batches.Opening(group_size=GROUP, items=items, sealed=True, parent=item)).batch.id
+
+
+def debts(service: Service) -> list[nested.Due]:
+    return service.database.read(nested.debts)
+
+
+@pytest.fixture
+def combined(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A combining service whose callers wait for payments for as long as it takes."""
+    monkeypatch.setattr(payments, "PATIENCE", 120.0, raising=False)
+    opened = Service(mariadb_database, combiner=Combiner)
+    yield opened
+    opened.stop()
+
+
+def _parents(service: Service, count: int) -> tuple[list[int], list[int]]:
+    """Parents of two items, one of which is acked, and for the other one a child of one item."""
+    parents = [service.open(batches.Opening(group_size=GROUP, items=2)).batch.id for _ in range(count)]
+    for parent in parents:
+        ack(service, (parent, 0, 1))
+    return parents, [child_of(service, ItemId(parent, 0, 0), items=1) for parent in parents]
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("groups", [False, True], ids=["row", "group"])
+def test_a_locked_parent_keeps_nobody_waiting_but_the_call_that_ended_its_child(
+    combined: Service, *, groups: bool
+) -> None:
+    """Acks of other batches go on, those that end children of other parents too; once the parent is free its item is
+    resolved, and then the call is answered."""
+    (stuck, free), (child, other) = _parents(combined, 2)
+    plain = combined.open(batches.Opening(group_size=GROUP, items=40)).batch.id
+    with locked(combined.database, stuck, groups=groups):
+        waiting = combined.ack(Call.of(Verb.ACK, [(child, 0, 0)]))
+        for index in range(20):
+            assert ack(combined, (plain, 0, index)).applied == 1
+        merged = [combined.ack(Call.of(Verb.ACK, [item])) for item in ((other, 0, 0), (plain, 0, 20), (child, 0, 0))]
+        assert merged[0].result(60).completed[other].newly
+        assert combined.get(free).acked == 2
+        assert [call.result(60).applied for call in merged[1:]] == [1, 0]
+        assert combined.get(child).complete
+        assert not waiting.done()
+    assert waiting.result(60).completed[child].newly
+    assert combined.get(stuck).acked == 2
+    assert debts(combined) == []
+
+
+@pytest.mark.mariadb
+def test_a_call_whose_parent_stays_locked_is_answered_and_the_sweep_pays(
+    combined: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a bounded time, also where a verb ended the child; the sweep pays the others, and remembers the locked
+    ones. All that are locked together cost one wait."""
+    monkeypatch.setattr(payments, "PATIENCE", 0.2, raising=False)
+    parents, children = _parents(combined, 8)
+    with locked(combined.database, *parents[:3]), locked(combined.database, *parents[3:6], groups=True):
+        calls = [combined.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children[:5]]
+        assert all(call.result(60).completed[child].newly for call, child in zip(calls, children, strict=False))
+        combined.cancel(children[5])
+        with monkeypatch.context() as unpaid:
+            nobody_pays(unpaid)
+            for child in children[6:]:
+                ack(combined, (child, 0, 0))
+        assert len(debts(combined)) == 8
+        stuck = payments.Stuck()
+        waits = lock_waits()
+        assert payments.sweep(combined.database, stuck=stuck) == 2
+        assert lock_waits() == waits + 1
+        assert [combined.get(parent).pending for parent in parents] == [1] * 6 + [0] * 2
+        assert sorted(stuck.parents()) == parents[:6]
+        assert payments.sweep(combined.database, stuck=stuck) == 0
+        assert lock_waits() == waits + 1
+    assert payments.sweep(combined.database, stuck=stuck) == 0
+    assert payments.sweep(combined.database) == 6
+    assert debts(combined) == []
+    assert [combined.get(parent).pending for parent in parents] == [0] * 8
+
+
+def test_a_chain_is_paid_while_others_ack(database: Database) -> None:
+    """Its end reaches the root before the call is answered; an ack that came after it is answered before."""
+    service = Service(database, combiner=Combiner)
+    plain = service.open(batches.Opening(group_size=GROUP, items=GROUP)).batch.id
+    chain = [service.open(batches.Opening(group_size=GROUP, items=1, sealed=True)).batch.id]
+    for _ in range(100):
+        chain.append(child_of(service, ItemId(chain[-1], 0, 0), items=1))
+    waiting = service.ack(Call.of(Verb.ACK, [(chain[-1], 0, 0)]))
+    assert ack(service, (plain, 0, 0)).applied == 1
+    assert not waiting.done()
+    assert waiting.result(60).completed[chain[-1]].newly
+    assert all(service.get(batch).succeeded for batch in chain)
+    assert debts(service) == []
+    service.stop()
+
+
+def test_a_stop_answers_calls_whose_parents_are_still_to_be_paid(database: Database) -> None:
+    """All of them, once they are paid."""
+    service = Service(database, combiner=Combiner)
+    parents, children = _parents(service, 5)
+    calls = [service.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children]
+    service.stop()
+    assert all(call.result(0).completed[child].newly for call, child in zip(calls, children, strict=True))
+    with Database(database.url.render_as_string(hide_password=False)) as opened:
+        assert [opened.read(lambda tx, p=parent: batches.get(tx, p)).acked for parent in parents] == [2] * 5  # type: ignore[misc]
