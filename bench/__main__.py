@@ -8,7 +8,7 @@ import importlib
 from bench.measure import Scale
 
 QUESTIONS = (
-    *("acks", "bulk", "extend", "status", "storage", "wait", "overload", "tallies", "ordered", "processes"),
+    *("acks", "bulk", "extend", "status", "storage", "wait", "overload", "stalls", "tallies", "ordered", "processes"),
     *("scale", "durability", "peers", "celery", "spark"),
 )
 

@@ -1,0 +1,329 @@
+"""What is the longest that an ack waits for something that isn't its own? A bystander, a process of its own, acks the
+items of its batch one by one the whole time, while others do to the same service and database what takes long: millions
+of items fail with a reason, and are redriven; parents of nested batches are locked; sixty readers poll; a row stays
+locked; a batch whose counts are broken is delivered again and again; a chain of nested batches ends.
+
+The slowest ack of the bystander is the figure, from when it was sent to when its answer was read. It must stay below a
+second on a machine that is otherwise idle.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import sqlalchemy as sa
+
+from bench import measure
+from bench.measure import Scale
+from bench.overload import Memory
+from core import tables
+from core.db import Database
+from lastbit.ids import DEFAULT_GROUP_SIZE, item_id
+
+REASON = "the parser gave up: unexpected end of the document"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a case is: items that fail, seconds of what has no end of its own, nested batches of the chain."""
+
+    items: int
+    seconds: float
+    chain: int
+
+    @classmethod
+    def of(cls, scale: Scale) -> Shape:
+        return cls(scale.items, 10, 300) if scale.rounds > 2 else cls(scale.items, 1, 10)
+
+
+class Caller:
+    """One keep-alive connection."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+
+    def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        content = None if body is None else json.dumps(body)
+        self._connection.request(method, path, content, {"Content-Type": "application/json"})
+        answer = self._connection.getresponse()
+        read = answer.read()
+        return answer.status, json.loads(read) if read else None
+
+    def ok(self, method: str, path: str, body: Any = None) -> Any:
+        """The body. While the service is overloaded, the call is sent again."""
+        while True:
+            status, answered = self.call(method, path, body)
+            if status < 300:
+                return answered
+            if status != 503:
+                raise RuntimeError(f"{method} {path} was answered {status}: {answered}")
+            time.sleep(1)
+
+    def open(self, items: int, **more: Any) -> int:
+        batch: int = self.ok("POST", "/v1/batches", {"items": items, "sealed": True, **more})["id"]
+        return batch
+
+
+@dataclass
+class Waits:
+    """Seconds of each of the bystander's acks, and how many were refused."""
+
+    took: list[float]
+    refused: int
+
+
+def _stand_by(port: int, orders: Connection) -> None:
+    """The bystander: between two orders it acks, and answers the second one with what it saw."""
+    caller = Caller(port)
+    batch, number = 0, 0
+    while orders.recv():
+        if not batch:
+            batch = caller.open(10**9)
+        waits = Waits([], 0)
+        orders.send(None)
+        while not orders.poll():
+            begun = time.perf_counter()
+            status, _ = caller.call("POST", "/v1/acks", {"items": [item_id(batch, number)]})
+            waits.took.append(time.perf_counter() - begun)
+            waits.refused += status == 503
+            number += status == 200
+            if status not in (200, 503):
+                raise RuntimeError(f"the bystander was answered {status}")
+        orders.recv()
+        orders.send(waits)
+
+
+class Bystander:
+    def __init__(self, port: int) -> None:
+        self._orders, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=_stand_by, args=(port, theirs), daemon=True)
+        self._process.start()
+
+    def during(self, work: Callable[[], object]) -> Waits:
+        self._orders.send(True)
+        self._orders.recv()
+        try:
+            work()
+        finally:
+            self._orders.send(True)
+        waits: Waits = self._orders.recv()
+        return waits
+
+    def stop(self) -> None:
+        self._orders.send(False)
+        self._process.join()
+
+
+def together(count: int, work: Callable[[int], object]) -> None:
+    """Run `work` in this many threads. Raises what one of them raised."""
+    failed: list[Exception] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except Exception as error:  # noqa: BLE001  # raised below
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+@contextlib.contextmanager
+def locked(database: Database, *statements: str) -> Iterator[None]:
+    """Another session holds these rows."""
+    with database.engine.connect() as session, session.begin() as transaction:
+        for statement in statements:
+            session.exec_driver_sql(f"{statement} FOR UPDATE")
+        yield
+        transaction.rollback()
+
+
+class Cases:
+    def __init__(self, port: int, database: Database, shape: Shape) -> None:
+        self.port = port
+        self.database = database
+        self.shape = shape
+        self.failed_by_masks = 0
+
+    def fail_by_ids(self) -> None:
+        """Calls of 10,000 ids, over four connections."""
+        batch, size = Caller(self.port).open(self.shape.items), 10_000
+        starts = iter(range(0, self.shape.items, size))
+        lock = threading.Lock()
+
+        def work(_: int) -> None:
+            caller = Caller(self.port)
+            while True:
+                with lock:
+                    start = next(starts, None)
+                if start is None:
+                    return
+                ids = [item_id(batch, number) for number in range(start, min(start + size, self.shape.items))]
+                caller.ok("POST", "/v1/failures", {"items": ids, "reason": REASON})
+
+        together(4, work)
+        self._check(batch, failed=self.shape.items)
+
+    def _masks(self, batch: int) -> list[dict[str, Any]]:
+        bits = base64.b64encode(b"\xff" * (DEFAULT_GROUP_SIZE // 8)).decode()
+        return [
+            {"batch": batch, "group": group, "bits": bits}
+            for group in range(-(-self.shape.items // DEFAULT_GROUP_SIZE))
+        ]
+
+    def fail_by_masks(self) -> None:
+        """All items in one call."""
+        batch = self.failed_by_masks = Caller(self.port).open(self.shape.items)
+        Caller(self.port).ok("POST", "/v1/failures", {"groups": self._masks(batch), "reason": REASON})
+        self._check(batch, failed=self.shape.items)
+
+    def redrive(self) -> None:
+        """The same items are acked, in one call."""
+        Caller(self.port).ok("POST", "/v1/acks", {"groups": self._masks(self.failed_by_masks)})
+        self._check(self.failed_by_masks, failed=0)
+
+    def _check(self, batch: int, *, failed: int) -> None:
+        found = Caller(self.port).ok("GET", f"/v1/batches/{batch}")
+        if (found["failed"], found["state"]) != (failed, "complete"):
+            raise RuntimeError(f"{failed} items must have failed, and the batch is {found}")
+
+    def locked_parents(self) -> None:
+        """Twelve children end, each of a parent of its own; another session holds the group of half of the parents and
+        the row of the other half."""
+        caller = Caller(self.port)
+        parents = [caller.open(2) for _ in range(12)]
+        for parent in parents:
+            caller.ok("POST", "/v1/acks", {"items": [item_id(parent, 1)]})
+        children = [caller.open(1, parent=item_id(parent, 0)) for parent in parents]
+        by_group, by_row = (",".join(map(str, part)) for part in (parents[:6], parents[6:]))
+        with locked(
+            self.database,
+            f"SELECT * FROM item_groups WHERE batch_id IN ({by_group})",
+            f"SELECT * FROM batches WHERE id IN ({by_row})",
+        ):
+            together(12, lambda n: Caller(self.port).ok("POST", "/v1/acks", {"items": [item_id(children[n], 0)]}))
+            time.sleep(self.shape.seconds / 2)
+
+    def readers(self) -> None:
+        """Sixty connections poll the status of batches, their pending ranges and the list."""
+        caller = Caller(self.port)
+        batches = [caller.open(100_000) for _ in range(20)]
+        for batch in batches:
+            caller.ok("POST", "/v1/acks", {"items": [item_id(batch, number) for number in range(0, 100_000, 20)]})
+        until = time.monotonic() + self.shape.seconds
+
+        def poll(number: int) -> None:
+            reader = Caller(self.port)
+            batch = batches[number % len(batches)]
+            paths = (f"/v1/batches/{batch}", f"/v1/batches/{batch}/pending", "/v1/batches?limit=20")
+            while time.monotonic() < until:
+                reader.ok("GET", paths[number % len(paths)])
+
+        together(60, poll)
+
+    def stuck_row(self) -> None:
+        """Four clients ack a batch whose row another session holds."""
+        batch = Caller(self.port).open(1000)
+        until = time.monotonic() + 2 * self.shape.seconds
+
+        def insist(number: int) -> None:
+            caller = Caller(self.port)
+            while time.monotonic() < until:
+                caller.call("POST", "/v1/acks", {"items": [item_id(batch, number)]})
+
+        with locked(self.database, f"SELECT * FROM batches WHERE id = {batch}"):
+            together(4, insist)
+
+    def inconsistent(self) -> None:
+        """A client sends the items of a batch whose counts are broken again and again."""
+        batch = Caller(self.port).open(1000)
+        with self.database.engine.begin() as tx:
+            tx.execute(sa.update(tables.batches).where(tables.batches.c.id == batch).values(acked=1000))
+        until = time.monotonic() + self.shape.seconds
+
+        def insist(number: int) -> None:
+            caller = Caller(self.port)
+            while time.monotonic() < until:
+                status, _ = caller.call("POST", "/v1/acks", {"items": [item_id(batch, number)]})
+                if status != 500:
+                    raise RuntimeError(f"an inconsistent batch was answered {status}")
+
+        together(4, insist)
+
+    def chain(self) -> None:
+        """A batch ends that is the only item of another one, and so on."""
+        caller = Caller(self.port)
+        batch = root = caller.open(1)
+        for _ in range(self.shape.chain):
+            batch = caller.open(1, parent=item_id(batch, 0))
+        caller.ok("POST", "/v1/acks", {"items": [item_id(batch, 0)]})
+        if self.shape.chain <= 300 and not caller.ok("GET", f"/v1/batches/{root}?wait=60")["succeeded"]:
+            raise RuntimeError("the end of the chain did not reach its root")
+
+
+def run(scale: Scale) -> None:
+    shape = Shape.of(scale)
+    with measure.mariadb() as server, measure.lastbit_on(server) as service, Database(service.database_url) as database:
+        assert service.process is not None
+        cases = Cases(service.port, database, shape)
+        count = f"{shape.items:,} items"
+        named: list[tuple[str, Callable[[], object]]] = [
+            ("nothing else", lambda: time.sleep(shape.seconds)),
+            (f"{count} fail with a reason, 10,000 ids a call", cases.fail_by_ids),
+            (f"{count} fail with a reason, one call of masks", cases.fail_by_masks),
+            (f"these {count} are redriven by one call", cases.redrive),
+            ("twelve parents are locked", cases.locked_parents),
+            ("sixty readers poll", cases.readers),
+            ("a row is locked", cases.stuck_row),
+            ("an inconsistent batch is redelivered", cases.inconsistent),
+            (f"a chain of {shape.chain} nested batches ends", cases.chain),
+        ]
+        bystander = Bystander(service.port)
+        rows = []
+        for name, work in named:
+            memory = Memory(service.process.pid)
+            memory.start()
+            begun = time.monotonic()
+            waits = bystander.during(work)
+            seconds = time.monotonic() - begun
+            resident = memory.stop()
+            took = sorted(waits.took)
+            if not took:
+                raise RuntimeError(f"{name}: the bystander had no answer")
+            rows.append(
+                [
+                    name,
+                    f"{seconds:.1f}",
+                    f"{len(took):,}" + (f" ({waits.refused} refused)" if waits.refused else ""),
+                    f"{took[len(took) // 2] * 1e3:.1f}",
+                    f"{took[len(took) * 99 // 100] * 1e3:.1f}",
+                    f"{took[-1] * 1e3:.0f}",
+                    f"{max(resident, default=0):.0f}",
+                ]
+            )
+        bystander.stop()
+    measure.show(
+        "stalls: single acks of a bystander, one worker, MariaDB",
+        ["while", "seconds", "acks", "p50 ms", "p99 ms", "slowest ms", "RSS MB"],
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    measure.alone(run)
