@@ -21,6 +21,7 @@ from api.problems import documented
 from core import definitions, groups, outbox, processes, tables, timers
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
+from lastbit.names import NO_NAMES
 from lastbit.tokens import Role
 
 router = APIRouter(prefix="/v1/processes", route_class=JsonRoute, tags=["processes"])
@@ -39,8 +40,8 @@ def _unicode(value: str) -> str:
 
 
 def _in_a_path(value: str) -> str:
-    if value in (".", ".."):
-        raise ValueError("expected another name than . or .., which addresses can't have")
+    if value in NO_NAMES:
+        raise ValueError("expected a name other than . and ..")
     if any(character < " " or character == "\x7f" for character in value):
         raise ValueError("expected a name without control characters")
     return _unicode(value)

@@ -25,7 +25,13 @@ an earlier one that comes for the first time after a later one looks like a repl
 is none, it is refused (`errors.OutOfOrder`): it is above the guard that stood before the call, so it was never added,
 and yet a later one has come before it. What came in an earlier call can't be told apart any more.
 
-*Deadlocks.* Rows are locked in primary-key order, and written in it.
+*A total leaves the range of integers.* Its sub-counters change under locks of their own, and to read them all at each
+change would cost more than the change. So the total is read when one of them is new, is twice as large as it was,
+changes its sign or is large; what the others may grow by until then is kept free. It is read after the write, and again
+with its rows locked if it is large: of two calls that reach the limit together, one then sees the other.
+
+*Deadlocks.* Rows are locked in primary-key order, and written in it. Those of a large total are locked after that; a
+deadlock of these is retried.
 """
 
 from __future__ import annotations
@@ -41,11 +47,18 @@ from sqlalchemy.exc import IntegrityError
 from core import errors, faults, statements, tables
 from core.statements import LIST, chunks
 from lastbit.ids import INTEGER_LIMIT
+from lastbit.names import NO_NAMES
 
 LONGEST: Final = 255
 """Characters of a key or a topic."""
 CHUNK: Final = 1000
 """Rows of one round trip, and of one transaction of a deletion."""
+LARGE: Final = 2**40
+"""Sub-counters from here on are large: each of their changes has the total read."""
+LOCKED: Final = INTEGER_LIMIT // 64
+"""Totals from here on are read with their rows locked: 64 transactions that don't see each other's changes stay below
+the limit."""
+
 
 _tallies = tables.tallies.c
 
@@ -112,6 +125,8 @@ def apply(tx: Connection, tally: str, entries: Sequence[Entry]) -> Applied:
     wanted = sorted(counters)
     rows = _lock(tx, tally, wanted)
     applied = 0
+    changes: dict[str, int] = {}
+    notable: set[str] = set()
     new: list[str] = []
     old: list[str] = []
     named = _literal(tx, tally.encode().hex())
@@ -120,9 +135,14 @@ def apply(tx: Connection, tally: str, entries: Sequence[Entry]) -> Applied:
         after, count = _advance(before or _EMPTY, counters[counter], entries)
         if count:
             applied += count
+            value = (before or _EMPTY)[1]
+            changes[counter[0]] = changes.get(counter[0], 0) + after[1] - value
+            if _is_notable(value, after[1]):
+                notable.add(counter[0])
             (new if before is None else old).append(_values(tx, named, counter, after))
     upsert = _UPSERT[tx.dialect.name]
     _write(tx, [*(_INSERT + rows + upsert for rows in _lists(old)), *(_INSERT + rows for rows in _lists(new))])
+    _check_totals(tx, named, {key: changes[key] for key in sorted(notable)}, entries)
     return Applied(applied, len(entries) - applied)
 
 
@@ -131,6 +151,8 @@ def _by_counter(entries: Sequence[Entry]) -> dict[_Counter, list[int]]:
     counters: dict[_Counter, list[int]] = {}
     known: dict[str, str] = {}
     for place, entry in enumerate(entries):
+        if entry.key in NO_NAMES:
+            raise errors.InvalidRequest(f"body.entries[{place}].key", "expected a key other than . and ..")
         try:
             topic = known.get(entry.topic) or known.setdefault(entry.topic, entry.topic.encode().hex())
             counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)
@@ -244,6 +266,53 @@ def _write(tx: Connection, texts: Iterable[str]) -> None:
         raise
 
 
+def _is_notable(before: int, after: int) -> bool:
+    """Whether a change of a sub-counter has the total read; see the module."""
+    return abs(after) >= LARGE or after.bit_length() > before.bit_length() or (before < 0) != (after < 0)
+
+
+def _check_totals(tx: Connection, tally: str, changes: dict[str, int], entries: Sequence[Entry]) -> None:
+    """Raise `errors.InvalidRequest` if the changes, which are written already, bring the total of a key to the limit.
+    One that was beyond it before may come nearer."""
+    large = [key for key, (total, room) in _totals(tx, tally, list(changes)).items() if abs(total) + room >= LOCKED]
+    for key, (total, room) in _totals(tx, tally, sorted(large), locked=True).items():
+        if abs(total) + room >= INTEGER_LIMIT and abs(total) > abs(total - changes[key]):
+            place = max(place for place, entry in enumerate(entries) if entry.key.encode().hex() == key)
+            raise errors.InvalidRequest(
+                f"body.entries[{place}].delta",
+                f"expected a total within 2^53: that of {entries[place].key!r} would be {total}",
+            )
+
+
+_PART: Final = 2**32
+_SUMS: Final = f"SUM((value - value % {_PART}) / {_PART})", f"SUM(value % {_PART})"
+"""A sum in two parts, as SQLite's own fails beyond 64 bits. No division leaves a rest, so all are exact."""
+_ROOM: Final = f"SUM(CASE WHEN value = 0 OR ABS(value) >= {LARGE} THEN 0 ELSE ABS(value) - 1 END)"
+"""What the small ones may grow by before `_is_notable` says so."""
+
+
+def _total(high: Any, low: Any) -> int:
+    return int(high) * _PART + int(low)
+
+
+def _totals(tx: Connection, tally: str, keys: Sequence[str], *, locked: bool = False) -> dict[str, tuple[int, int]]:
+    """The totals of the keys and what is kept free for their small sub-counters, where these are large together. Texts
+    are their bytes in hexadecimal."""
+    high, low = _SUMS
+    server = tx.dialect.name != "sqlite"
+    table = "tallies FORCE INDEX (PRIMARY)" if server else "tallies"
+    # Not exact, as divisions may round; `LOCKED` is far above what that amounts to.
+    rest = f"GROUP BY tally_key HAVING ABS({high} + {low} / {_PART}) + {_ROOM} / {_PART} >= {LOCKED // _PART // 2}"
+    rest += " FOR UPDATE" if locked and server else ""
+    texts = [
+        f"SELECT LOWER(HEX(tally_key)), {high}, {low}, {_ROOM} FROM {table} "  # noqa: S608
+        f"WHERE tally = {tally} AND tally_key IN ({','.join(_literal(tx, key) for key in part)}) {rest}"
+        for part in chunks(list(keys), LIST)
+    ]
+    rows = (row for found in statements.run(tx, *texts) for row in found)
+    return {key: (_total(high, low), int(room)) for key, high, low, room in rows}
+
+
 def get(tx: Connection, tally: str, key: str) -> Value:
     """The total of a key, and its sub-counters; 0 without any where nothing was ever added."""
     found = tx.execute(
@@ -262,7 +331,7 @@ def _source(row: Any) -> Source:
 def page(tx: Connection, tally: str, prefix: str, after: str | None, limit: int) -> list[Value]:
     """The totals of the keys that begin with `prefix`, above `after`, by the bytes of their keys."""
     query = (
-        sa.select(_tallies.tally_key, sa.func.sum(_tallies.value).label("total"))
+        sa.select(_tallies.tally_key, *map(sa.literal_column, _SUMS))
         .where(_tallies.tally == tally)
         .group_by(_tallies.tally_key)
         .order_by(_tallies.tally_key)
@@ -273,7 +342,7 @@ def page(tx: Connection, tally: str, prefix: str, after: str | None, limit: int)
         query = query.where(_tallies.tally_key.between(prefix, prefix.ljust(LONGEST, "\U0010ffff")))
     if after is not None:
         query = query.where(_tallies.tally_key > after)
-    return [Value(row.tally_key, int(row.total)) for row in tx.execute(query)]
+    return [Value(key, _total(*sums)) for key, *sums in tx.execute(query)]
 
 
 def remove_chunk(tx: Connection, tally: str) -> bool:

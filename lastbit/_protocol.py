@@ -21,6 +21,7 @@ from urllib.parse import quote, urlsplit
 
 from lastbit import errors
 from lastbit.models import Json
+from lastbit.names import NO_NAMES
 from lastbit.retry import RETRIED_STATUSES, Retry, retry_after_seconds
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -101,9 +102,16 @@ def seconds(name: str, value: float) -> float:
     return value
 
 
+def in_path(name: str, text: str) -> str:
+    """`text` if it can be a part of a path. Raises `InvalidArgument`."""
+    if text in NO_NAMES:
+        raise errors.InvalidArgument(f"{name} is a text other than . and .., not {text!r}")
+    return utf8(name, text)
+
+
 def resource(*parts: str) -> str:
     """The path of /v1 and, below it, these names. Raises `InvalidArgument`."""
-    return "/".join(["/v1", *(quote(utf8("a name", part), safe="") for part in parts)])
+    return "/".join(["/v1", *(quote(in_path("a name", part), safe="") for part in parts)])
 
 
 def encoded(body: Json) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from lastbit.errors import InvalidArgument
 from lastbit.models import Event
+from lastbit.names import NO_NAMES
 
 LONGEST_NAME: Final = 255
 LONGEST_ERROR: Final = 4000
@@ -132,7 +133,7 @@ def _told(text: str) -> str:
 def _name(value: Any) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_NAME or value in (".", ".."):
+    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_NAME or value in NO_NAMES:
         return None
     if any(character < " " or character == "\x7f" for character in value):
         return None

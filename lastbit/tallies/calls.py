@@ -7,7 +7,7 @@ from typing import Any
 
 from lastbit import errors
 from lastbit._calls import _ask, _pages
-from lastbit._protocol import Flow, Service, resource, utf8
+from lastbit._protocol import Flow, Service, in_path, resource
 from lastbit.chains import Source, SourceChain, source_of
 from lastbit.models import Fence, Json
 from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
@@ -27,7 +27,7 @@ def entry_json(entry: Entry) -> Json:
         place["child"] = child
     if generation:
         place["generation"] = generation
-    return {"key": utf8("a key", key), "delta": delta, "source": place}
+    return {"key": in_path("a key", key), "delta": delta, "source": place}
 
 
 def apply(service: Service, tally: str, entries: Iterable[Json], fence: Fence | None = None) -> Flow[TallyApplied]:

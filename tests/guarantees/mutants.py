@@ -126,6 +126,34 @@ _CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_what_is_stored_what
 MUTANTS = [
     # What comes in over HTTP.
     Mutant(
+        "a-total-of-several-sources-leaves-the-range",
+        "core.tallies:apply",
+        "_check_totals(",
+        "str(",
+        "../http/test_tallies.py::test_a_total_beyond_the_limit_is_refused_and_nothing_is_applied",
+    ),
+    Mutant(
+        "sources-reach-the-limit-unseen-by-each-other",
+        "core.tallies:_totals",
+        "locked and server",
+        "False",
+        "test_tallies.py::test_two_calls_that_do_not_see_each_other_bring_no_total_over_the_limit",
+    ),
+    Mutant(
+        "small-sources-pass-the-limit-between-two-looks",
+        "core.tallies:_check_totals",
+        "abs(total) + room >= INTEGER_LIMIT",
+        "abs(total) >= INTEGER_LIMIT",
+        "../http/test_tallies.py::test_a_total_stays_within_the_limit_however_its_sources_grow",
+    ),
+    Mutant(
+        "a-key-is-no-part-of-a-path",
+        "core.tallies:_by_counter",
+        "entry.key in NO_NAMES",
+        "False",
+        "../http/test_tallies.py::test_a_key_that_no_address_can_have_is_refused",
+    ),
+    Mutant(
         "trailers-are-taken-for-headers",
         "api.http1:Http1Protocol._ignore_trailers",
         "self.headers = []",

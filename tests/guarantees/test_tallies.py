@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from core import errors, tallies
 from core.combiner import Inline
 from core.db import Database
 from core.service import Service
 from lastbit import Client, Retry, ServiceUnreachable, SourceChain
+from lastbit.ids import INTEGER_LIMIT
 from tests.guarantees.dying import Mortals, mortals
 from tests.guarantees.model import tally_entry
 from tests.guarantees.streams import World
@@ -179,6 +181,36 @@ def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(maria
             thread.join()
         assert not trouble, trouble
         assert totals(Service(mariadb_database, combiner=Inline), f"race-{round_}") == _sums(log)
+
+
+@pytest.mark.mariadb
+def test_two_calls_that_do_not_see_each_other_bring_no_total_over_the_limit(mariadb_database: Database) -> None:
+    """Each adds to a row of its own. The later one waits until the earlier one is over, and is refused."""
+    earlier, later = (tallies.Entry("r1", INTEGER_LIMIT - 1, topic, 0, 0, 1, 0) for topic in ("screws", "bolts"))
+    service = Service(mariadb_database, combiner=Inline)
+    refusals: list[errors.InvalidRequest] = []
+    ended = threading.Event()
+
+    def apply_later() -> None:
+        try:
+            service.apply_tally("limit", [later])
+        except errors.InvalidRequest as refusal:
+            refusals.append(refusal)
+        finally:
+            ended.set()
+
+    with mariadb_database.engine.connect() as holder, mariadb_database.engine.connect() as watch:
+        transaction = holder.begin()
+        tallies.apply(holder, "limit", [earlier])
+        thread = threading.Thread(target=apply_later)
+        thread.start()
+        waiting = sa.text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+        while not watch.execute(waiting).scalar_one() and not ended.wait(0.15):  # it is renewed every 0.1 s at most
+            watch.rollback()
+        transaction.commit()
+        thread.join()
+    assert [refusal.place for refusal in refusals] == ["body.entries[0].delta"]
+    assert totals(service, "limit") == {"r1": INTEGER_LIMIT - 1}
 
 
 def _spread(seed: int) -> list[dict[str, Any]]:
