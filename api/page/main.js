@@ -15,12 +15,13 @@ let signedIn = false;
 function route() {
   if (!signedIn) return;
   const hash = location.hash || "#/";
-  if (!hash.startsWith("#/")) return;
+  // A place within the page leaves the view as it is.
+  if (!hash.startsWith("#/") && view) return;
   const [path, search = ""] = hash.slice(1).split("?", 2);
   const parameters = new URLSearchParams(search);
   const batch = /^\/batches\/(0|[1-9][0-9]{0,15})$/.exec(path);
-  const process = /^\/processes(?:\/([^/]+)(?:\/([^/]+))?)?$/.exec(path);
-  const name = path === "/" ? "list" : batch ? `batch ${batch[1]}` : process ? process[0] : "nowhere";
+  const process = processOf(path);
+  const name = path === "/" ? "list" : batch ? `batch ${batch[1]}` : process ? path : "nowhere";
   if (view?.name !== name) {
     const first = view === null;
     view?.stop();
@@ -32,17 +33,29 @@ function route() {
   view.show(parameters);
 }
 
+// The names of a process and its instance in a path, as far as it has them; null if it is no such path.
+function processOf(path) {
+  const parts = /^\/processes(?:\/([^/]+)(?:\/([^/]+))?)?$/.exec(path)?.slice(1);
+  if (!parts) return null;
+  try {
+    const names = parts.filter(Boolean).map(decodeURIComponent);
+    return names.some((each) => each === "." || each === "..") ? null : names;
+  } catch {
+    return null; // a percent sign that escapes nothing
+  }
+}
+
 function open(name, batch, process) {
   if (name === "list") return listView(main);
   if (batch) return batchView(main, Number(batch[1]));
-  if (process?.[2]) return instanceView(main, decodeURIComponent(process[1]), decodeURIComponent(process[2]));
-  if (process?.[1]) return instancesView(main, decodeURIComponent(process[1]));
+  if (process?.length === 2) return instanceView(main, ...process);
+  if (process?.length === 1) return instancesView(main, ...process);
   if (process) return processesView(main);
   document.title = "Lastbit";
   fill(
     main,
-    make("h1", {}, "Nothing is here"),
-    make("p", {}, "This address names no view. ", make("a", { href: "#/" }, "All batches")),
+    make("h1", {}, "There is no such page"),
+    make("p", {}, "The address may be mistyped. ", make("a", { href: "#/" }, "All batches")),
   );
   return { show() {}, stop() {} };
 }

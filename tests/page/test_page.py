@@ -400,10 +400,28 @@ def test_a_batch_that_is_not_there_is_said_to_be_gone(
     expect(numbers(page, "items")).to_have_text("1")
     api.delete(f"/v1/batches/{batch}").raise_for_status()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"There is no batch {batch}")
-    page.goto(f"{service_url}/#/nowhere")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Nothing is here")
     assert all("404" in each for each in complaints)
     complaints.clear()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("#/nowhere", "#nowhere", "#/%", "#/batches/%", "#/batches/07", "#/batches/7/8", "#/processes/a/b/c"),
+        *("#/processes/%", "#/processes/a%", "#/processes/%ff", "#/processes/p/%E0%A4%A", "#/processes/%/i"),
+        *("#/processes/..", "#/processes/p/.", "#/processes/p/%2E%2E"),
+    ],
+)
+def test_an_address_of_no_page_says_so(page: Page, service_url: str, address: str) -> None:
+    """When the page is opened there, and when it goes there; the way back works."""
+    heading = page.get_by_role("heading", level=1)
+    page.goto(f"{service_url}/{address}")
+    expect(heading).to_have_text("There is no such page")
+    page.get_by_role("link", name="All batches", exact=True).click()
+    expect(heading).to_have_text("Batches")
+    if address.startswith("#/"):
+        page.evaluate("address => { location.hash = address }", address)
+        expect(heading).to_have_text("There is no such page")
 
 
 def test_events_that_were_trimmed_are_said_to_be_gone(page: Page, complaints: list[str]) -> None:
