@@ -21,7 +21,7 @@ from api.free_json import DATA, Data
 from api.groups import Fence
 from api.models import Body, Key
 from api.problems import Place, documented, invalid
-from api.waiting import Follower, Waiting
+from api.waiting import Follower, Waiting, text_of
 from core import errors, feed, groups
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
@@ -157,7 +157,11 @@ async def read_events(
         return _page(await run_in_threadpool(read))
     until = time.monotonic() + wait
     async with waiting.follow(types, batch, prefix) as follower:
-        page = await run_in_threadpool(read)
+        # Those who come again at once need not ask the database each time.
+        if after is None or waiting.away:
+            page = await run_in_threadpool(read)
+        else:
+            page = await waiting.read(follower, after, limit)
         while not page.events and await woken(follower, until) and not waiting.closed:
             follower.woken.clear()
             page = await waiting.read(follower, page.next, limit)
@@ -224,7 +228,7 @@ async def _stream(
             page = await waiting.read(follower, after, STREAM_READ, STREAM_BYTES)
             after = page.next
             if page.events:
-                yield b"".join(map(_message, page.events))
+                yield text_of(page, _messages)
             elif await woken(follower, time.monotonic() + PING):
                 follower.woken.clear()
             else:
@@ -245,6 +249,10 @@ SMALL: Final = 2048
 """Characters of data up to which an event's message is kept for the next follower."""
 
 
+def _messages(page: feed.Page) -> bytes:
+    return b"".join(map(_message, page.events))
+
+
 def _message(event: feed.Event) -> bytes:
     return _small_message(event) if len(event.data or "") <= SMALL else _any_message(event)
 
@@ -260,9 +268,12 @@ def _any_message(event: feed.Event) -> bytes:
 
 
 def _page(page: feed.Page) -> Response:
+    return Response(text_of(page, _json), media_type="application/json")
+
+
+def _json(page: feed.Page) -> bytes:
     events = b",".join(map(feed.encoded, page.events))
-    body = b'{"events":[%b],"next":%d,"last":%d}' % (events, page.next, page.last)
-    return Response(body, media_type="application/json")
+    return b'{"events":[%b],"next":%d,"last":%d}' % (events, page.next, page.last)
 
 
 def _service(request: Request) -> Service:

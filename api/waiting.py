@@ -3,6 +3,11 @@
 All who wait, for the end of a batch or for events, are woken from one reading of the feed. What is committed in this
 process is read at once; for the commits of other processes there is one shared poll of the feed's last position,
 whatever the number of waiters, and only while somebody waits.
+
+Acks and all other requests share the event loop with the followers. Five hundred of them that each read each event of
+a thousand a second would leave no time for anything else. So they are woken some at a time with pauses between, and
+the feed is read on when all are awake: what was appended meanwhile is one page for them. Those that ask for the same
+events above the same position share the page and its text, and a follower that wants none of a page sleeps on.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,6 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from api import models
 from core import errors, feed, pages
 from core.service import Service
+from core.statements import chunks
 
 POLL: Final = 0.25
 """Seconds between two looks at the feed."""
@@ -28,19 +34,23 @@ KEPT: Final = 10_000
 """Events that were read and stay at hand: so many followers don't read them again each for himself."""
 KEPT_BYTES: Final = 32 * 2**20
 """Of their data, at most: one event may bear 64 KiB."""
+BETWEEN: Final = 0.01
+"""Seconds between two readings, so that commits that follow each other closely are read together."""
+SLICE: Final = 25
+"""Followers that are woken at once."""
+PAUSE: Final = 0.0002
+"""Seconds of pause for each of them; fewer where they are so many that a round would take longer than `POLL`."""
 
 
-@dataclass(slots=True, eq=False)
-class Follower:
-    """Somebody who waits for events. `woken` is set once there may be some for him, or the service stops."""
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which events a follower wants. `prefix`: with which the keys of the events begin that it may see; `beginning`: of
+    the types that are wanted."""
 
     types: frozenset[str]
     batch: int | None
     prefix: str | None = None
-    """With which the keys of the events begin that he may see."""
     beginning: str = ""
-    """Of the types that are wanted."""
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wants(self, event: feed.Event) -> bool:
         return (
@@ -49,6 +59,39 @@ class Follower:
             and (self.prefix is None or (event.key is not None and event.key.startswith(self.prefix)))
             and event.type.startswith(self.beginning)
         )
+
+    def last_wanted(self, page: Sequence[feed.Event], types: Set[str], batches: Set[int | None]) -> int | None:
+        """The position of the last event of the page that is wanted. `types` and `batches` are those of the page."""
+        if (self.types and self.types.isdisjoint(types)) or (self.batch is not None and self.batch not in batches):
+            return None
+        return next((event.position for event in reversed(page) if self.wants(event)), None)
+
+
+@dataclass(slots=True, eq=False)
+class Follower:
+    """Somebody who waits for events. `woken` is set once there may be some for it, or the service stops."""
+
+    filter: Filter
+    wanted_until: int
+    """Nothing that was read of the feed above this position is wanted."""
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPage(feed.Page):
+    """A page that several followers are given, with the texts that were made of it."""
+
+    texts: dict[Callable[[feed.Page], bytes], bytes] = field(default_factory=dict)
+
+
+def text_of(page: feed.Page, encode: Callable[[feed.Page], bytes]) -> bytes:
+    """What `encode` makes of the page, made once for all who were given it."""
+    if not isinstance(page, SharedPage):
+        return encode(page)
+    text = page.texts.get(encode)
+    if text is None:
+        text = page.texts[encode] = encode(page)
+    return text
 
 
 class Waiting:
@@ -66,7 +109,10 @@ class Waiting:
         self._position = 0
         self._kept: deque[feed.Event] = deque()
         self._kept_bytes = 0
+        self._pages: dict[tuple[Filter, int, int, int | None], SharedPage] = {}
+        """From what is kept, since the last reading."""
         self._appended = asyncio.Event()
+        self._away = False
         self._closed = False
         service.on_append(self._hear)
 
@@ -90,7 +136,7 @@ class Waiting:
         self, types: Collection[str] = (), batch: int | None = None, prefix: str | None = None, *, beginning: str = ""
     ) -> AsyncIterator[Follower]:
         """Begin to follow, then read, then wait. Raises `errors.Unavailable`."""
-        follower = Follower(frozenset(types), batch, prefix, beginning)
+        follower = Follower(Filter(frozenset(types), batch, prefix, beginning), self._position)
         self._followers.add(follower)
         try:
             await self._begin(follower.woken)
@@ -106,6 +152,11 @@ class Waiting:
     def position(self) -> int:
         """Up to which the feed was read, while somebody waits."""
         return self._position
+
+    @property
+    def away(self) -> bool:
+        """Whether the database could not be reached at the last look."""
+        return self._away
 
     async def look(self, batch: int) -> bytes:
         """For one who was woken: the batch as it is now, as JSON. Those who are woken together share one read of it and
@@ -125,16 +176,20 @@ class Waiting:
 
         Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future.
         """
-        if after == self._position:
-            return feed.Page([], after, after)
-        if after < self._position and self._kept and self._kept[0].position <= after + 1:
-            position = self._position
-            wanted = filter(follower.wants, _above(self._kept, after))
-            found, cut = pages.within(wanted, feed.size, limit, most)
-            return feed.Page(found, found[-1].position if cut else position, position)
+        position, wanted = self._position, follower.filter
+        if follower.wanted_until <= after <= position:
+            return feed.Page([], position, position)
+        if after < position and self._kept and self._kept[0].position <= after + 1:
+            asked = (wanted, after, limit, most)
+            page = self._pages.get(asked)
+            if page is None:
+                above = filter(wanted.wants, _above(self._kept, after))
+                found, cut = pages.within(above, feed.size, limit, most)
+                page = self._pages[asked] = SharedPage(found, found[-1].position if cut else position, position)
+            return page
         return await run_in_threadpool(
             lambda: self._service.events(
-                after, limit, types=follower.types, batch=follower.batch, prefix=follower.prefix, most=most
+                after, limit, types=wanted.types, batch=wanted.batch, prefix=wanted.prefix, most=most
             )
         )
 
@@ -177,15 +232,20 @@ class Waiting:
             begun.set_exception(error)
             begun.exception()  # whoever asked may be gone
             return
+        for follower in self._followers:
+            follower.wanted_until = self._position
         begun.set_result(None)
         while (self._batches or self._followers) and not self._closed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._appended.wait(), POLL)
-            # Not while the database is away: their own reading will say so.
-            with contextlib.suppress(errors.Unavailable):
+            try:
                 if self._appended.is_set() or await run_in_threadpool(self._service.feed_head) > self._position:
                     self._appended.clear()
                     await self._read_on()
+                    await self._pause(BETWEEN)
+                self._away = False
+            except errors.Unavailable:
+                self._away = True  # their own reading will say so
 
     async def _read_on(self) -> None:
         while True:
@@ -195,32 +255,57 @@ class Waiting:
                 # We were away for long: everybody looks for himself.
                 self._forget()
                 self._position = gone.trimmed
+                for follower in self._followers:
+                    follower.wanted_until = gone.trimmed
                 self._wake_all()
                 continue
             self._position = page.next
             self._keep(page.events)
-            self._tell(page.events)
+            await self._wake(self._tell(page.events))
             if page.next == page.last:
                 return
 
     def _keep(self, events: Sequence[feed.Event]) -> None:
+        self._pages.clear()
         self._kept.extend(events)
         self._kept_bytes += sum(map(feed.size, events))
         while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= feed.size(self._kept.popleft())
 
     def _forget(self) -> None:
+        self._pages.clear()
         self._kept.clear()
         self._kept_bytes = 0
 
-    def _tell(self, events: Iterable[feed.Event]) -> None:
+    def _tell(self, events: Sequence[feed.Event]) -> list[Follower]:
+        """Wake those who wait for the end of a batch. The followers that want some of these events."""
+        types, batches = {event.type for event in events}, {event.batch for event in events}
         for event in events:
             if event.batch is not None and feed.ended(event):
                 for waiter in self._batches.get(event.batch, ()):
                     waiter.set()
-            for follower in self._followers:
-                if not follower.woken.is_set() and follower.wants(event):
-                    follower.woken.set()
+        wanted: dict[Filter, int | None] = {}
+        found = []
+        for follower in self._followers:
+            if follower.filter not in wanted:
+                wanted[follower.filter] = follower.filter.last_wanted(events, types, batches)
+            last = wanted[follower.filter]
+            if last is not None:
+                follower.wanted_until = last
+                found.append(follower)
+        return found
+
+    async def _wake(self, followers: list[Follower]) -> None:
+        """Some at a time."""
+        for some in chunks(followers, SLICE):
+            for follower in some:
+                follower.woken.set()
+            if self._closed:
+                return
+            await self._pause(len(some) * min(PAUSE, POLL / len(followers)))
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 def _above(kept: deque[feed.Event], after: int) -> Iterable[feed.Event]:

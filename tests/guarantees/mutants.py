@@ -114,6 +114,7 @@ _TURNS = "test_held.py::test_processes_that_take_turns_at_a_group_see_each_other
 _FORGOTTEN = "test_held.py::test_what_was_held_is_forgotten_when_"
 _OTHER_SERVER = _FORGOTTEN + "a_proxy_leads_to_another_server"
 
+_WAITING = "../http/test_waiting.py::"
 _JANITOR = "../storage/test_janitor.py::"
 
 _LOCK = "batch, now = lock(tx, batch_id)"
@@ -1016,6 +1017,41 @@ MUTANTS = [
         "        row['position'] = last - place\n"
         "    tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)",
         _FOLLOW,
+    ),
+    Mutant(
+        "followers-are-woken-all-at-once",
+        "api.waiting:Waiting._wake",
+        "await self._pause(",
+        "abs(",
+        _WAITING + "test_a_crowd_of_followers_reads_many_events_at_once",
+    ),
+    Mutant(
+        "each-follower-makes-its-own-text",
+        "api.waiting:text_of",
+        "if not isinstance(page, SharedPage):",
+        "if True:",
+        _WAITING + "test_a_crowd_of_followers_reads_many_events_at_once",
+    ),
+    Mutant(
+        "a-follower-does-not-learn-what-it-may-want",
+        "api.waiting:Waiting._tell",
+        "follower.wanted_until = last",
+        "pass",
+        _WAITING + "test_each_follower_meets_what_it_wants_once_and_in_order",
+    ),
+    Mutant(
+        "shared-pages-outlive-a-reading",
+        "api.waiting:Waiting._keep",
+        "self._pages.clear()",
+        "pass",
+        _WAITING + "test_followers_share_a_page_until_the_feed_is_read_on",
+    ),
+    Mutant(
+        "a-trim-passes-a-follower-unseen",
+        "api.waiting:Waiting._read_on",
+        "follower.wanted_until = gone.trimmed",
+        "pass",
+        _WAITING + "test_a_follower_that_sleeps_through_a_trim_is_told",
     ),
     Mutant("the-head-is-not-locked", "core.feed:lock", ".with_for_update()", "", _FOLLOW),
     Mutant(

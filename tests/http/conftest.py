@@ -1,4 +1,6 @@
-"""A real service on each kind of database, one for the tests of a module: they open batches of their own."""
+"""A real service on each kind of database, one for the tests of a module: they open batches of their own.
+
+Where LASTBIT_MUTANT names a mutant, the code is broken before the tests see it (see `tests.guarantees.mutants`)."""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ import pytest
 
 from core.db import Database
 from tests import templates
+from tests.guarantees import mutants
 from tests.servers import running_service, sqlite_file
+
+mutants.from_environment()
 
 
 @pytest.fixture(scope="module", params=["sqlite", "mariadb"])

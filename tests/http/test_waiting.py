@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from api import events, waiting
-from api.waiting import Waiting
-from core import feed, schema
+from api.waiting import Filter, Waiting
+from core import errors, feed, schema
 from core.batches import Opening
 from core.combiner import Inline
 from core.db import Database
@@ -153,5 +156,205 @@ def test_a_silent_stream_says_how_far_it_was_read(asked: Asked, monkeypatch: pyt
             pass
         assert message.startswith(b"id: 3\ndata: ")
         await messages.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(scene())
+
+
+class Paused(Waiting):
+    """Pauses, between two slices of followers and between two readings, until `gate` is open."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.gate = asyncio.Event()
+        self.paused = asyncio.Event()
+
+    async def _pause(self, seconds: float) -> None:
+        self.paused.set()
+        await self.gate.wait()
+        await super()._pause(seconds)
+
+
+def positions(message: bytes) -> list[int]:
+    """Of the events in what a stream has written."""
+    return [int(line[4:]) for line in message.splitlines() if line.startswith(b"id: ")]
+
+
+def test_a_crowd_of_followers_reads_many_events_at_once(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are woken some at a time. What is appended until the last one is awake is read once, and is one text for
+    all of them."""
+    monkeypatch.setattr(waiting, "POLL", 10_000.0)
+    followers, appended = 4 * waiting.SLICE, 60
+    encoded: list[feed.Page] = []
+    monkeypatch.setattr(events, "_messages", lambda page: encoded.append(page) or b"id: %d\n" % page.next)
+
+    async def scene() -> None:
+        waiters, got = Paused(asked), [0] * followers
+        begun, done = asyncio.Semaphore(0), asyncio.Semaphore(0)
+        reads: Counter[int] = Counter()
+
+        async def follow(number: int) -> None:
+            async for message in events._stream(waiters, 0, [], None):
+                begun.release()
+                if message.startswith(b"id: "):
+                    reads[number] += 1
+                    got[number] = positions(message)[-1]
+                if got[number] == appended:
+                    done.release()
+
+        tasks = [asyncio.create_task(follow(number)) for number in range(followers)]
+        for _ in tasks:
+            await begun.acquire()
+        while len(waiters._followers) < followers:
+            await asyncio.sleep(0)
+        await waiters._begin(asyncio.Event())  # they began to wait for it earlier
+        asked.counts.clear()
+        for number in range(appended):
+            await asyncio.to_thread(asked.append, [feed.New(f"{number}", "any")])
+        await asyncio.wait_for(waiters.paused.wait(), 30)
+        awake = sum(position > 0 for position in got)
+        assert awake <= waiting.SLICE
+        waiters.gate.set()
+        for _ in tasks:
+            await asyncio.wait_for(done.acquire(), 30)
+        assert asked.counts["events"] <= 3
+        assert max(reads.values()) <= 3
+        assert len(encoded) <= 6
+        waiters.close()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(scene())
+
+
+def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is held against each filter once, whatever the number of followers, and not at all where its types and
+    batches say enough. Who asks later how far the feed was read has nothing to look through."""
+    judged: list[int] = []
+    wants = Filter.wants
+    monkeypatch.setattr(Filter, "wants", lambda self, event: judged.append(event.position) or wants(self, event))
+    monkeypatch.setattr(waiting, "POLL", 10_000.0)
+
+    async def scene() -> None:
+        waiters = Waiting(asked)
+        async with contextlib.AsyncExitStack() as stack:
+            mine = await stack.enter_async_context(waiters.follow(["mine"]))
+            others = [await stack.enter_async_context(waiters.follow(["other"])) for _ in range(50)]
+            others += [await stack.enter_async_context(waiters.follow([], 7)) for _ in range(50)]
+            limited = [await stack.enter_async_context(waiters.follow([], None, "a/")) for _ in range(50)]
+            asked.append([*(feed.New(f"{number}", "some", "b/1") for number in range(100)), feed.New("last", "mine")])
+            await asyncio.wait_for(mine.woken.wait(), 30)
+            assert len(judged) == 101 + 1, "each event for the prefix, and the last one for its follower"
+            asked.counts.clear()
+            judged.clear()
+            for each in (*others, *limited):
+                assert not each.woken.is_set()
+                assert await waiters.read(each, 0, 10) == feed.Page([], 101, 101)
+            assert judged == []
+            assert [event.id for event in (await waiters.read(mine, 0, 10)).events] == ["last"]
+            assert asked.counts == Counter()
+        waiters.close()
+
+    asyncio.run(scene())
+
+
+def test_each_follower_meets_what_it_wants_once_and_in_order(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it wants, whenever it comes, goes and comes back, and however the pages are cut."""
+    monkeypatch.setattr(waiting, "KEPT", 40)
+    monkeypatch.setattr(waiting, "SLICE", 3)
+    monkeypatch.setattr(waiting, "READ", 7)
+    monkeypatch.setattr(waiting, "PAUSE", 0.0005)
+    monkeypatch.setattr(waiting, "BETWEEN", 0.0)
+    dice = random.Random(5)
+    types = ["a", "b", "c"]
+    rare = 0.02
+    new = [
+        feed.New(f"{n}", "rare" if dice.random() < rare else dice.choice(types), dice.choice("xy")) for n in range(600)
+    ]
+    new.append(feed.New("end", "end", "x/y"))
+    filters = [
+        ([], None),
+        (["a", "end"], None),
+        (["rare", "end"], None),
+        (["end"], None),
+        ([], "x"),
+        (["b", "end"], "x"),
+    ]
+
+    async def scene() -> None:
+        waiters = Waiting(asked)
+
+        async def follow(wanted: list[str], prefix: str | None) -> list[int]:
+            got: list[int] = []
+            after = 0
+            while not got or got[-1] < len(new):
+                stream = events._stream(waiters, after, wanted, None, prefix)
+                left = dice.randrange(1, 6)
+                async for message in stream:
+                    got += positions(message)
+                    after = got[-1] if got else after
+                    left -= 1
+                    if not left or after == len(new):
+                        break
+                await stream.aclose()  # type: ignore[attr-defined]
+            return got
+
+        def append() -> None:
+            for start in range(0, len(new), 3):
+                asked.append(new[start : start + 3])
+
+        tasks = [asyncio.create_task(follow(*each)) for each in filters * 5]
+        await asyncio.to_thread(append)
+        for (wanted, prefix), got in zip(filters * 5, await asyncio.wait_for(asyncio.gather(*tasks), 60), strict=True):
+            expected = [
+                position
+                for position, event in enumerate(new, 1)
+                if (not wanted or event.type in wanted) and (prefix is None or str(event.key).startswith(prefix))
+            ]
+            assert got == expected
+        waiters.close()
+
+    asyncio.run(scene())
+
+
+def test_a_follower_that_sleeps_through_a_trim_is_told(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events were removed before this process read them: nobody is shown a gap, and nobody is told that there was
+    nothing."""
+    monkeypatch.setattr(waiting, "POLL", 10_000.0)
+
+    async def scene() -> None:
+        waiters = Paused(asked)
+        async with waiters.follow(["first"]) as first, waiters.follow(["rare"]) as rare:
+            asked.append([feed.New("1", "first")])
+            await asyncio.wait_for(waiters.paused.wait(), 30)
+            asked.append([feed.New(f"{number}", "rare") for number in range(2, 5)])
+            feed.trim(asked.database, timedelta(0))
+            asked.append([feed.New("5", "any")])
+            waiters.gate.set()
+            await asyncio.wait_for(rare.woken.wait(), 30)
+            assert first.woken.is_set()
+            with pytest.raises(errors.PositionTrimmed):
+                await waiters.read(rare, 1, 10)
+        waiters.close()
+
+    asyncio.run(scene())
+
+
+def test_followers_share_a_page_until_the_feed_is_read_on(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes later with the same question is told of what came since."""
+    monkeypatch.setattr(waiting, "POLL", 10_000.0)
+
+    async def scene() -> None:
+        waiters = Waiting(asked)
+        async with waiters.follow() as any_event, contextlib.AsyncExitStack() as stack:
+            asked.append([feed.New("1", "other"), feed.New("2", "other")])
+            await asyncio.wait_for(any_event.woken.wait(), 30)
+            early = [await stack.enter_async_context(waiters.follow(["mine"])) for _ in range(2)]
+            pages = [await waiters.read(each, 0, 10) for each in early]
+            assert pages[0] is pages[1]
+            assert pages[0].events == []
+            asked.append([feed.New("3", "mine")])
+            await asyncio.wait_for(early[0].woken.wait(), 30)
+            late = await stack.enter_async_context(waiters.follow(["mine"]))
+            assert [event.position for event in (await waiters.read(late, 0, 10)).events] == [3]
+        waiters.close()
 
     asyncio.run(scene())
