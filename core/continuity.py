@@ -6,7 +6,7 @@ in doubt
 
 * when a connection breaks, or is given up because its server takes no writes or is not in its cluster;
 * when a new connection leads elsewhere than the one before it: to another server, to the same one after a restart, or
-  to another file. Connections that are replaced because of their age break for nobody, however often the server was
+  to another file. Connections that are replaced because of their age are not found broken, even if the server was
   restarted meanwhile.
 
 A connection that is made because more are needed, to the same server since the same start, is not a sign of anything.

@@ -62,7 +62,7 @@ def _count(retry: tenacity.RetryCallState) -> None:
 
 
 class Database:
-    """A pool of at most so many connections to one database. Threads may share it; it connects when it is first
+    """A pool of at most `connections` connections to one database. Threads may share it; it connects when it is first
     used."""
 
     def __init__(self, url: str, *, connections: int = 50) -> None:

@@ -99,7 +99,7 @@ def url_of(database: Database) -> str:
 
 
 def crowd(database: Database, size: int = 30) -> None:
-    """So many connections are in use at the same moment."""
+    """`size` connections are in use at the same moment."""
     with contextlib.ExitStack() as stack:
         for _ in range(size):
             stack.enter_context(database.engine.connect()).exec_driver_sql("SELECT 1")
