@@ -13,6 +13,7 @@ from typing import Any
 
 from lastbit import _masks, errors, models
 from lastbit._protocol import Emit, Flow, Pause, Service, T, utf8, visible_ascii
+from lastbit._shapes import expect
 from lastbit.ids import ItemId
 
 LONGEST_HOLD = 30
@@ -133,7 +134,7 @@ def ranges_from(service: Service, batch: int, kind: str, start: int, page_size: 
 
 
 def _start_and_end(data: models.Json) -> tuple[int, int]:
-    return data["start"], data["end"]
+    return expect(data["start"], int), expect(data["end"], int)
 
 
 def batches(
@@ -155,7 +156,7 @@ def _pages(
     cursor: str | None = None,
 ) -> Flow[None]:
     def page(data: models.Json) -> tuple[list[Any], str | None]:
-        return [decode(element) for element in data[field]], data["next"]
+        return [decode(element) for element in data[field]], expect(data["next"], str | None)
 
     while True:
         asked = [*params, ("limit", str(page_size))]
@@ -285,6 +286,9 @@ def append(
         body["fence"] = fence.to_json()
 
     def appended(data: models.Json) -> tuple[models.Appended, ...]:
-        return tuple(map(models.Appended.from_json, data["events"]))
+        answered = tuple(map(models.Appended.from_json, data["events"]))
+        if len(answered) != len(body["events"]):
+            raise ValueError(f"{len(answered)} events for {len(body['events'])}")
+        return answered
 
     return _ask(service, "POST", "/v1/events", appended, body=body)

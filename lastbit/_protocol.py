@@ -19,12 +19,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-from lastbit import errors
+from lastbit import _shapes, errors
 from lastbit.models import Json
 from lastbit.names import NO_NAMES
 from lastbit.retry import RETRIED_STATUSES, Retry, retry_after_seconds
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What parsing and decoding raise for an answer that is not one of the contract."""
 
 Params = tuple[tuple[str, str], ...]
 
@@ -224,22 +227,29 @@ class Service:
         retry_after = retry_after_seconds(answer.headers)
         try:
             problem = json.loads(answer.body)
-            code, detail = problem["code"], problem.get("detail") or problem.get("title") or problem["code"]
-            found = problem.get("errors") or ()
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            code, places = problem["code"], problem.get("errors")
+            detail = problem.get("detail") or problem.get("title") or code
+            if not isinstance(code, str) or not isinstance(detail, str):
+                raise TypeError("a problem's code and detail are texts")
+        except _UNREADABLE:
             if answer.status < 400:
                 return errors.UnexpectedAnswer(self.url, named, answer.status, "Lastbit never answers so")
             # Not the service's own words: a gateway in front of it, or something else at this address.
             detail = f"{self.url} answered {answer.status} to {named} without saying why; a Lastbit service does"
             return errors.service_error(answer.status, f"http_{answer.status}", detail, (), retry_after)
-        return errors.service_error(answer.status, str(code), str(detail), found, retry_after)
+        found = [place for place in places if isinstance(place, dict)] if isinstance(places, list) else []
+        return errors.service_error(answer.status, code, detail, found, retry_after)
 
     def decoded(self, named: str, answer: Answer, decode: Callable[[Any], T]) -> T:
         """The answer's body through `decode`. Raises `UnexpectedAnswer`."""
         try:
-            return decode(json.loads(answer.body))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as cause:
+            value = decode(json.loads(answer.body))
+            _shapes.check(value)
+        except _UNREADABLE as cause:
             found = (
-                "not with JSON" if isinstance(cause, json.JSONDecodeError) else f"without what it asks for ({cause!r})"
+                "not with JSON"
+                if isinstance(cause, json.JSONDecodeError)
+                else f"without what it asks for ({cause!r:.300})"
             )
             raise errors.UnexpectedAnswer(self.url, named, answer.status, found) from cause
+        return value

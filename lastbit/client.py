@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -41,6 +42,11 @@ from lastbit.webhooks import AsyncWebhooks, Webhooks
 T = TypeVar("T")
 
 _AGENT = {"user-agent": f"lastbit/{__version__}"}
+
+
+def _no_cookies() -> CookieJar:
+    """The service sets none; one of a gateway that no header can carry would make each later request fail."""
+    return CookieJar(DefaultCookiePolicy(allowed_domains=()))
 
 
 def _answer(response: httpx.Response) -> Answer:
@@ -77,7 +83,7 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._service = Service.named(url, token, timeout, retry)
-        self._http = httpx.Client(transport=transport, headers=_AGENT)
+        self._http = httpx.Client(transport=transport, headers=_AGENT, cookies=_no_cookies())
 
     @property
     def url(self) -> str:
@@ -272,7 +278,7 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._service = Service.named(url, token, timeout, retry)
-        self._http = httpx.AsyncClient(transport=transport, headers=_AGENT, limits=LIMITS)
+        self._http = httpx.AsyncClient(transport=transport, headers=_AGENT, cookies=_no_cookies(), limits=LIMITS)
         self._in_flight = InFlight()
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_GROUP_SIZE, ItemId, ItemIds
+from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, ItemId, ItemIds
 
 Json = Mapping[str, Any]
 
@@ -105,7 +105,9 @@ class Opened(Batch):
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        return cls(**cls._fields(data), start=data["start"], count=data["count"], newly=data["newly"])
+        opened = cls(**cls._fields(data), start=data["start"], count=data["count"], newly=data["newly"])
+        _check_issued(opened)
+        return opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,15 @@ class Extended:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        return cls(data["batch"], data["group_size"], data["start"], data["count"], data["items"])
+        extended = cls(data["batch"], data["group_size"], data["start"], data["count"], data["items"])
+        _check_issued(extended)
+        return extended
+
+
+def _check_issued(answer: Opened | Extended) -> None:
+    """Raises `ValueError` for what cannot be turned into ids."""
+    if answer.group_size < 1 or answer.start < 0 or answer.count < 0 or answer.start + answer.count > INTEGER_LIMIT:
+        raise ValueError(f"{answer.count!r} items from {answer.start!r}, in groups of {answer.group_size!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +252,17 @@ class PendingRange:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        return cls(data["start"], data["end"], data["first"], data["last"])
+        found = cls(data["start"], data["end"], data["first"], data["last"])
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Raises `ValueError` where the numbers and the ids are not of one range."""
+        if not 0 <= self.start < self.end or ItemId.parse(self.first).batch != ItemId.parse(self.last).batch:
+            raise ValueError(f"{self.first} to {self.last} are not the numbers {self.start} to {self.end}")
+        ids = self.ids
+        if ids.group_size < 1 or (ids[0], ids[-1]) != (self.first, self.last):
+            raise ValueError(f"{self.first} to {self.last} are not the numbers {self.start} to {self.end}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +273,10 @@ class FailedRange(PendingRange):
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        return cls(data["start"], data["end"], data["first"], data["last"], dict(data.get("reasons") or {}))
+        reasons = dict(data.get("reasons") or {})
+        found = cls(data["start"], data["end"], data["first"], data["last"], reasons)
+        found._check()
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,6 @@ def retry_after_seconds(headers: Mapping[str, str], now: datetime | None = None)
 def _http_date(text: str) -> datetime | None:
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
-        return None
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None  # depending on the release, the parser raises any of them
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

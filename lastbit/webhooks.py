@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lastbit import errors
 from lastbit._calls import _ask, _pages
 from lastbit._protocol import Flow, Service
+from lastbit._shapes import expect
 from lastbit.models import Json, _time, _time_or_none
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _deliveries(service: Service, webhook: int, state: str | None, page_size: in
 
 def _redeliver(service: Service, webhook: int, position: int | None, event: str | None) -> Flow[int]:
     def count(data: Json) -> int:
-        redelivered: int = data["redelivered"]
+        redelivered: int = expect(data["redelivered"], int)
         return redelivered
 
     return _ask(

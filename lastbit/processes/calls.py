@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lastbit import errors
 from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, _ask, _following, _pages
 from lastbit._protocol import Flow, Service, resource
+from lastbit._shapes import expect
 from lastbit.models import Json
 from lastbit.processes.models import (
     CommandPage,
@@ -58,7 +59,7 @@ def _delete(service: Service, name: str) -> Flow[None]:
 
 def _retry(service: Service, name: str, instance: str, event: str | None) -> Flow[int]:
     def count(data: Json) -> int:
-        retrying: int = data["retrying"]
+        retrying: int = expect(data["retrying"], int)
         return retrying
 
     return _ask(service, "POST", _path(name, instance, "retry"), count, body={"event": event})

@@ -87,6 +87,7 @@ _WRITERS = "test_tallies.py::test_writers_of_the_same_messages_count_each_once_a
 _COUNTER = "counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)"
 _BUFFER = "test_tallies.py::test_a_buffer_acks_a_message_when_it_was_answered_and_not_before"
 _SDK = "../sdk/"
+_ANY = _SDK + "test_any_answer.py::"
 _CANCELLED = _SDK + "test_cancellation.py::test_calls_that_were_cancelled_at_any_moment_cost_no_connection"
 _STREAMS = "../streams/"
 _WINDOW = _STREAMS + "test_window_machine.py::test_a_window_does_what_a_set_of_outstanding_offsets_does"
@@ -263,6 +264,27 @@ MUTANTS = [
         "except BaseException as error",
         "except Exception as error",
         _SDK + "test_tallies.py::test_a_buffer_whose_task_is_cancelled_hangs_nowhere",
+    ),
+    Mutant(
+        "the-types-of-an-answer-are-trusted",
+        "lastbit._protocol:Service.decoded",
+        "_shapes.check(value)",
+        "pass",
+        _ANY + "test_an_answer_of_any_shape_is_a_value_or_an_error_of_ours",
+    ),
+    Mutant(
+        "the-places-of-a-problem-are-trusted",
+        "lastbit._protocol:Service.error",
+        "[place for place in places if isinstance(place, dict)] if isinstance(places, list) else []",
+        "places or []",
+        _ANY + "test_an_answer_of_any_status_with_any_headers_and_body_is_a_value_or_an_error_of_ours",
+    ),
+    Mutant(
+        "a-date-beyond-all-years-is-raised",
+        "lastbit.retry:_http_date",
+        "(ValueError, OverflowError, TypeError, IndexError)",
+        "ValueError",
+        _ANY + "test_a_retry_after_that_is_no_date_is_ignored",
     ),
     # Everything at once.
     Mutant(

@@ -1,0 +1,60 @@
+"""Whether a decoded answer has the types that its class declares.
+
+`from_json` reads fields and trusts them. Without this check, a list in the place of a text would be raised as a
+`TypeError` wherever the value is used first, far from the call that received it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def expect(value: T, hint: Any) -> T:
+    """`value` if it is one of `hint`, with all that it holds. Knows what answers are made of: dataclasses, tuples and
+    mappings of texts, numbers and times. Raises `TypeError`."""
+    if not _predicate(hint)(value):
+        raise TypeError(f"{value!r:.100} is no {getattr(hint, '__name__', hint)}")
+    return value
+
+
+def check(value: Any) -> None:
+    """`expect` for each dataclass that `value` is, or holds in a list or tuple. Raises `TypeError`."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            check(each)
+    elif dataclasses.is_dataclass(value):
+        expect(value, type(value))
+
+
+@functools.cache
+def _predicate(hint: Any) -> Callable[[Any], bool]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return lambda _: True
+    if hint is int:
+        # The contract has none of more than 64 bits, and some would be too large to count with.
+        return lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63
+    if hint is float:
+        return lambda value: type(value) in (int, float) and math.isfinite(value)
+    if origin in (types.UnionType, typing.Union):
+        choices = [_predicate(each) for each in arguments]
+        return lambda value: any(fits(value) for fits in choices)
+    if origin is tuple:
+        element = _predicate(arguments[0])
+        return lambda value: isinstance(value, tuple) and all(map(element, value))
+    if origin is Mapping:
+        key, element = map(_predicate, arguments)
+        return lambda value: isinstance(value, Mapping) and all(map(key, value)) and all(map(element, value.values()))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        fields = [(each.name, _predicate(hints[each.name])) for each in dataclasses.fields(hint)]
+        return lambda value: isinstance(value, hint) and all(fits(getattr(value, name)) for name, fits in fields)
+    return lambda value: isinstance(value, hint)
