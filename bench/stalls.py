@@ -14,11 +14,14 @@ import contextlib
 import http.client
 import json
 import multiprocessing
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,9 +29,10 @@ import sqlalchemy as sa
 from bench import measure
 from bench.measure import Scale
 from bench.overload import Memory
-from core import tables
+from core import schema, tables
 from core.db import Database
 from lastbit.ids import DEFAULT_GROUP_SIZE, item_id
+from tests.servers import ServiceProcess
 
 REASON = "the parser gave up: unexpected end of the document"
 
@@ -277,9 +281,22 @@ class Cases:
             raise RuntimeError("the end of the chain did not reach its root")
 
 
+@contextlib.contextmanager
+def quiet_service(url: str) -> Iterator[ServiceProcess]:
+    """A service whose log nobody reads: it has a line for each call that is answered 500."""
+    environment = {"LASTBIT_LOG_LEVEL": "warning"}
+    service = ServiceProcess(url, environment=environment, log=Path(os.devnull)).start()
+    try:
+        yield service
+    finally:
+        service.stop(signal.SIGKILL)
+
+
 def run(scale: Scale) -> None:
     shape = Shape.of(scale)
-    with measure.mariadb() as server, measure.lastbit_on(server) as service, Database(service.database_url) as database:
+    with measure.mariadb() as server, Database(server.new_database()) as database, contextlib.ExitStack() as stack:
+        schema.migrate(database)
+        service = stack.enter_context(quiet_service(database.url.render_as_string(hide_password=False)))
         assert service.process is not None
         cases = Cases(service.port, database, shape)
         count = f"{shape.items:,} items"
