@@ -52,6 +52,8 @@ from core.statements import LIST, chunks
 
 REDRIVEN: Final = 8192
 """About how many reasons of items that had failed one transaction removes."""
+FEW_REASONS: Final = 64
+"""Up to as many of a group are removed by their numbers."""
 REASONS: Final = 4096
 """Rows of one INSERT."""
 
@@ -342,18 +344,56 @@ def _write_journaled(tx: Connection, work: Work) -> tuple[list[str], list[str]]:
 
 def _write_reasons(tx: Connection, work: Work) -> None:
     """Remove the reasons of redriven items, and insert those of failed ones."""
-    by_batch: dict[int, list[int]] = {}
-    for batch, number in work.redriven:
-        by_batch.setdefault(batch, []).append(number)
-    for batch, numbers in sorted(by_batch.items()):
-        for part in chunks(sorted(numbers), LIST):
-            wanted = f"batch_id = {batch} AND number IN ({','.join(map(str, part))})"
-            statements.run(tx, f"DELETE FROM failures WHERE {wanted}")  # noqa: S608
+    if work.redriven:
+        _remove_reasons(tx, work)
     by_reason: dict[str, list[tuple[int, int]]] = {}
     for item, reason in sorted(work.reasons.items()):
         by_reason.setdefault(reason, []).append(item)
     for reason, items in by_reason.items():
         _insert_reason(tx, reason, items)
+
+
+def _remove_reasons(tx: Connection, work: Work) -> None:
+    by_group: dict[Key, list[int]] = {}
+    for batch, number in work.redriven:
+        by_group.setdefault((batch, number // work.seen[batch].group_size), []).append(number)
+    single: dict[int, list[int]] = {}
+    ranges: list[tuple[int, int, int]] = []
+    for (batch, group), numbers in sorted(by_group.items()):
+        size = work.seen[batch].group_size
+        if len(numbers) <= FEW_REASONS or work.groups[batch, group].failed_count:
+            single.setdefault(batch, []).extend(sorted(numbers))
+        elif ranges and ranges[-1][::2] == (batch, group * size):
+            ranges[-1] = batch, ranges[-1][1], (group + 1) * size
+        else:
+            ranges.append((batch, group * size, (group + 1) * size))
+    texts = [
+        f"DELETE FROM failures WHERE batch_id = {batch} AND number IN ({','.join(map(str, part))})"  # noqa: S608
+        for batch, numbers in single.items()
+        for part in chunks(numbers, LIST)
+    ]
+    statements.run(tx, *texts, *_remove_ranges(tx, ranges))
+
+
+def _remove_ranges(tx: Connection, ranges: Sequence[tuple[int, int, int]]) -> list[str]:
+    """Statements that remove all reasons of these groups, (batch, first number, end): none of their items is failed any
+    more. That takes a fraction of what lists of their numbers take.
+
+    They stop at the last row, which is why the rows are counted. To see that there is none left, InnoDB would lock the
+    row after it: another group's, for whose transaction this one would wait.
+    """
+    wanted = [
+        f"FROM failures WHERE batch_id = {batch} AND number >= {first} AND number < {end}"
+        for batch, first, end in ranges
+    ]
+    if tx.dialect.name == "sqlite":
+        return [f"DELETE {each}" for each in wanted]
+    counts = statements.run(tx, *(f"SELECT COUNT(*) {each}" for each in wanted))
+    return [
+        f"DELETE {each} ORDER BY number LIMIT {count}"
+        for each, ((count,),) in zip(wanted, counts, strict=True)
+        if count
+    ]
 
 
 def _insert_reason(tx: Connection, reason: str, items: list[tuple[int, int]]) -> None:

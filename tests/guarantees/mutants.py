@@ -897,6 +897,13 @@ MUTANTS = [
         _COMBINER + "test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time",
     ),
     Mutant(
+        "all-reasons-of-a-group-are-looked-for-to-the-next-one",
+        "core.acks:_remove_ranges",
+        " ORDER BY number LIMIT {count}",
+        "",
+        _COMBINER + "test_reasons_of_neighbouring_groups_are_removed_and_written_at_once",
+    ),
+    Mutant(
         "what-a-flush-leaves-is-lost",
         "core.combiner:Combiner._attempt",
         "self._main.put_back(rests)",
