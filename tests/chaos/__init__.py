@@ -9,6 +9,7 @@
 | producers, consumers, readers | the actors' work, by the SDK, the command line and Spark; `actors` runs one |
 | keeper | processes that are run again when they have died: the service, dispatchers, actors |
 | trouble | who is killed, and when |
+| holding | whose rows are held locked while their batch grows |
 | evidence | the record, the database, the feed and the receiver's book, read once all is over |
 | checks | holds them against each other |
 | report | what was done and what was checked, for people |

@@ -48,9 +48,9 @@ def _async_consumer(actor: Actor) -> None:
         actor.consume(consumers.Async(actor.async_client, runner))
 
 
-def _masks(actor: Actor) -> None:
+def _masks(actor: Actor, way: type[consumers.Masks] = consumers.Masks) -> None:
     record_urllib(actor.record)
-    actor.consume(consumers.Masks(actor.url))
+    actor.consume(way(actor.url))
 
 
 KINDS: dict[str, Callable[[Actor], None]] = {
@@ -64,17 +64,28 @@ KINDS: dict[str, Callable[[Actor], None]] = {
     "consumer-masks": _masks,
     "consumer-spark": lambda actor: actor.consume(consumers.Spark(actor.url, actor.record)),
     "reader": lambda actor: readers.read(actor.client, actor.link, actor.dice),
+    "verifier": lambda actor: readers.verify(actor.client, actor.link),
 }
+GROWING = {
+    "growing-producer": lambda actor: actor.produce(producers.AsyncHand(actor.async_client), 3),
+    "growing-sync": KINDS["consumer-sync"],
+    "growing-async": KINDS["consumer-async"],
+    "growing-bulk": lambda actor: actor.consume(consumers.Bulk(actor.client, actor.dice)),
+    "growing-masks": lambda actor: _masks(actor, consumers.RepeatingMasks),
+}
+"""Actors of the lane of growing batches."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.actors")
-    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("kind", choices=[*KINDS, *GROWING])
     parser.add_argument("--broker", type=int, required=True)
     parser.add_argument("--url", required=True)
     parser.add_argument("--record", type=Path, required=True)
     given = parser.parse_args()
-    KINDS[given.kind](Actor(given.url, Link(given.broker), Record(given.record, given.kind), random.Random()))
+    link = Link(given.broker, "growing" if given.kind in GROWING else "usual")
+    act = (KINDS | GROWING)[given.kind]
+    act(Actor(given.url, link, Record(given.record, given.kind), random.Random()))
 
 
 if __name__ == "__main__":

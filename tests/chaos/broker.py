@@ -2,6 +2,8 @@
 
 What is taken is the taker's until it says `done`. Who dies, or says `back`, has it delivered to somebody else. Until
 `calm`, messages come in any order, some twice, and some are lost for a while.
+
+A lane is a queue with its own plans, producers and consumers: what they do meets in the same batches.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import socketserver
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.chaos.plans import Plan
@@ -22,21 +24,38 @@ PATIENCE = 0.3
 """Seconds that a take waits for something."""
 
 
-class Broker:
-    """With more items waiting than `backlog`, no plan is given away."""
+class Lane:
+    """With more items waiting than `backlog`, no plan is given away. `lost`: the share of items that are lost for a
+    while; `fresh`: half of the items that are taken are among the last that came."""
 
-    def __init__(self, plans: Iterator[Plan], dice: random.Random, backlog: int) -> None:
+    def __init__(self, plans: Iterator[Plan], backlog: int, lost: float = 0.02, *, fresh: bool = False) -> None:
+        self.lost = lost
+        self.fresh = fresh
+        self.plans: Iterator[Plan] | None = plans
+        self.backlog = backlog
+        self.again: list[Plan] = []
+        self.items: list[Any] = []
+        self.aside: list[tuple[float, Any]] = []
+        """Lost until then."""
+
+    @property
+    def left(self) -> int:
+        return len(self.again) + len(self.items) + len(self.aside)
+
+    def give_back(self, message: Any) -> None:
+        (self.again if isinstance(message, Plan) else self.items).append(message)
+
+
+class Broker:
+    """All lanes, by name."""
+
+    def __init__(self, lanes: Mapping[str, Lane], dice: random.Random) -> None:
         self.taken: list[Plan] = []
         """Every plan that was ever given away."""
         self.counts: Counter[str] = Counter()
-        self._plans: Iterator[Plan] | None = plans
+        self._lanes = lanes
         self._dice = dice
-        self._backlog = backlog
-        self._again: list[Plan] = []
-        self._items: list[Any] = []
-        self._aside: list[tuple[float, Any]] = []
-        """Lost until then."""
-        self._leased: dict[int, tuple[str, Any]] = {}
+        self._leased: dict[int, tuple[Lane, Any]] = {}
         self._tags = 0
         self._stopping = False
         self._changed = threading.Condition()
@@ -56,7 +75,9 @@ class Broker:
     def calm(self) -> None:
         """Lose and repeat nothing any more, and give no new plans away."""
         with self._changed:
-            self._calm, self._plans = True, None
+            self._calm = True
+            for lane in self._lanes.values():
+                lane.plans = None
 
     def drained(self, seconds: float) -> bool:
         """Wait until each plan and each item is done."""
@@ -65,7 +86,7 @@ class Broker:
 
     @property
     def left(self) -> int:
-        return len(self._again) + len(self._items) + len(self._aside) + len(self._leased)
+        return sum(lane.left for lane in self._lanes.values()) + len(self._leased)
 
     def stop(self) -> None:
         """Each actor that asks for something is told to end."""
@@ -91,12 +112,13 @@ class Broker:
                 self._give_back(mine)
 
     def _answer(self, said: dict[str, Any], mine: set[int]) -> Any:
+        lane = self._lanes[said["lane"]]
         with self._changed:
             if "take" in said:
-                return self._take(said["take"], said["most"], mine)
+                return self._take(lane, said["take"], said["most"], mine)
             if "put" in said:
                 self.counts["published"] += len(said["put"])
-                self._items += said["put"]
+                lane.items += said["put"]
             done, back = set(said.get("done", ())) & mine, set(said.get("back", ())) & mine
             mine -= done | back
             for tag in done:
@@ -109,54 +131,55 @@ class Broker:
 
     def _give_back(self, tags: set[int]) -> None:
         for tag in tags:
-            what, message = self._leased.pop(tag)
-            (self._again if what == "plans" else self._items).append(message)
+            lane, message = self._leased.pop(tag)
+            lane.give_back(message)
         self._changed.notify_all()
 
-    def _take(self, what: str, most: int, mine: set[int]) -> Any:
-        found = self._some(what, most)
+    def _take(self, lane: Lane, what: str, most: int, mine: set[int]) -> Any:
+        found = self._some(lane, what, most)
         if not found and not self._stopping:
             self._changed.wait(PATIENCE)
-            found = self._some(what, most)
+            found = self._some(lane, what, most)
         if not found and self._stopping:
             return {"stop": True}
         taken = []
         for message in found:
             self._tags += 1
-            self._leased[self._tags] = what, message
+            self._leased[self._tags] = lane, message
             mine.add(self._tags)
             taken.append([self._tags, message.to_json() if isinstance(message, Plan) else message])
         return {"taken": taken}
 
-    def _some(self, what: str, most: int) -> list[Any]:
+    def _some(self, lane: Lane, what: str, most: int) -> list[Any]:
         if what == "plans":
-            return self._some_plans(most)
-        return self._some_items(most) if what == "items" else []
+            return self._some_plans(lane, most)
+        return self._some_items(lane, most) if what == "items" else []
 
-    def _some_plans(self, most: int) -> list[Any]:
-        found: list[Any] = [self._again.pop() for _ in range(min(most, len(self._again)))]
-        if not found and self._plans is not None and len(self._items) < self._backlog:
-            found = [next(self._plans) for _ in range(most)]
+    def _some_plans(self, lane: Lane, most: int) -> list[Any]:
+        found: list[Any] = [lane.again.pop() for _ in range(min(most, len(lane.again)))]
+        if not found and lane.plans is not None and len(lane.items) < lane.backlog:
+            found = [next(lane.plans) for _ in range(most)]
             self.taken += found
         return found
 
-    def _some_items(self, most: int) -> list[Any]:
+    def _some_items(self, lane: Lane, most: int) -> list[Any]:
         now = time.monotonic()
-        self._items += [message for due, message in self._aside if self._calm or due <= now]
-        self._aside = [] if self._calm else [each for each in self._aside if each[0] > now]
+        lane.items += [message for due, message in lane.aside if self._calm or due <= now]
+        lane.aside = [] if self._calm else [each for each in lane.aside if each[0] > now]
         found: list[Any] = []
-        while self._items and len(found) < most:
-            place = self._dice.randrange(len(self._items))
-            self._items[place], self._items[-1] = self._items[-1], self._items[place]
-            message = self._items.pop()
+        while lane.items and len(found) < most:
+            first = max(0, len(lane.items) - 10) if lane.fresh and self._dice.random() < 0.5 else 0
+            place = self._dice.randrange(first, len(lane.items))
+            lane.items[place], lane.items[-1] = lane.items[-1], lane.items[place]
+            message = lane.items.pop()
             chance = 1.0 if self._calm else self._dice.random()
-            if chance < 0.02:
+            if chance < lane.lost:
                 self.counts["lost for a while"] += 1
-                self._aside.append((now + self._dice.uniform(0.5, 5), message))
+                lane.aside.append((now + self._dice.uniform(0.5, 5), message))
                 continue
-            if chance < 0.06:
+            if chance < lane.lost + 0.04:
                 self.counts["delivered twice"] += 1
-                self._aside.append((now + self._dice.uniform(0, 3), message))
+                lane.aside.append((now + self._dice.uniform(0, 3), message))
             found.append(message)
         return found
 
@@ -164,7 +187,8 @@ class Broker:
 class Link:
     """An actor's end."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, lane: str) -> None:
+        self._lane = lane
         self._file = socket.create_connection(("127.0.0.1", port)).makefile("rwb")
 
     def take(self, what: str, most: int) -> list[tuple[int, Any]] | None:
@@ -182,6 +206,6 @@ class Link:
         self._ask({"back": tags})
 
     def _ask(self, said: dict[str, Any]) -> Any:
-        self._file.write(json.dumps(said).encode() + b"\n")
+        self._file.write(json.dumps({**said, "lane": self._lane}).encode() + b"\n")
         self._file.flush()
         return json.loads(self._file.readline())

@@ -12,6 +12,7 @@ import random
 import sys
 import tempfile
 import uuid
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -101,11 +102,24 @@ class Sync:
 
     def resolve(self, messages: Messages) -> None:
         for each in messages.alone() if self._dice.random() < 0.5 else [messages]:
-            with each.handled():
-                if each.to_ack:
-                    self._client.ack(_with_stranger(self._dice, each.to_ack))
-                if each.to_fail:
-                    self._client.fail(_with_stranger(self._dice, each.to_fail), REASON)
+            self.send(each)
+
+    def send(self, messages: Messages) -> None:
+        with messages.handled():
+            if messages.to_ack:
+                self._client.ack(_with_stranger(self._dice, messages.to_ack))
+            if messages.to_fail:
+                reason = self._dice.choice([REASON, None])
+                self._client.fail(_with_stranger(self._dice, messages.to_fail), reason)
+
+
+class Bulk(Sync):
+    """As many ids in one call as make it a large one."""
+
+    most = 160
+
+    def resolve(self, messages: Messages) -> None:
+        self.send(messages)
 
 
 class Async:
@@ -183,9 +197,12 @@ class Masks:
         self._posting = posting
         self._connection = Connection.named(url, timeout=TIMEOUT, retry=PATIENCE)
 
+    def acked(self, messages: Messages) -> list[str]:
+        return messages.to_ack
+
     def resolve(self, messages: Messages) -> None:
         bits: dict[tuple[int, int], list[int]] = {}
-        for verb, items in enumerate((messages.to_ack, messages.to_fail)):
+        for verb, items in enumerate((self.acked(messages), messages.to_fail)):
             for item in map(ItemId.parse, items):
                 bits.setdefault((item.batch, item.group), [0, 0])[verb] |= 1 << item.index
         masks = [
@@ -198,6 +215,20 @@ class Masks:
             for posted in self._posting.post(masks, posting):
                 if posted.error is not None:
                     raise posted.error
+
+
+class RepeatingMasks(Masks):
+    """With what is to be acked it sends what it has sent of the same batches lately, as after a crash: its calls touch
+    many groups, the first ones and the last one."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._sent: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=500))
+
+    def acked(self, messages: Messages) -> list[str]:
+        for item in messages.to_ack:
+            self._sent[ItemId.parse(item).batch].append(item)
+        return [item for batch in {ItemId.parse(each).batch for each in messages.to_ack} for item in self._sent[batch]]
 
 
 def _bytes(mask: int) -> bytes:

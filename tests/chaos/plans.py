@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import zlib
 from collections.abc import Iterator
@@ -65,11 +66,30 @@ class Plan:
         return cls(**{**data, "pieces": tuple(data["pieces"]), "fate": Fate(data["fate"])})
 
 
+GROWING = 10**6
+"""Plans with higher numbers grow in small steps."""
+GROWING_SIZE = 64
+"""Their group size."""
+
+
+def growing(seed: int) -> Iterator[Plan]:
+    """Batches that grow in many small steps: their last group is partly issued most of the time. Without end."""
+    for number in itertools.count(GROWING + 1):
+        dice = random.Random(f"{seed}-{number}")
+        yield Plan(
+            number,
+            group_size=GROWING_SIZE,
+            first=dice.randint(0, 70),
+            pieces=tuple(dice.choice([1, 2, 5, 9, 20]) for _ in range(dice.randint(60, 120))),
+            fate=dice.choices([*Fate], weights=[10, 1, 1])[0],
+            failing=dice.choice([0, 0.1, 0.3]),
+            redriven=dice.random() < 0.5,
+        )
+
+
 def drawn(seed: int) -> Iterator[Plan]:
     """Without end."""
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         dice = random.Random(f"{seed}-{number}")
         sizes = [(0, 3), (4, 30), (30, 150), (150, 700)]
         low, high = dice.choices(sizes, weights=[2, 5, 10, 3])[0]

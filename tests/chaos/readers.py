@@ -1,9 +1,11 @@
-"""A reader: it goes on asking for the feed, for batches that it met there, and for recounts of them."""
+"""A reader: it goes on asking for the feed, for batches that it met there, and for recounts of them. And a verifier,
+which has all live batches recounted about each second."""
 
 from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections import deque
 
 from lastbit import Client, errors
@@ -23,3 +25,16 @@ def read(client: Client, link: Link, dice: random.Random) -> None:
                 client.batch(batch).refresh()
             if met:
                 client.batch(dice.choice(list(met))).verify()
+
+
+def verify(client: Client, link: Link) -> None:
+    """Until told to end."""
+    begun = 0.0
+    while link.take("nothing", 1) is not None:
+        if time.monotonic() < begun + 1:
+            continue
+        begun = time.monotonic()
+        with contextlib.suppress(errors.LastbitError):
+            for state in ("open", "sealed"):
+                for batch in client.batches(state=state):
+                    client.batch(batch.id).verify()

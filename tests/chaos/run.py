@@ -24,11 +24,12 @@ from core.db import Database
 from lastbit import Client, Retry
 from lastbit.errors import ServiceUnreachable, Unavailable
 from tests.chaos import evidence
-from tests.chaos.broker import Broker
+from tests.chaos.broker import Broker, Lane
 from tests.chaos.checks import Checks
 from tests.chaos.evidence import Evidence, Stored
+from tests.chaos.holding import Holder
 from tests.chaos.keeper import Keeper, Kept
-from tests.chaos.plans import drawn
+from tests.chaos.plans import drawn, growing
 from tests.chaos.post import Post
 from tests.chaos.report import Report
 from tests.chaos.trouble import Troublemaker
@@ -36,9 +37,11 @@ from tests.chaos.worlds import Trouble, World
 from tests.guarantees.rounds import recount
 from tests.servers import ROOT, free_port
 
+GROWING = ("growing-producer", "growing-sync", "growing-async", "growing-bulk", "growing-masks", "verifier")
 ACTORS = (
     *("producer-sync", "producer-async", "producer-cli"),
     *("consumer-sync", "consumer-async", "consumer-acker", "consumer-cli", "consumer-masks", "reader"),
+    *GROWING,
 )
 SETTINGS = {
     "LASTBIT_LOG_LEVEL": "warning",
@@ -50,6 +53,8 @@ SETTINGS = {
 }
 EVERY = 3.0
 """Seconds between two troubles with processes, on average."""
+HELD_EVERY = 0.1
+"""Seconds between two times that somebody holds a group's row locked, on average."""
 LONGER = 12
 """Times as long as planned, at most, where not each trouble was made by then, or less was begun than BATCHES."""
 BATCHES = 30
@@ -61,7 +66,8 @@ PEACE = 300
 
 class Run:
     """`go` makes it, on a world that is started; the folder keeps what was recorded and logged. `backlog`: items that
-    may wait; `pace`: how many times as often there is trouble."""
+    may wait; `pace`: how many times as often there is trouble; `harmless`: no trouble but that rows are held;
+    `batches`: how many are begun at least."""
 
     def __init__(
         self,
@@ -73,37 +79,48 @@ class Run:
         actors: tuple[str, ...] = ACTORS,
         backlog: int = 4_000,
         pace: float = 1,
+        harmless: bool = False,
+        batches: int = BATCHES,
         say: Callable[[str], None] = print,
     ) -> None:
         self._world = world
         self._folder = folder
         self._seconds = seconds
         self._seed = seed
+        self._batches = batches
         self._say = say
         self._pause = threading.Event()
         (folder / "record").mkdir(parents=True)
         (folder / "logs").mkdir()
         dice = random.Random(seed)
-        self._broker = Broker(drawn(seed), random.Random(dice.random()), backlog)
+        lanes = {
+            "usual": Lane(drawn(seed), backlog),
+            "growing": Lane(growing(seed), backlog // 2, lost=0.05, fresh=True),
+        }
+        self._broker = Broker(lanes, random.Random(dice.random()))
         self._post = Post()
         self._url = f"http://127.0.0.1:{free_port()}"
         self._service = self._kept(
             "service",
             "tests.chaos.service",
-            *("--workers", "2", "--port", self._url.rpartition(":")[2]),
+            *("--workers", "3", "--port", self._url.rpartition(":")[2]),
+            environment={"LASTBIT_CHAOS_ALL_LARGE": "1"} if harmless else {},
         )
         self._dispatchers = [self._kept(f"dispatcher-{n}", "jobs.dispatcher", "--every", "0.1") for n in (1, 2)]
         actor_arguments = ("--broker", str(self._broker.port), "--url", self._url, "--record", str(folder / "record"))
         self._actors = [self._kept(name, "tests.chaos.actors", name, *actor_arguments) for name in actors]
+        kinds: list[tuple[Mapping[str, Trouble], float]] = [({"a group's row held": self._hold}, HELD_EVERY)]
+        if not harmless:
+            kinds += [(world.troubles(), world.every / pace), (self._troubles(), EVERY / pace)]
         self._makers = [
             Troublemaker(
                 troubles,
-                every / pace,
+                every,
                 random.Random(dice.random()),
                 lambda: self._broker.counts["done"],
                 folder / "logs" / "troubles.log",
             )
-            for troubles, every in ((world.troubles(), world.every), (self._troubles(), EVERY))
+            for troubles, every in kinds
         ]
 
     def go(self) -> Report:
@@ -171,7 +188,7 @@ class Run:
         begun = told = time.monotonic()
         while not any(maker.failure for maker in self._makers):
             now = time.monotonic()
-            enough = all(maker.played for maker in self._makers) and len(self._broker.taken) >= BATCHES
+            enough = all(maker.played for maker in self._makers) and len(self._broker.taken) >= self._batches
             if now > begun + self._seconds * (1 if enough else LONGER):
                 break
             if now > told + TELL:
@@ -205,6 +222,9 @@ class Run:
             **{f"{each.name} killed": functools.partial(_kill, each) for each in self._actors},
             **self._post.troubles(),
         }
+
+    def _hold(self, dice: random.Random) -> None:
+        Holder(self._world.direct).hold(dice)
 
     def _kill_a_worker(self, dice: random.Random) -> None:
         if workers := self._service.workers():
@@ -263,10 +283,10 @@ class Run:
             if any(each.ended)  # with another code than 0: that is how they end when they are told to
         ]
 
-    def _kept(self, name: str, module: str, *arguments: str) -> Kept:
-        environment = {**SETTINGS, "LASTBIT_DATABASE_URL": self._world.url, "TMPDIR": str(self._folder)}
+    def _kept(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] = {}) -> Kept:
+        own = {"LASTBIT_DATABASE_URL": self._world.url, "TMPDIR": str(self._folder)}
         log = self._folder / "logs" / f"{name}.log"
-        return Kept(name, module, *arguments, log=log, environment=environment)
+        return Kept(name, module, *arguments, log=log, environment={**SETTINGS, **environment, **own})
 
 
 def _kill(each: Kept, _: random.Random) -> None:

@@ -1,8 +1,10 @@
 """`python -m api`, where some batches are journaled from their first ack on, which in production are large ones alone;
-and with the mutant in place that the environment names."""
+and with the mutant in place that the environment names. With LASTBIT_CHAOS_ALL_LARGE none is, and each flush locks the
+rows of batches last, as in production those of masks and of many ids do."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -11,7 +13,10 @@ from api.__main__ import main
 from tests.guarantees import journaled, mutants
 
 # Not below: worker processes import this module again, under another name.
-journaled.mix(pytest.MonkeyPatch(), numbers=40)
+if "LASTBIT_CHAOS_ALL_LARGE" in os.environ:
+    pytest.MonkeyPatch().setattr("core.acks._is_little", lambda units: False)
+else:
+    journaled.mix(pytest.MonkeyPatch(), numbers=40)
 mutants.from_environment()
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.run import Run
+from tests.chaos.run import GROWING, Run
 from tests.chaos.worlds import LEFT, OneServer, ThreeNodes
 from tests.conftest import need
 from tests.galera import until
@@ -36,6 +36,18 @@ def test_no_answer_contradicts_what_is_stored_whatever_is_killed(one_server: One
     print(report)  # with its seed; shown where this fails
     assert not report.violations, report.violations[0].says
     assert report.checks.checked["transitions (newly)"] > 0
+
+
+def test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_groups(
+    one_server: OneServer, tmp_path: Path
+) -> None:
+    """Three processes take masks, single ids and large calls for batches that are extended in small steps, and nothing
+    else goes wrong than that rows are held."""
+    seed = random.randrange(10**6)
+    options = {"backlog": 1000, "harmless": True, "batches": 8}
+    report = Run(one_server, tmp_path / "run", seconds=25, seed=seed, actors=GROWING, **options).go()  # type: ignore[arg-type]
+    print(report)
+    assert not report.violations, report.violations[0].says
 
 
 def test_a_node_that_has_left_for_good_is_started_anew_though_no_node_has_the_majority() -> None:

@@ -33,8 +33,8 @@ def _often(patched: pytest.MonkeyPatch, numbers: int) -> None:
 def mix(patched: pytest.MonkeyPatch, numbers: int = 20) -> None:
     """Of three batches, one is journaled, one isn't, and of one only every other process (or service, where there are
     several in one) thinks so: the others learn it in the middle of a transaction. A journal of so many numbers is
-    folded. And of three threes, one has its rows locked with its groups, one has them locked last, and one so or so by
-    thread."""
+    folded. And of three threes, one is locked as in production (the rows of small calls with their groups, those of
+    large ones last), one has its rows locked last, and one so or so by thread."""
     _often(patched, numbers)
     _locked_so_or_so(patched)
     known = Held.journaled
@@ -51,12 +51,13 @@ def mix(patched: pytest.MonkeyPatch, numbers: int = 20) -> None:
 
 def _locked_so_or_so(patched: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
+    known = acks._is_little
 
     def is_little(units: Sequence[Unit]) -> bool:
         mine = threading.get_ident()
         if mine not in threads:
             threads.append(mine)
         three = units[0].batch // 3 % 3 if units else 0
-        return three == 0 or (three == 1 and threads.index(mine) % 2 == 0)
+        return known(units) if three == 0 else three == 1 and threads.index(mine) % 2 == 0
 
     patched.setattr(acks, "_is_little", is_little)

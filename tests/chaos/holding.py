@@ -1,0 +1,82 @@
+"""Somebody holds a group's row locked, as a person's open transaction does, while its batch grows.
+
+In this trouble a flush does harm that has looked at its batch too early: it waits for the group, meanwhile others ack
+new items at the end of the batch, and then it writes that end as it was before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from core import errors, tables
+from core.db import Database
+from core.lifecycle import State
+from tests.chaos.plans import GROWING_SIZE
+
+_batches = tables.batches.c
+_groups = tables.item_groups.c
+_WAITING = sa.text("SELECT COUNT(*) > 0 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+
+
+class Holder:
+    """Holds groups of the database at this URL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._pause = threading.Event()
+
+    def hold(self, dice: random.Random) -> None:
+        """Hold one until a flush waits for it, and until others have then written the end of its batch wider than it
+        was. Flushes wait for two seconds, so it is held for less once one waits."""
+        with (
+            contextlib.suppress(errors.CoreError, DBAPIError),  # the database may be away
+            Database(self._url) as database,
+            database.connection() as holding,
+            database.connection() as watching,
+        ):
+            if growing := _growing(holding):
+                batch, group = dice.choice(growing)
+                this = (_groups.batch_id == batch, _groups.group_no == group)
+                holding.execute(sa.select(_groups.group_no).where(*this).with_for_update())
+                if not self._see(watching, _WAITING, 3.0):
+                    return
+                items = watching.scalar(sa.select(_batches["items"]).where(_batches.id == batch)) or 0
+                last, issued = divmod(items, GROWING_SIZE)
+                end = (_groups.batch_id == batch, _groups.group_no == last)
+                wider = sa.func.length(_groups.resolved) > (issued + 7) // 8
+                self._see(watching, sa.select(sa.exists(sa.select(_groups.group_no).where(*end, wider))), 1.4)
+            holding.rollback()
+
+    def _see(self, watching: Connection, query: Any, seconds: float) -> bool:
+        """Whether the query says so within this time."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            watching.rollback()
+            if watching.scalar(query):
+                return True
+            self._pause.wait(0.12)  # the server repeats its last answer about locks to those who ask more often
+        return False
+
+
+def _growing(tx: Connection) -> Sequence[tuple[int, int]]:
+    """Batches that grow and aren't journaled, and of each the group before its last one of which the fewest items are
+    pending: few flushes want it, so that the others go on."""
+    live = (_batches.state == State.OPEN, _batches.group_size == GROWING_SIZE, _batches.journal_next == 0)
+    newest = sa.select(_batches.id, _batches["items"]).where(*live).order_by(_batches.id.desc()).limit(8)
+    found = []
+    for batch, items in tx.execute(newest).all():
+        before = (_groups.batch_id == batch, _groups.group_no < items // GROWING_SIZE)
+        groups = sa.select(_groups.group_no).where(*before, _groups.resolved_count < GROWING_SIZE)
+        group = tx.scalar(groups.order_by(_groups.resolved_count.desc()).limit(1))
+        if group is not None:
+            found.append((batch, group))
+    return found
