@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
 
 from api import cursors, models
 from api.access import ANY, needs
@@ -60,13 +60,44 @@ class GroupBody(Body):
     )
 
 
+class DrainedPartition(Body):
+    """A partition that is drained, at the epoch at which it was held."""
+
+    partition: Partition
+    epoch: Epoch
+
+
+def _with_epoch(value: Any) -> Any:
+    """A plain number, as clients of earlier releases send it, says nothing of the epoch."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if not 0 <= value < groups.MOST_PARTITIONS:
+        raise ValueError(f"expected a partition: 0 to {groups.MOST_PARTITIONS - 1}")
+    return DrainedPartition.model_construct(partition=value, epoch=None)
+
+
+Drained = Annotated[
+    DrainedPartition,
+    BeforeValidator(_with_epoch),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"$ref": "#/components/schemas/DrainedPartition"},
+                {"type": "integer", "minimum": 0, "exclusiveMaximum": groups.MOST_PARTITIONS},
+            ]
+        }
+    ),
+]
+
+
 class SyncBody(Body):
     worker: Name = Field(description="stable and unique in the group")
     session: Session = Field(description="random, new for each process: 1 to 64 visible ASCII characters")
-    drained: list[Partition] = Field(
+    drained: list[Drained] = Field(
         default_factory=list,
         max_length=groups.MOST_PARTITIONS,
-        description="partitions of `release` that it works on no more",
+        description="partitions of `release` that it no longer works on, with the epochs at which it held them; "
+        "a plain number, as earlier releases send it, stands for the partition at its current epoch",
     )
     capacity: int | None = Field(
         None, ge=0, le=groups.MOST_PARTITIONS, description="the most partitions that it takes; null: any number"
@@ -249,7 +280,8 @@ def delete_group(group: GroupName, request: Request) -> Response:
 def sync(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
     """Join or stay: renew the worker's lease, give back what is drained, take what its share asks for. May be repeated
     at any time; the answer is all that it holds."""
-    synced = _service(request).sync(group, leases.Caller(body.worker, body.session, body.capacity, body.drained))
+    drained = [(each.partition, each.epoch) for each in body.drained]
+    synced = _service(request).sync(group, leases.Caller(body.worker, body.session, body.capacity, drained))
     assigned = [
         {
             **{name: getattr(each, name) for name in Held.model_fields if name != "outstanding"},

@@ -16,6 +16,8 @@ What could go wrong, and why it cannot:
   and says when it is drained. The deadline is set once, when it is told first; after it anybody's sync frees the
   partition, alive though its owner may be. What is to be given back is not taken back on second thoughts: it comes
   round as a free one, at the next epoch, so what a worker was once told stays true.
+* *A late word of an earlier release.* A sync may be delayed until its worker has drained the partition, lost it, got it
+  back and was asked for it again. So `drained` bears the epoch that was drained; a later one is still worked on.
 * *The clock jumps.* It is the database's, read after the group's row is locked, as a statement that waits has the time
   of before the wait. Forward, leases end early, and their workers are fenced. Backward, no lease and no deadline is
   left further away than it would be if it were given now.
@@ -53,12 +55,13 @@ _positions = tables.positions.c
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who syncs: `session` is random for each process, `capacity` the most partitions that it takes (None: any
-    number), `drained` what it was to give back and works on no more."""
+    number). `drained` are the partitions, with their epochs, that it had to give back and no longer works on; None: at
+    whichever epoch it holds them."""
 
     worker: str
     session: str
     capacity: int | None = None
-    drained: Collection[int] = ()
+    drained: Collection[tuple[int, int | None]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class _Partitions:
     """By live worker, how many it is not to give back."""
 
 
-_FACTS: Final = (_positions.partition_no, _positions.owner, _positions.release_by)
+_FACTS: Final = (_positions.partition_no, _positions.owner, _positions.epoch, _positions.release_by)
 
 
 def sync(tx: Connection, name: str, caller: Caller) -> Synced:
@@ -119,7 +122,7 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     """
     group = groups.lock(tx, name)
     now = groups.clock(tx)
-    for place, number in enumerate(caller.drained):
+    for place, (number, _) in enumerate(caller.drained):
         if number >= group.partitions:
             raise errors.InvalidRequest(f"body.drained[{place}]", f"expected at most {group.partitions - 1}")
     workers = {row.worker: row for row in tx.execute(sa.select(tables.consumers).where(_consumers.group_name == name))}
@@ -204,7 +207,7 @@ def _look(
     rows = tx.execute(sa.select(*_FACTS).where(_positions.group_name == group.name).order_by(_positions.partition_no))
     deadline, latest = now + group.release, now
     drained = frozenset(caller.drained)
-    for number, owner, release_by in rows:
+    for number, owner, epoch, release_by in rows:
         if owner is None:
             found.free.append(number)
         elif owner not in found.holding:
@@ -213,7 +216,7 @@ def _look(
             found.holding[owner] += 1
             if owner == caller.worker:
                 found.mine.append(number)
-        elif owner == caller.worker and (restarted or number in drained):
+        elif owner == caller.worker and (restarted or not drained.isdisjoint({(number, epoch), (number, None)})):
             found.freed.append(number)
         elif release_by <= now:
             found.overdue.append(number)

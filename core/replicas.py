@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from core import errors, groups, leases
@@ -51,7 +51,8 @@ class Replica:
             synced = self._sync()
         if synced.release:
             self.partitions -= frozenset(synced.release)
-            synced = self._sync(synced.release)
+            released = [(held.partition, held.epoch) for held in synced.assigned if held.partition in synced.release]
+            synced = self._sync(released)
         self.partitions = frozenset(held.partition for held in synced.assigned)
         self._next = self._clock() + synced.ttl.total_seconds() / 3
 
@@ -61,6 +62,6 @@ class Replica:
         if self._made:
             self._database.write(lambda tx: leases.leave(tx, GROUP, self.worker, self._session), repeatable=True)
 
-    def _sync(self, drained: list[int] | None = None) -> leases.Synced:
-        caller = leases.Caller(self.worker, self._session, drained=drained or ())
+    def _sync(self, drained: Collection[tuple[int, int]] = ()) -> leases.Synced:
+        caller = leases.Caller(self.worker, self._session, drained=drained)
         return leases.synced(self._database, GROUP, caller)

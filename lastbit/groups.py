@@ -215,10 +215,25 @@ def _delete(service: Service, name: str) -> Flow[None]:
     yield from service.call("DELETE", _path(name))
 
 
+Drained = int | tuple[int, int]
+"""A partition and the epoch at which it was held. A partition alone is freed at any epoch, so that call must not come
+late."""
+
+
+def _drained(given: Drained) -> int | dict[str, int]:
+    if isinstance(given, int):
+        return given
+    try:
+        partition, epoch = given
+    except (TypeError, ValueError):
+        raise errors.InvalidArgument(f"what is drained is a partition and its epoch, not {given!r}") from None
+    return {"partition": partition, "epoch": epoch}
+
+
 def _sync(
-    service: Service, name: str, worker: str, session: str, drained: Iterable[int], capacity: int | None
+    service: Service, name: str, worker: str, session: str, drained: Iterable[Drained], capacity: int | None
 ) -> Flow[Synced]:
-    body = {"worker": worker, "session": session, "drained": list(drained), "capacity": capacity}
+    body = {"worker": worker, "session": session, "drained": list(map(_drained, drained)), "capacity": capacity}
     return _ask(service, "POST", _path(name, "sync"), Synced.from_json, body=body)
 
 
@@ -264,10 +279,11 @@ class Groups:
         self._client._run(_delete(self._client._service, name))
 
     def sync(
-        self, name: str, worker: str, session: str, *, drained: Iterable[int] = (), capacity: int | None = None
+        self, name: str, worker: str, session: str, *, drained: Iterable[Drained] = (), capacity: int | None = None
     ) -> Synced:
-        """Join or stay, give back what is `drained`, and take what the worker's share asks for. `session` is random
-        and new for each process. The lease counts from before this call. Raises `SessionReplaced`."""
+        """Join or stay, give back what is `drained`, and take what the worker's share asks for. `drained`: pairs of a
+        partition and the epoch at which it was held. `session` is random and new for each process. The lease counts
+        from before this call. Raises `SessionReplaced`."""
         return self._client._run(_sync(self._client._service, name, worker, session, drained, capacity))
 
     def commit(
@@ -318,7 +334,7 @@ class AsyncGroups:
         await self._client._run(_delete(self._client._service, name))
 
     async def sync(
-        self, name: str, worker: str, session: str, *, drained: Iterable[int] = (), capacity: int | None = None
+        self, name: str, worker: str, session: str, *, drained: Iterable[Drained] = (), capacity: int | None = None
     ) -> Synced:
         """Join or stay; see `Groups.sync`."""
         return await self._client._run(_sync(self._client._service, name, worker, session, drained, capacity))

@@ -44,9 +44,8 @@ def beat(
 ) -> Flow[Synced]:
     # One attempt, which leaves time for another: the next one is a sync of its own, with a lease of its own.
     hasty = replace(service, timeout=min(service.timeout, step.timeout), retry=Retry(attempts=1))
-    drained = [partition for partition, _ in step.drained]
     capacity = 0 if step.leaving else capacity
-    return _sync(hasty, name, worker, membership.session, drained, capacity)
+    return _sync(hasty, name, worker, membership.session, step.drained, capacity)
 
 
 def for_a_lease(service: Service, ttl: float) -> Service:

@@ -128,6 +128,20 @@ _CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_what_is_stored_what
 MUTANTS = [
     # What comes in over HTTP.
     Mutant(
+        "a-late-word-frees-a-later-epoch",
+        "core.leases:_look",
+        "not drained.isdisjoint({(number, epoch), (number, None)})",
+        "any(number == each for each, _ in drained)",
+        "test_groups.py::test_a_late_word_of_an_earlier_release_frees_nothing",
+    ),
+    Mutant(
+        "a-worker-does-not-say-at-which-epoch-it-drained",
+        "lastbit.streams.group:beat",
+        "step.drained",
+        "[partition for partition, _ in step.drained]",
+        "../sdk/test_protocol.py::test_a_worker_says_at_which_epoch_it_has_drained",
+    ),
+    Mutant(
         "a-total-of-several-sources-leaves-the-range",
         "core.tallies:apply",
         "_check_totals(",
@@ -1333,7 +1347,7 @@ MUTANTS = [
         "whoever-says-so-a-partition-is-drained",
         "core.leases:_look",
         "elif owner not in found.holding:",
-        "elif owner not in found.holding or number in drained:",
+        "elif owner not in found.holding or any(number == each for each, _ in drained):",
         "test_groups.py::test_kafka_12984_no_two_members_claim_a_partition_in_one_generation",
     ),
     Mutant(

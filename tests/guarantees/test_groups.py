@@ -56,8 +56,9 @@ class Worker:
     release: list[int] = field(default_factory=list)
 
     def sync(self, *drained: int) -> Synced:
-        saying = {*drained, *(self.release if self.drains else ())}
-        synced = self.service.sync(self.group, Caller(self.name, self.session, self.capacity, sorted(saying)))
+        saying: list[tuple[int, int | None]] = [(number, None) for number in drained]
+        saying += [(number, self.epochs[number]) for number in self.release if self.drains]
+        synced = self.service.sync(self.group, Caller(self.name, self.session, self.capacity, saying))
         self.epochs = {held.partition: held.epoch for held in synced.assigned}
         self.release = synced.release
         assert set(self.release) <= self.epochs.keys()
@@ -437,6 +438,35 @@ def test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays(data
     assert owners(service)[2] == newcomer.name
     newcomer.sync()
     assert newcomer.epochs == {2: 2, 3: 2}
+
+
+def test_a_late_word_of_an_earlier_release_frees_nothing(database: Database, clock: Clock) -> None:
+    """A sync that was sent twice arrives again when its worker has got the partitions back, and drains them again."""
+    service = Service(database, combiner=Inline)
+    made(service, 4)
+    owner, newcomer = Worker(service, "owner", drains=False), Worker(service, "newcomer")
+    owner.sync()
+    newcomer.sync()
+    assert owner.sync().release == [2, 3]
+    late = Caller(owner.name, owner.session, drained=[(2, 1), (3, 1)])
+    assert service.sync("g", late).release == []
+    newcomer.sync()
+    assert newcomer.epochs == {2: 2, 3: 2}
+    service.leave_group("g", newcomer.name)
+    owner.sync()
+    assert owner.epochs == {0: 1, 1: 1, 2: 3, 3: 3}
+    other = Worker(service, "other")
+    other.sync()
+    assert owner.sync().release == [2, 3]
+    for _ in range(2):
+        assert service.sync("g", late).release == [2, 3]
+        assert set(owners(service).values()) == {"owner"}
+        other.sync()
+        assert other.epochs == {}
+    owner.drains = True
+    assert owner.sync().release == []
+    other.sync()
+    assert other.epochs == {2: 4, 3: 4}
 
 
 def test_what_was_told_to_be_released_is_released_though_the_share_grows_again(

@@ -82,7 +82,10 @@ def test_two_workers_share_and_hand_over(http: httpx.Client) -> None:
     )
     position = {"partition": 2, "epoch": 1, "floor": 2**62, "high": 2**62 + 5, "outstanding": 2, "token": "ö"}
     assert committed.json() == position
-    assert epochs(sync(http, "shared", "one", drained=[2, 3])) == {0: 1, 1: 1}
+    late = [{"partition": number, "epoch": 0} for number in (2, 3)]
+    assert sync(http, "shared", "one", drained=late)["release"] == [2, 3]
+    drained = [2, {"partition": 3, "epoch": 1}]  # a plain number is what earlier releases send
+    assert epochs(sync(http, "shared", "one", drained=drained)) == {0: 1, 1: 1}
     two = sync(http, "shared", "two")
     assert epochs(two) == {2: 2, 3: 2}
     held = two["assigned"][0]
@@ -269,6 +272,20 @@ BODIES = [
     ("POST", "/sync", {"worker": "w", "session": "1", "drained": [-1]}, "body.drained[0]"),
     ("POST", "/sync", {"worker": "w", "session": "1", "drained": ["0"]}, "body.drained[0]"),
     ("POST", "/sync", {"worker": "w", "session": "1", "drained": 0}, "body.drained"),
+    ("POST", "/sync", {"worker": "w", "session": "1", "drained": [True]}, "body.drained[0]"),
+    ("POST", "/sync", {"worker": "w", "session": "1", "drained": [{"partition": 0}]}, "body.drained[0].epoch"),
+    (
+        "POST",
+        "/sync",
+        {"worker": "w", "session": "1", "drained": [0, {"partition": 0, "epoch": None}]},
+        "body.drained[1].epoch",
+    ),
+    (
+        "POST",
+        "/sync",
+        {"worker": "w", "session": "1", "drained": [{"partition": 4, "epoch": 1}]},
+        "body.drained[0]",
+    ),
     ("POST", "/sync", {"worker": "w", "session": "1", "capacity": -1}, "body.capacity"),
     ("POST", "/sync", {"worker": "w", "session": "1", "capacity": 1.5}, "body.capacity"),
     ("PUT", "/partitions/0/position", {"worker": "w", "epoch": 1}, "body.snapshot"),

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastbit import _calls, _masks, errors
+from lastbit import _calls, _masks, errors, groups
 from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Pause, Request, Service, base_url
 from lastbit.ids import ItemId, ItemIds, item_id
 from lastbit.retry import Retry, retry_after_seconds
+from lastbit.streams._membership import Held, Membership, Sync
+from lastbit.streams.group import beat
 from lastbit.tallies import calls as tallies
 
 BATCH = {
@@ -243,6 +245,25 @@ def test_an_answer_of_something_else_is_named_as_such() -> None:
         with pytest.raises(errors.NotFound, match="without saying why") as caught:
             world.run(_calls.get(world.service(), 7))
         assert caught.value.code == "http_404"
+
+
+def test_a_worker_says_at_which_epoch_it_has_drained() -> None:
+    """A sync that arrives late says nothing of a later epoch."""
+    synced = {"ttl": 10.0, "assigned": [], "release": [], "release_within": 30.0}
+    world = World(script(answer(200, synced), answer(200, synced)))
+    membership: Membership[Held] = Membership(
+        lambda granted, lease: pytest.fail("nothing was granted"), lambda: 0.0, lambda: 0.5
+    )
+    step = Sync(drained=((3, 7), (4, 1)), leaving=False, sent=0.0, timeout=5.0)
+    world.run(beat(world.service(), "g", "w", None, membership, step))
+    world.run(groups._sync(world.service(), "g", "w", "s", [5, (6, 2)], None))
+    assert [json.loads(each.body or b"")["drained"] for each in world.requests] == [
+        [{"partition": 3, "epoch": 7}, {"partition": 4, "epoch": 1}],
+        [5, {"partition": 6, "epoch": 2}],
+    ]
+    for wrong in ((1,), (1, 2, 3), None, "x"):
+        with pytest.raises(errors.InvalidArgument, match="a partition and its epoch"):
+            world.run(groups._sync(world.service(), "g", "w", "s", [wrong], None))  # type: ignore[list-item]
 
 
 def test_the_token_is_sent_as_bearer_and_shown_nowhere() -> None:
