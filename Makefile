@@ -11,8 +11,10 @@ LOCKED := $(PIP) --require-hashes --no-build-isolation --only-binary :all: --no-
 TOOLS := .tools
 # pytest-xdist: three processes, one MariaDB each; with two, two cores would wait a third of the time.
 TEST_PROCESSES ?= 3
+# For test-sdk-versions; from the path, or with their paths.
+PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: demo test test-slow test-spark test-soak chaos fuzz mutants serve lint format bench venv zip openapi screenshots constraints audit sbom image-check clean
+.PHONY: demo test test-slow test-spark test-sdk-versions test-soak chaos fuzz mutants serve lint format bench venv zip openapi screenshots constraints audit sbom image-check clean
 
 $(RUNS): pyproject.toml constraints/server.txt constraints/run.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -49,6 +51,10 @@ test-slow: $(READY) ## the rest: a Galera cluster, a Spark cluster and its pipel
 test-spark: $(READY) ## of these, lastbit.spark and its job alone
 	@scripts/need.sh default-jre-headless
 	$(BIN)/pytest tests/spark
+
+test-sdk-versions: ## the SDK's tests on each Python of PYTHONS that is there, in .venv-X.Y; names those that are missing
+	@scripts/need.sh rabbitmq-server redis-server
+	@TEST_PROCESSES=$(TEST_PROCESSES) scripts/test_sdk_versions.sh $(PYTHONS)
 
 test-soak: $(READY) ## the races and the state machine for much longer
 	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 faketime
@@ -104,4 +110,4 @@ image-check: $(READY) ## the Dockerfile's steps without Docker, and the service 
 	$(BIN)/pytest --timeout 900 tests/image_check.py
 
 clean:
-	rm -rf $(VENV) $(TOOLS) dist build .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* $(TOOLS) dist build .mypy_cache .ruff_cache .import_linter_cache .hypothesis
