@@ -124,6 +124,9 @@ _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))
 _FREE_JSON = "../http/test_free_json.py::"
 
 _CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_what_is_stored_whatever_is_killed"
+_CHAOS_GROWING = "../chaos/test_chaos.py::" + (
+    "test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_groups"
+)
 
 MUTANTS = [
     # What comes in over HTTP.
@@ -322,6 +325,15 @@ MUTANTS = [
         "newly = newly or batch.completed_by == mine",
         "newly = True",
         _CHAOS,
+    ),
+    Mutant(
+        "items-are-read-too-early-while-batches-grow",
+        "core.acks:_begin",
+        "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)]",
+        "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx))] if little "
+        "else [_look(tx, batches), _lock(tx, direct)]",
+        _CHAOS_GROWING,
+        also=(("locked, looked = found[-2:]", "locked, looked = found[-2:] if little else found[:-3:-1]"),),
     ),
     # The last two acks.
     Mutant("completion-decided-on-a-plain-read", "core.completion:write", '" FOR UPDATE"', '""', _TWO_LAST),
