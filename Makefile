@@ -14,7 +14,7 @@ TEST_PROCESSES ?= 3
 # For test-sdk-versions; from the path, or with their paths.
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: demo test test-slow test-spark test-sdk-versions test-soak chaos fuzz mutants serve lint format bench venv zip openapi screenshots constraints audit sbom image-check clean
+.PHONY: demo test test-slow test-spark test-sdk-versions test-soak explore chaos fuzz mutants serve lint format bench venv zip openapi screenshots constraints audit sbom image-check clean
 
 $(RUNS): pyproject.toml constraints/server.txt constraints/run.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -59,6 +59,10 @@ test-sdk-versions: ## the SDK's tests on each Python of PYTHONS that is there, i
 test-soak: $(READY) ## the races and the state machine for much longer
 	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 faketime
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
+
+explore: $(READY) ## every pair of operations with all interleavings of their statements, every triple with two preemptions; can be interrupted
+	@scripts/need.sh mariadb-server
+	$(BIN)/python -m tests.explorer all --progress .explored
 
 chaos: $(READY) ## everything is killed at random for MINUTES (20), then judged to the last bit; SEED=N repeats, GALERA=1
 	@scripts/need.sh mariadb-server galera-4 rsync default-jre-headless

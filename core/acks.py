@@ -17,6 +17,10 @@ before us has committed, or we would not have the lock, and its completion was i
 items are issued is read after all group locks are granted, so no bit of a locked row is beyond it; and a bitfield is
 never written narrower than its highest set bit, whatever was read (see `bitfield`).
 
+*An item is issued just after it was rejected.* The batch row is locked, or read again, later than the look that said
+how many items there are. Where items were rejected as never issued, and the batch has grown in between, the transaction
+begins again: otherwise one part of the answer would be true before the extend, another part only after it.
+
 *The batch ends under us* (cancelled, expired, being deleted) between the look and the lock of its row, where
 these are not the same. The state is judged again under the lock; if the batch takes no acks any more, everything is
 rolled back and begun again, and the look rejects.
@@ -86,7 +90,14 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
         if outcome.wanted:
             applying.apply(work, unit, outcome)
     _write_reasons(tx, work)
-    complete = completion.write(tx, _write_groups(tx, work), work.touched, work.untouched(units, outcomes), work.locked)
+    complete = completion.write(
+        tx,
+        _write_groups(tx, work),
+        work.touched,
+        work.untouched(units, outcomes),
+        work.locked,
+        work.refused(units, outcomes),
+    )
     for key in work.changed:
         if key[0] not in work.known:
             work.groups[key].written(work.issued(*key))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bitarray import bitarray
 from bitarray.util import zeros
@@ -16,6 +16,9 @@ from core.completion import Row, Touched
 from core.held import Key
 from core.lifecycle import TAKES_ACKS, State
 from lastbit.ids import ItemId
+
+UNKNOWN_ITEM: Final = "unknown_item"
+"""The reason of a rejection: the item was never issued."""
 
 
 class Seen(NamedTuple):
@@ -67,6 +70,14 @@ class Work:
         wanted = {unit.batch for unit, outcome in zip(units, outcomes, strict=True) if outcome.wanted}
         return wanted - self.touched.keys()
 
+    def refused(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> dict[int, int]:
+        """Batches of which items were rejected as never issued, with the number of items that this was judged by."""
+        return {
+            unit.batch: self.seen[unit.batch].items
+            for unit, outcome in zip(units, outcomes, strict=True)
+            if outcome.rejected and any(each.reason == UNKNOWN_ITEM for each in outcome.rejected)
+        }
+
 
 def admit(work: Work, unit: Unit) -> Outcome:
     """Reject what was never issued or whose batch is gone or withheld; remember which groups are wanted."""
@@ -85,7 +96,7 @@ def admit(work: Work, unit: Unit) -> Outcome:
         good = indexes if max(indexes) < issued else [i for i in indexes if i < issued]
         if len(good) < len(indexes):
             outcome.rejected += [
-                Rejected("unknown_item", item=ItemId(unit.batch, group, i)) for i in indexes if i >= issued
+                Rejected(UNKNOWN_ITEM, item=ItemId(unit.batch, group, i)) for i in indexes if i >= issued
             ]
         if good:
             outcome.wanted[group] = good
@@ -94,7 +105,7 @@ def admit(work: Work, unit: Unit) -> Outcome:
         issued = work.issued(unit.batch, group)
         beyond = mask.count(1, issued) if len(mask) > issued else 0
         if beyond:
-            outcome.rejected.append(Rejected("unknown_item", group=(unit.batch, group), count=beyond))
+            outcome.rejected.append(Rejected(UNKNOWN_ITEM, group=(unit.batch, group), count=beyond))
         good_mask = mask if len(mask) == size and not beyond else mask[:issued]
         if not good_mask.any():
             continue

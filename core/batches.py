@@ -212,6 +212,9 @@ def open_batch(
     """
     asked = opening.fingerprint()
     stored = _open_key(idempotency_key, prefix)
+    # Before the key is looked up: two opens with one key and one parent come one after the other, and the second one
+    # finds the key, not an item that has a child already.
+    parent = None if opening.parent is None else nested.lock_parent(tx, opening.parent)
     if idempotency_key is not None:
         query = sa.select(*_COLUMNS).where(_table.open_key == stored).with_for_update()
         row = tx.execute(query).mappings().first()
@@ -220,7 +223,7 @@ def open_batch(
             if batch.open_hash != asked:
                 raise errors.IdempotencyKeyReused(idempotency_key, f"it opened batch {batch.id}")
             return Opened(batch, 0, batch.open_count, batch.completed_by == fingerprint, replayed=True)
-    adopted: dict[str, Any] = {} if opening.parent is None else nested.adopt(tx, opening.parent)
+    adopted: dict[str, Any] = {} if opening.parent is None else nested.adopt(tx, opening.parent, parent)
     state = State.SEALED if opening.sealed else State.OPEN
     newly = completes(state, opening.items, 0, 0)
     now = tx.scalar(sa.select(tables.utc_now()))

@@ -59,11 +59,14 @@ def write(
     touched_batches: Mapping[int, Touched],
     untouched: Collection[int],
     locked: dict[int, Row],
+    refused: Mapping[int, int],
 ) -> dict[int, Complete]:
     """Execute the statements `before`, lock the rows of the touched batches that aren't `locked`, judge their state
     again, decide, write. Returns the complete ones, and those of the `untouched`, of which all items were repeats.
+    `refused`: of batches of which items were rejected as never issued, how many were issued then.
 
-    Raises `faults.BeginAgain` where a batch takes no acks any more or became journaled, `errors.InconsistentBatch`.
+    Raises `faults.BeginAgain` where a batch takes no acks any more, became journaled, or has grown since items of it
+    were rejected; `errors.InconsistentBatch`.
     """
     unlocked = touched_batches.keys() - locked.keys()
     unseen = set(untouched) - locked.keys()
@@ -83,6 +86,9 @@ def write(
                 raise faults.BeginAgain
         if unseen:
             seen = locked | rows(tx, found[-1])
+        again = judged | seen
+        if any(batch in again and again[batch].items != items for batch, items in refused.items()):
+            raise faults.BeginAgain
     complete = _look_again(seen, untouched, _named(tx, seen, untouched)) if untouched else {}
     if touched_batches:
         complete |= _judge(tx, before, judged, touched_batches)

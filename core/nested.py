@@ -49,19 +49,21 @@ def owed(state: State, failed: int) -> Verb:
     return Verb.ACK if state is State.COMPLETE and failed == 0 else Verb.FAIL
 
 
-def adopt(tx: Connection, item: ItemId) -> dict[str, Any]:
-    """The columns of a child that is `item` of its parent. Locks the parent's row: until the commit the parent doesn't
-    end, and no ack of the item is committed. The bits are read under that lock; read before, an ack could be committed
-    in between.
+def lock_parent(tx: Connection, item: ItemId) -> Any:
+    """The row of the item's batch, locked; None where it is unknown. Until the commit the batch doesn't end, no ack of
+    its items is committed, and nobody else opens a child of it."""
+    query = sa.select(_batches.state, _batches.group_size, _batches["items"], _batches.journal_next)
+    row = tx.execute(query.where(_batches.id == item.batch).with_for_update()).first()
+    return None if row is None or row.state == State.DELETING else row
+
+
+def adopt(tx: Connection, item: ItemId, parent: Any) -> dict[str, Any]:
+    """The columns of a child that is `item` of its parent; `parent` is what `lock_parent` returned. The bits are read
+    under that lock; read before, an ack could be committed in between.
 
     Raises `errors.InvalidRequest` (unknown, resolved, or somebody else's), `errors.BatchEnded`.
     """
-    parent = tx.execute(
-        sa.select(_batches.state, _batches.group_size, _batches["items"], _batches.journal_next)
-        .where(_batches.id == item.batch)
-        .with_for_update()
-    ).first()
-    if parent is None or parent.state == State.DELETING:
+    if parent is None:
         raise errors.InvalidRequest(_PLACE, f"there is no batch {item.batch}")
     judge("nesting", item.batch, State(parent.state))
     number = item.group * parent.group_size + item.index

@@ -67,6 +67,7 @@ _PURGE = _RACES + "test_a_purge_that_dies_between_its_chunks_leaves_nothing_behi
 _EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
 _OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
 _GROWING = "test_growing.py::"
+_EXPLORED = "../explorer/test_explorer.py::test_what_was_found_before_is_not_found_again"
 _REPAIR = "test_repair.py::"
 _DETECTED = "test_what_is_damaged_is_detected_and_repaired_from_the_bits"
 _RETRY = _RACES + "test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does"
@@ -427,6 +428,13 @@ MUTANTS = [
         also=(("locked, looked = found[-2:]", "locked, looked = found[-2:] if little else found[:-3:-1]"),),
     ),
     Mutant(
+        "what-was-rejected-is-issued-before-the-counts-are-locked",
+        "core.completion:write",
+        "any(batch in again and again[batch].items != items for batch, items in refused.items())",
+        "False",
+        _EXPLORED,
+    ),
+    Mutant(
         "a-group-is-read-unchecked",
         "core.acks:_load",
         "_check(key, group, work.issued(*key))",
@@ -441,16 +449,15 @@ MUTANTS = [
         _GROWING + "test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alone",
     ),
     Mutant(
-        "a-childs-item-is-read-before-its-parent-is-locked",
-        "core.nested:adopt",
-        "    parent = tx.execute(",
-        "    bits = tx.execute(sa.select(_groups.resolved, _groups.resolved_count).where("
-        "_groups.batch_id == item.batch, _groups.group_no == item.group)).first()\n    parent = tx.execute(",
-        _GROWING + "test_no_child_is_opened_of_an_item_that_was_acked_while_its_open_waited",
+        "a-childs-key-is-looked-up-before-its-parent-is-locked",
+        "core.batches:open_batch",
+        "parent = None if opening.parent is None else nested.lock_parent(tx, opening.parent)",
+        "pass",
+        _EXPLORED,
         also=(
             (
-                "    bits = tx.execute(\n        sa.select(_groups.resolved",
-                "    tx.execute(\n        sa.select(_groups.resolved",
+                "nested.adopt(tx, opening.parent, parent)",
+                "nested.adopt(tx, opening.parent, nested.lock_parent(tx, opening.parent))",
             ),
         ),
     ),

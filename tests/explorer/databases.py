@@ -1,0 +1,116 @@
+"""What differs between databases for the explorer: who waits for a lock, and how a scene is laid and read.
+
+Another database joins with a class here: `waiting`, `may_run` and `execute` are all that the search needs.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+import pymysql
+from pymysql.constants import CLIENT
+
+from core.db import Database
+from tests import templates
+from tests.explorer.sessions import NEW_IDS, Session
+from tests.servers import MariaDB
+
+Rows = list[tuple[Any, ...]]
+
+
+class Explored(Protocol):
+    """A database that the explorer owns."""
+
+    url: str
+
+    def waiting(self, sessions: Collection[Session]) -> set[Session]:
+        """Those that wait for a lock now."""
+
+    def may_run(self, session: Session, others: Collection[Session]) -> bool:
+        """Whether the session's next statement can be begun while the others stand where they are."""
+
+    def execute(self, texts: Sequence[str]) -> list[Rows]:
+        """Execute statements and commit; the rows of each."""
+
+    def close(self) -> None: ...
+
+
+class OnMariaDB:
+    """A database on a MariaDB server. InnoDB's monitor says at once which transactions wait for a lock;
+    information_schema repeats what it said up to a tenth of a second ago."""
+
+    def __init__(self, server: MariaDB) -> None:
+        self._server = server
+        self.url = server.new_database()
+        with Database(self.url) as database:
+            templates.migrate(database)
+            url = database.url
+        self._connection = pymysql.connect(
+            host=url.host,
+            port=url.port or 3306,
+            user=url.username,
+            database=url.database,
+            autocommit=True,
+            ssl_disabled=True,
+            client_flag=CLIENT.MULTI_STATEMENTS,
+        )
+        for table in ("batches", "webhooks", "deliveries", "delivery_attempts"):
+            self.execute([f"ALTER TABLE {table} AUTO_INCREMENT = {NEW_IDS + 1}"])
+
+    def waiting(self, sessions: Collection[Session]) -> set[Session]:
+        ((row,),) = self.execute(["SHOW ENGINE INNODB STATUS"])
+        text = row[2].partition("LIST OF TRANSACTIONS")[2]
+        ids = {
+            int(found[1])
+            for part in text.split("---TRANSACTION ")
+            if "\nLOCK WAIT " in part and (found := re.search(r"MariaDB thread id (\d+)", part))
+        }
+        return {session for session in sessions if session.thread_id in ids}
+
+    def may_run(self, session: Session, others: Collection[Session]) -> bool:
+        return True
+
+    def execute(self, texts: Sequence[str]) -> list[Rows]:
+        results: list[Rows] = []
+        with self._connection.cursor() as cursor:
+            cursor.execute(";".join(texts))
+            results.append(list(cursor.fetchall()))
+            while cursor.nextset():
+                results.append(list(cursor.fetchall()))
+        return results
+
+    def close(self) -> None:
+        self._connection.close()
+        self._server.drop_database(self.url)
+
+
+class OnSQLite:
+    """A database file. One session writes at a time; the others read, or wait to begin."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        with Database(url) as database:
+            templates.migrate(database)
+            path = database.url.database
+        assert path is not None
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        for table in ("batches", "webhooks", "deliveries", "delivery_attempts"):
+            self.execute([f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{table}', {NEW_IDS})"])
+
+    def waiting(self, sessions: Collection[Session]) -> set[Session]:
+        return set()
+
+    def may_run(self, session: Session, others: Collection[Session]) -> bool:
+        return session.next != "BEGIN IMMEDIATE" or not any(each.writing for each in others)
+
+    def execute(self, texts: Sequence[str]) -> list[Rows]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        results = [self._connection.execute(text).fetchall() for text in texts]
+        self._connection.execute("COMMIT")
+        return results
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,152 @@
+"""What sessions do. A new operation is a line in `OPERATIONS`, and joins all pairs and triples."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from core import definitions, deliveries, feed, groups, janitor, leases, outbox, payments, processes, tallies, timers
+from core.backoff import Backoff
+from core.batches import Opening
+from core.calls import Call, Verb
+from core.errors import CoreError
+from core.webhooks import Answer
+from lastbit.ids import ItemId
+from lastbit.streams.snapshot import Snapshot
+from tests.explorer.scene import GROUP, PROCESS, SIZE, TALLY
+from tests.explorer.sessions import Session, normalized
+
+Operation = Callable[[Session], Any]
+MANY: Final = [(2, 0, index) for index in range(SIZE)] + [(2, 1, index) for index in range(60)]
+"""So many ids that the call is a large one; some of them aren't issued yet."""
+_DAYS = timedelta(days=7)
+_POLICY: Final = janitor.Policy(_DAYS, _DAYS, _DAYS, _DAYS)
+
+
+def ack(*items: tuple[int, int, int], verb: Verb = Verb.ACK, reason: str | None = None, key: str) -> Operation:
+    return lambda session: session.service.ack(Call.of(verb, list(items), reason=reason, idempotency_key=key)).result()
+
+
+def mask(verb: Verb, reason: str | None = None) -> Operation:
+    masks = [(2, 0, b"\xff" * 8), (2, 1, b"\xff" * 3)]
+    return lambda session: session.service.ack(
+        Call.of(verb, masks=masks, reason=reason, idempotency_key=f"mask-{verb}")
+    ).result()
+
+
+def look(session: Session) -> Any:
+    """What readers see, each of it from one snapshot."""
+    service = session.service
+    _, pending = service.ranges(2, "pending", 0, 100)
+    _, watermark = service.watermark(2)
+    return service.verify(2), pending, watermark
+
+
+def expire(session: Session) -> Any:
+    return janitor._expire(session.database, 2, _POLICY)
+
+
+def remove_ended(session: Session) -> Any:
+    return janitor._remove(session.database, 3, _POLICY)
+
+
+def claim(session: Session) -> Any:
+    claims, died = session.database.write(
+        lambda tx: deliveries.claim(tx, timedelta(minutes=1), 4, {}, 4),
+    )
+    return sorted(each.delivery for each in claims), died
+
+
+def record(session: Session) -> Any:
+    event = feed.Event(2, "e2", "paid", None, "o1", None, datetime(2026, 1, 1, tzinfo=UTC))
+    mine = deliveries.Claim(2, b"claimed-claimed-", 1, "http://127.0.0.1/", "whsec_", event, event.at)
+    answer = Answer(200, None, 1)
+    return session.database.write(lambda tx: deliveries.record(tx, mine, answer, Backoff(), 0.5))
+
+
+def handle(event: int, version: int = 1, *, finish: bool = False, error: str | None = None) -> Operation:
+    command = outbox.New("step", "ship")
+    handling = processes.Handling(
+        PROCESS, "o1", f"e{event}", event, "w1", 1, version, "{}", () if error else (command,), (), finish, error
+    )
+    return lambda session: session.service.handle(handling)
+
+
+def entries(*offsets: int) -> list[tallies.Entry]:
+    return [tallies.Entry(key, 1, "parts", 0, 0, offset, 0) for offset in offsets for key in ("m4", "m5")]
+
+
+def sync(worker: str, session_name: str, drained: tuple[Any, ...] = ()) -> Operation:
+    caller = leases.Caller(worker, session_name, drained=drained)
+    return lambda session: session.service.sync(GROUP, caller)
+
+
+_FENCE: Final = groups.Fence(GROUP, 0, "w1", 1)
+
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    # Batches.
+    "ack-few": ack((2, 0, 63), (2, 0, 3), key="few"),
+    "ack-other-group": ack((2, 1, 6), key="other"),
+    "ack-new": ack((2, 1, 20), (2, 1, 22), key="new"),
+    "ack-many": ack(*MANY, key="many"),
+    "ack-mask": mask(Verb.ACK),
+    "fail-few": ack((2, 0, 63), (2, 1, 6), verb=Verb.FAIL, key="fail"),
+    "fail-with-reason": ack((2, 0, 63), (2, 0, 62), verb=Verb.FAIL, reason="late", key="reason"),
+    "fail-mask": mask(Verb.FAIL, "late"),
+    "redrive": ack((2, 0, 9), key="redrive"),
+    "extend": lambda session: session.service.extend(2, 20, "more"),
+    "extend-far": lambda session: session.service.extend(2, 70, "far"),
+    "seal": lambda session: session.service.seal(2, "seal"),
+    "open-child": lambda session: session.service.open(Opening(items=0, sealed=True, parent=ItemId(2, 0, 63)), "child"),
+    "cancel": lambda session: session.service.cancel(2),
+    "expire": expire,
+    "delete": lambda session: session.service.delete(2),
+    "pay-parents": lambda session: payments.sweep(session.database),
+    "remove-ended": remove_ended,
+    "janitor": lambda session: janitor.run_once(session.database, _POLICY),
+    "look": look,
+    # Companions.
+    "apply": lambda session: session.service.apply_tally(TALLY, entries(11, 12), _FENCE),
+    "apply-again": lambda session: session.service.apply_tally(TALLY, entries(12, 13)),
+    "sync": sync("w1", "s1"),
+    "sync-newcomer": sync("w2", "s2"),
+    "leave": lambda session: session.service.leave_group(GROUP, "w1", "s1"),
+    "commit-position": lambda session: session.service.commit_position(_FENCE, Snapshot(2, 4, (3,))),
+    "handle": handle(2),
+    "handle-next": handle(3, finish=True),
+    "handle-parked": handle(2, error="broken"),
+    "retry-parked": lambda session: session.service.retry_parked(PROCESS, "o1"),
+    "fire-timers": lambda session: timers.fire(session.database),
+    "append": lambda session: session.service.append([feed.New("mine", "paid", "o1"), feed.New("e3", "paid")]),
+    "append-fenced": lambda session: session.service.append([feed.New("mine", "paid", "o1")], _FENCE),
+    "trim": lambda session: feed.trim(session.database, _DAYS, needed=janitor._needed),
+    "prune": lambda session: definitions.prune(session.database, 0),
+    "plan": lambda session: session.database.write(lambda tx: deliveries.plan(tx, 1)),
+    "claim": claim,
+    "record": record,
+}
+
+LONG: Final = {"janitor"}
+"""Rows of transactions that carry nothing from one to the next but ids; of three operations, their parts take part."""
+
+
+def shown(result: Any) -> str:
+    """What an operation returned, without times, in one line."""
+    return normalized(repr(_plain(result)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, CoreError):
+        return type(value).__name__, str(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,294 @@
+"""The small world in which every schedule begins, and the outcome that is compared at its end.
+
+Batch 2 is what the operations are about: two groups of 64, the second one partly issued. It is the last item of batch
+1 that is pending, and one of its own items is batch 3, which has completed and still owes it an ack. Beside it there
+are a consumer group, a tally, a process with an instance, a feed with old events, and a webhook with deliveries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+from bitarray import bitarray
+from bitarray.util import zeros
+
+from core import bitfield, definitions, journal, tables
+from core.lifecycle import State
+from lastbit.streams.snapshot import Snapshot
+from tests.explorer.sessions import normalized
+
+SIZE: Final = 64
+ITEMS: Final = SIZE + 8
+OLD: Final = "2026-01-01 00:00:00.000000"
+LATER: Final = "2099-01-01 00:00:00.000000"
+SCENES: Final = ("growing", "ending")
+VARIANTS: Final = ("cold", "warm", "journaled", "journaled-warm")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """`growing`: batch 2 is open and little of it is done. `ending`: it is sealed, and two items are pending."""
+
+    name: str
+    variant: str = "cold"
+
+    @property
+    def journaled(self) -> bool:
+        return self.variant.startswith("journaled")
+
+    @property
+    def warm(self) -> bool:
+        """Whether sessions begin with the bitfields of batch 2 in their caches."""
+        return self.variant.endswith("warm")
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.variant}"
+
+
+def empty() -> list[str]:
+    """Statements that remove whatever a schedule has left."""
+    return [
+        *(f"DELETE FROM {table.name}" for table in tables.metadata.sorted_tables if table.name not in _KEPT),
+        "UPDATE feed_head SET position = 3, trimmed = 0 WHERE id = 1",
+    ]
+
+
+_KEPT: Final = ("feed_head", "schema_support")
+
+
+def lay(scene: Scene) -> list[str]:
+    """Statements that lay the scene in an empty database."""
+    rows = [*_batches(scene), *_companions()]
+    return [_insert(table, values) for table, values in rows]
+
+
+def groups_of(scene: Scene) -> dict[int, tuple[set[int], set[int]]]:
+    """What the rows of batch 2's groups have: the resolved indexes and the failed ones."""
+    if scene.name == "growing":
+        return {0: ({3, 9}, {9}), 1: ({5}, set())}
+    groups = {0: (set(range(SIZE)) - {63}, {9}), 1: (set(range(7)), set[int]())}
+    if scene.journaled:
+        groups[0][0].discard(20)
+    return groups
+
+
+def _named(scene: Scene) -> list[int]:
+    """The numbers that batch 2's journal names beside the groups."""
+    if not scene.journaled:
+        return []
+    return [11, SIZE + 6] if scene.name == "growing" else [20]
+
+
+def _batches(scene: Scene) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
+    groups, named = groups_of(scene), _named(scene)
+    failed = sum(len(failed) for _, failed in groups.values())
+    resolved = sum(len(resolved) for resolved, _ in groups.values()) + len(named)
+    yield tables.batches, _batch(1, "sealed", items=8, acked=7)
+    yield tables.item_groups, _group(1, 0, set(range(8)) - {5}, set())
+    state = "open" if scene.name == "growing" else "sealed"
+    parent = {"parent_batch": 1, "parent_number": 5, "parent_group_size": SIZE}
+    counts = {"items": ITEMS, "acked": resolved - failed, "failed": failed}
+    yield tables.batches, _batch(2, state, journal_next=2 if scene.journaled else 0, **parent, **counts)
+    for number, (done, given_up) in groups.items():
+        yield tables.item_groups, _group(2, number, done, given_up)
+    if scene.journaled:
+        yield tables.ack_journal, {"batch_id": 2, "entry_no": 1, "numbers": journal.encode(named)}
+    yield tables.failures, {"batch_id": 2, "number": 9, "reason": "broken", "failed_at": OLD}
+    parent = {"parent_batch": 2, "parent_number": SIZE + 7, "parent_group_size": SIZE, "parent_due": "ack"}
+    yield tables.batches, _batch(3, "complete", items=1, acked=1, ended_at=OLD, **parent)
+    yield tables.item_groups, _group(3, 0, {0}, set())
+
+
+def _batch(id: int, state: str, **values: Any) -> dict[str, Any]:
+    facts = {"labels": "{}", "group_size": SIZE, "failed": 0, "full_prefix": 0, "open_count": 0}
+    return {"id": id, "batch_key": f"job-{id}", "state": state, "created_at": OLD, "updated_at": OLD, **facts, **values}
+
+
+def _group(batch: int, number: int, resolved: set[int], failed: set[int]) -> dict[str, Any]:
+    issued = {1: 8, 2: ITEMS - number * SIZE, 3: 1}[batch]
+    columns = _bits(resolved, failed).dump(min(issued, SIZE))
+    names = ("resolved", "failed", "resolved_count", "failed_count")
+    return {"batch_id": batch, "group_no": number, **dict(zip(names, columns, strict=True))}
+
+
+def _bits(resolved: set[int], failed: set[int]) -> bitfield.Group:
+    group = bitfield.Group.empty(SIZE)
+    for index in failed:
+        group.fail_one(index)
+    for index in resolved - failed:
+        group.ack_one(index)
+    return group
+
+
+def warm(scene: Scene) -> dict[tuple[int, int], bitfield.Group]:
+    """The groups of batch 2 as a process holds them that has just written them."""
+    loaded = {}
+    for number, (resolved, failed) in groups_of(scene).items():
+        issued = min(ITEMS - number * SIZE, SIZE)
+        loaded[2, number] = bitfield.Group.load(*_bits(resolved, failed).dump(issued), SIZE)
+    return loaded
+
+
+GROUP: Final = "workers"
+PROCESS: Final = "ship"
+TALLY: Final = "screws"
+
+
+def _companions() -> Iterator[tuple[sa.Table, dict[str, Any]]]:
+    for name in (GROUP, definitions.group_of(PROCESS)):
+        facts = {"partition_of": "crc32", "ttl_ms": 60_000, "release_ms": 30_000, "first_epoch": 0, "created_at": OLD}
+        yield tables.consumer_groups, {"name": name, "partitions": 2, **facts}
+        seen = {"started_at": OLD, "last_seen": OLD, "lease_until": LATER}
+        yield tables.consumers, {"group_name": name, "worker": "w1", "session": "s1", "replaced": "", **seen}
+        for partition in (0, 1):
+            window = Snapshot(1, 1)
+            yield (
+                tables.positions,
+                {
+                    "group_name": name,
+                    "partition_no": partition,
+                    "owner": "w1",
+                    "epoch": 1,
+                    "owned_since": OLD,
+                    "floor": 1,
+                    "high": 1,
+                    "outstanding": window.encode(),
+                    "outstanding_count": 0,
+                },
+            )
+    counter = {"tally": TALLY, "tally_key": "m4", "topic": "parts", "partition_no": 0, "generation": 0}
+    yield tables.tallies, {**counter, "high_offset": 10, "high_child": 0, "value": 5}
+    yield tables.process_definitions, {"name": PROCESS, "pruned": 0, "created_at": OLD}
+    times = {"created_at": OLD, "updated_at": OLD}
+    yield (
+        tables.processes,
+        {"name": PROCESS, "instance": "o1", "state": "{}", "version": 1, "status": "running", **times},
+    )
+    handled = {"status": "parked", "error": "no", "event": "{}", "handled_at": OLD}
+    yield tables.inbox, {"name": PROCESS, "instance": "o1", "event_id": "e1", "position": 1, **handled}
+    due = {"token": "t1", "due_at": OLD, "data": None}
+    yield tables.timers, {"name": PROCESS, "instance": "o1", "timer": "late", **due}
+    for position in (1, 2, 3):
+        event = {"event_id": f"e{position}", "type": "paid", "event_key": "o1", "data": None, "appended_at": OLD}
+        yield tables.feed, {"position": position, **event}
+    hook = {"url": "http://127.0.0.1/", "secret": "whsec_", "state": "active", "position": 2, "created_at": OLD}
+    yield tables.webhooks, {"id": 1, **hook}
+    for id in (1, 2):
+        delivery = {"webhook_id": 1, "position": id, "state": "pending", "attempts": 0, "due_at": OLD}
+        yield tables.deliveries, {"id": id, **delivery, "token": b"claimed-claimed-" if id == 2 else None}
+
+
+def _insert(table: sa.Table, values: Mapping[str, Any]) -> str:
+    return f"INSERT INTO {table.name} ({', '.join(values)}) VALUES ({', '.join(map(_literal, values.values()))})"
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+# The outcome.
+
+_HIDDEN: Final = {
+    "batches": {"completed_by", "succeeded_by", "full_prefix", "journal_next", "open_hash"},
+    "deliveries": {"token"},
+    "timers": {"token"},
+    "delivery_attempts": {"id"},
+}
+"""Columns that are random, or that may differ where nothing does."""
+_COMPARED: Final = [
+    table
+    for table in tables.metadata.sorted_tables
+    if table.name not in ("item_groups", "ack_journal", "schema_support")
+]
+
+
+def _columns(table: sa.Table) -> list[str]:
+    hidden = _HIDDEN.get(table.name, set())
+    return [c.name for c in table.columns if c.name not in hidden and not isinstance(c.type, tables.Timestamp)]
+
+
+QUERIES: Final = [
+    *(
+        f"SELECT {', '.join(_columns(table))} FROM {table.name} ORDER BY {', '.join(c.name for c in table.primary_key)}"
+        for table in _COMPARED
+    ),
+    "SELECT id, full_prefix FROM batches",
+    "SELECT batch_id, group_no, resolved, failed, resolved_count, failed_count FROM item_groups ORDER BY 1, 2",
+    "SELECT batch_id, entry_no, numbers FROM ack_journal ORDER BY batch_id, entry_no",
+]
+"""What is read at the end of a schedule; `outcome` takes the rows."""
+
+
+def outcome(found: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, list[str]], list[str]]:
+    """What came of a schedule: the rows by table, without times; each batch's bits, wherever they are stored. And what
+    is wrong with them in any case, in words."""
+    rows = {
+        table.name: [normalized(repr(tuple(row))) for row in part]
+        for table, part in zip(_COMPARED, found, strict=False)
+    }
+    *_, prefixes, groups, entries = found
+    bits, trouble = _recount(found[_COMPARED.index(tables.batches)], dict(prefixes), groups, entries)
+    rows["bits"] = bits
+    return rows, trouble
+
+
+def _recount(
+    batch_rows: Sequence[Any], prefixes: Mapping[int, int], groups: Sequence[Any], entries: Sequence[Any]
+) -> tuple[list[str], list[str]]:
+    trouble: list[str] = []
+    batches = {row[0]: dict(zip(_columns(tables.batches), row, strict=True)) for row in batch_rows}
+    resolved: dict[tuple[int, int], bitarray] = {}
+    failed: dict[tuple[int, int], bitarray] = {}
+    for batch, number, blob, failed_blob, resolved_count, failed_count in groups:
+        where = f"batch {batch}, group {number}"
+        if batch not in batches:
+            trouble.append(f"{where}: its batch is gone")
+            continue
+        group = bitfield.Group.load(blob, failed_blob, resolved_count, failed_count, SIZE)
+        try:
+            group.check(max(0, min(SIZE, batches[batch]["items"] - number * SIZE)))
+        except bitfield.Inconsistent as error:
+            trouble.append(f"{where}: {error}")
+        resolved[batch, number] = group.resolved
+        failed[batch, number] = group.failed if group.failed is not None else zeros(SIZE, bitfield.ENDIAN)
+        if (failed[batch, number] & ~group.resolved).any():
+            trouble.append(f"{where}: failed items are not resolved")
+    for batch, recent in _journaled(entries).items():
+        if batch not in batches:
+            trouble.append(f"batch {batch}: its journal was left behind")
+        for number, indexes in recent.items():
+            for index in indexes:
+                resolved.setdefault((batch, number), zeros(SIZE, bitfield.ENDIAN))[index] = 1
+    shown = []
+    for id, batch in sorted(batches.items()):
+        done = [(number, bits) for (of, number), bits in sorted(resolved.items()) if of == id]
+        given_up = [(number, bits) for (of, number), bits in sorted(failed.items()) if of == id and bits.any()]
+        failures = sum(bits.count() for _, bits in given_up)
+        counts = sum(bits.count() for _, bits in done) - failures, failures
+        if (batch["acked"], batch["failed"]) != counts:
+            trouble.append(f"batch {id}: counts say {batch['acked']} and {batch['failed']}, bits say {counts}")
+        pending = batch["items"] - batch["acked"] - batch["failed"]
+        if (batch["state"] == State.COMPLETE and pending) or (batch["state"] == State.SEALED and not pending):
+            trouble.append(f"batch {id}: it is {batch['state']} with {pending} pending")
+        if any(not resolved.get((id, number), zeros(SIZE, bitfield.ENDIAN)).all() for number in range(prefixes[id])):
+            trouble.append(f"batch {id}: a group below its full prefix is not full")
+        shown.append(f"{id}: resolved {_text(done)}, failed {_text(given_up)}")
+    return [normalized(each) for each in shown], trouble
+
+
+def _journaled(entries: Sequence[Any]) -> dict[int, dict[int, Sequence[int]]]:
+    known: dict[int, journal.Known] = {}
+    for batch, entry, numbers in entries:
+        known.setdefault(batch, journal.Known(0)).take_in(entry, numbers, SIZE)
+    return {batch: {g: named.indexes for g, named in each.unfolded.items()} for batch, each in known.items()}
+
+
+def _text(groups: Sequence[tuple[int, bitarray]]) -> str:
+    return " ".join(f"{number}:{bits.tobytes().hex()}" for number, bits in groups)

@@ -1,0 +1,424 @@
+"""The search: which session goes on at each step, and which outcomes are right.
+
+*Which outcomes are right.* First the operations run in every order of their whole transactions. What comes of those is
+allowed; an outcome of any other schedule must be one of them. Operations of several transactions, like a deletion in
+chunks, may be interleaved between these, so the unit is the transaction and not the operation.
+
+*What is enumerated.* A schedule is the sequence of sessions that take a step. The search goes depth first: it runs a
+schedule to its end, and at each step notes the other sessions that could have gone on instead, as far as the bound on
+preemptions allows. Each of those is another schedule, which begins again from the scene.
+
+*What is left out.* Two schedules meet where every session has seen the same results and each table was committed to in
+the same order; from there on they are the same, and one of them is enough. Combinations in which one operation touches
+nothing that another one writes or locks say nothing more than their parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.explorer import scene as scenes
+from tests.explorer.databases import Explored
+from tests.explorer.operations import LONG, OPERATIONS, shown
+from tests.explorer.scene import Scene
+from tests.explorer.sessions import BLOCKED, DONE, PAUSED, RUNNING, Session
+
+MOST_STEPS: Final = 2000
+"""Steps after which a schedule is taken for one that never ends."""
+PATIENCE: Final = 0.0005
+"""Seconds until the server is asked whether a session waits for a lock."""
+SILENCE: Final = 60.0
+"""Seconds after which a session that neither reports nor waits for a lock is a finding."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Operations, one a session, in a scene."""
+
+    scene: Scene
+    operations: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.scene}:{'+'.join(self.operations)}"
+
+
+def parse(text: str) -> tuple[Combination, list[int]]:
+    """A schedule as it is printed: SCENE/VARIANT:OPERATION+OPERATION:STEPS."""
+    where, names, *steps = text.split(":")
+    operations = tuple(names.split("+"))
+    if unknown := set(operations) - OPERATIONS.keys():
+        raise ValueError(f"no such operation: {', '.join(sorted(unknown))}")
+    return Combination(Scene(*where.split("/")), operations), [int(step) for step in "".join(steps)]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A schedule that goes wrong. `steps` are its statements, each with its session."""
+
+    combination: Combination
+    schedule: Sequence[int]
+    what: list[str]
+    steps: list[str]
+
+    def __str__(self) -> str:
+        """The schedule to replay, what is wrong, and its steps."""
+        lines = [f"{self.combination}:{''.join(map(str, self.schedule))}", *(f"  {each}" for each in self.what)]
+        return "\n".join([*lines, *(f"    {each}" for each in self.steps)])
+
+
+@dataclass
+class Searched:
+    """What came of one combination."""
+
+    schedules: int = 0
+    """Those that were begun; some of them met an earlier one and were left there."""
+    completed: int = 0
+    outcomes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+Outcome = tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]
+"""The responses, and the rows by table."""
+Choose = Callable[["Arena", list[int], int | None], int | None]
+"""Which of the sessions that can goes on, given the one that went last; None: leave the schedule here."""
+
+
+class Arena:
+    """Sessions on one database; it runs one schedule after the other."""
+
+    def __init__(self, database: Explored, sessions: int = 3) -> None:
+        self.database = database
+        self._reports: queue.SimpleQueue[Session] = queue.SimpleQueue()
+        self.all = [Session(number, database.url, self._reports) for number in range(sessions)]
+        for session in self.all:
+            session.committed = self._committed
+        self.footprints = Footprints(self)
+        self.sessions: list[Session] = []
+        self.commits: dict[str, list[int]] = {}
+        """By table, the sessions that have committed to it, in order."""
+        self.blocked: list[int] = []
+        """The sessions that wait for a lock, in the order in which they came to it."""
+        self.schedule: list[int] = []
+        self.steps: list[str] = []
+
+    def close(self) -> None:
+        for session in self.all:
+            session.close()
+        self.database.close()
+
+    def run(self, combination: Combination, choose: Choose) -> bool:
+        """Run one schedule from the scene; whether it went to its end."""
+        quiet_tables = self.footprints.quiet(combination) if len(combination.operations) > 1 else []
+        self.database.execute([*scenes.empty(), *scenes.lay(combination.scene)])
+        self.sessions = self.all[: len(combination.operations)]
+        self.commits, self.blocked, self.schedule, self.steps = {}, [], [], []
+        for session in self.sessions:
+            session.begin_anew()
+            if combination.scene.warm:
+                held = session.service._held
+                held.put(scenes.warm(combination.scene), held.era)
+                held.journal([2] if combination.scene.journaled else [])
+        for number, quiet in enumerate(quiet_tables):
+            self.sessions[number].quiet = quiet
+        for session, name in zip(self.sessions, combination.operations, strict=True):
+            session.start(name, OPERATIONS[name])
+            self._settle()
+        last: int | None = None
+        while ready := self.ready():
+            number = choose(self, ready, last)
+            if number is None or len(self.schedule) >= MOST_STEPS:
+                self._abandon()
+                return False
+            self._step(number)
+            last = number
+        if any(session.status != DONE for session in self.sessions):
+            stuck = [str(session.number) for session in self.sessions if session.status != DONE]
+            self._abandon()
+            raise Stuck(f"sessions {', '.join(stuck)} wait for each other, and the database doesn't say so")
+        return True
+
+    def ready(self) -> list[int]:
+        """The sessions that can take a step."""
+        return [
+            session.number
+            for session in self.sessions
+            if session.status == PAUSED
+            and self.database.may_run(session, [other for other in self.sessions if other is not session])
+        ]
+
+    def _step(self, number: int) -> None:
+        session = self.sessions[number]
+        statement, writes = session.next, frozenset(session.written)
+        self.schedule.append(number)
+        self.steps.append(f"{number} {' '.join(statement.split())[:200]}")
+        session.go()
+        self._settle()
+        if statement == "COMMIT":
+            session.written.clear()
+            for table in writes:
+                self.commits.setdefault(table, []).append(number)
+
+    def _settle(self) -> None:
+        """Until every session has stopped, ended, or waits for a lock."""
+        waited, pause = 0.0, PATIENCE
+        while running := [each for each in self.sessions if each.status in (RUNNING, BLOCKED)]:
+            fresh = any(each.status == RUNNING for each in running)
+            try:
+                session = self._reports.get(timeout=pause if fresh or waited else 0.0001)
+                if session.number in self.blocked:
+                    self.blocked.remove(session.number)
+                continue
+            except queue.Empty:
+                waited += pause
+            waiting = self.database.waiting(running)
+            if not self._reports.empty():
+                continue
+            if len(waiting) == len(running):
+                for each in running:
+                    each.status = BLOCKED
+                    if each.number not in self.blocked:
+                        self.blocked.append(each.number)
+                return
+            if waited > SILENCE:
+                raise Stuck(f"session {running[0].number} neither ends nor waits for a lock")
+
+    def _abandon(self) -> None:
+        """Have every session roll back and end."""
+        for session in self.sessions:
+            session.abandoned = True
+        for session in self.sessions:
+            if session.status == PAUSED:
+                session.go()
+        while any(each.status != DONE for each in self.sessions):
+            self._reports.get(timeout=SILENCE)
+
+    def outcome(self) -> tuple[Outcome, list[str]]:
+        """Of a schedule that went to its end; and what is wrong with it in any case."""
+        rows, trouble = scenes.outcome(self.database.execute(scenes.QUERIES))
+        for session in self.sessions:
+            if session.error is not None:
+                trouble.append(f"session {session.number} raised {session.error!r}")
+        responses = tuple(shown(session.result) for session in self.sessions)
+        return (responses, tuple((table, tuple(part)) for table, part in sorted(rows.items()))), trouble
+
+    def verified(self) -> list[str]:
+        """What the service itself finds wrong with the batches."""
+        service = self.all[0].service
+        found = []
+        for (batch,) in self.database.execute(["SELECT id FROM batches WHERE state <> 'deleting'"])[0]:
+            found += [f"verify, batch {batch}: {fault}" for fault in service.verify(batch).faults]
+        return found
+
+    def _committed(self) -> object:
+        return tuple(sorted((table, tuple(order)) for table, order in self.commits.items()))
+
+    def state(self) -> object:
+        """Equal for schedules that go on in the same way."""
+        return (
+            tuple((each.seen, len(each.steps), each.status, each.in_transaction) for each in self.sessions),
+            self._committed(),
+            tuple(self.blocked),
+        )
+
+
+class Stuck(Exception):
+    """A schedule in which no session can go on."""
+
+
+class Search:
+    """All schedules of one combination with at most `bound` preemptions; None: with any number."""
+
+    def __init__(self, arena: Arena, combination: Combination, bound: int | None) -> None:
+        self._arena = arena
+        self._combination = combination
+        self._bound = bound
+        self.found = Searched()
+
+    def run(self, *, most_findings: int = 1) -> Searched:
+        allowed = self._allowed()
+        self.found.outcomes = len(allowed)
+        for schedule in self._schedules(self._bound):
+            self.found.completed += 1
+            outcome, trouble = self._arena.outcome()
+            trouble += self._arena.verified()
+            if outcome not in allowed:
+                trouble += _differences(outcome, allowed)
+            if trouble:
+                self._report(schedule, trouble)
+                if len(self.found.findings) >= most_findings:
+                    break
+        return self.found
+
+    def _allowed(self) -> set[Outcome]:
+        """The outcomes of all orders of whole transactions."""
+        allowed = set()
+        for schedule in self._schedules(None, whole=True):
+            outcome, trouble = self._arena.outcome()
+            if trouble:
+                self._report(schedule, ["one after the other: " + each for each in trouble])
+            allowed.add(outcome)
+        return allowed
+
+    def _report(self, schedule: list[int], what: list[str]) -> None:
+        self.found.findings.append(Finding(self._combination, schedule, what, list(self._arena.steps)))
+
+    def _schedules(self, bound: int | None, *, whole: bool = False) -> Iterator[list[int]]:
+        """Run them; each that went to its end is yielded while the arena shows its outcome. `whole`: transactions are
+        not interleaved."""
+        branches = Branches(bound, whole=whole)
+        while branches.begin():
+            self.found.schedules += 1
+            try:
+                ended = self._arena.run(self._combination, branches.choose)
+            except Stuck as error:
+                self._report(list(self._arena.schedule), [str(error)])
+                continue
+            if ended:
+                yield list(self._arena.schedule)
+
+
+class Branches:
+    """The schedules that are still to be run, each as the steps with which it begins."""
+
+    def __init__(self, bound: int | None, *, whole: bool) -> None:
+        self._bound = bound
+        self._whole = whole
+        self._open: list[tuple[list[int], int]] = [([], 0)]
+        """And how many preemptions those steps take."""
+        self._prefix: list[int] = []
+        self._spent = 0
+        self._visited: dict[object, int] = {}
+        """By state, the most preemptions that were left there."""
+
+    def begin(self) -> bool:
+        """Take the next one; False where none is left."""
+        if not self._open:
+            return False
+        self._prefix, self._spent = self._open.pop()
+        return True
+
+    def choose(self, arena: Arena, ready: list[int], last: int | None) -> int | None:
+        """Follow the steps, then let the session go on that went last, and note where another one could have."""
+        if self._whole:
+            ready = [number for number in ready if arena.sessions[number].in_transaction] or ready
+        depth = len(arena.schedule)
+        if depth < len(self._prefix):
+            if self._prefix[depth] not in ready:
+                raise Diverged(f"{self._prefix[: depth + 1]}: session {self._prefix[depth]} can't go on")
+            return self._prefix[depth]
+        going_on = last if last in ready else None
+        left = 0 if self._bound is None else self._bound - self._spent
+        state = arena.state(), None if self._bound is None else going_on
+        if self._visited.get(state, -1) >= left:
+            return None
+        self._visited[state] = left
+        default = ready[0] if going_on is None else going_on
+        spent = self._spent if self._bound is None or going_on is None else self._spent + 1
+        if self._bound is None or spent <= self._bound:
+            self._open += [([*arena.schedule, other], spent) for other in ready if other != default]
+        return default
+
+
+class Diverged(Exception):
+    """A schedule did not repeat: something besides the database and the schedule decides."""
+
+
+def _differences(outcome: Outcome, allowed: Iterable[Outcome]) -> list[str]:
+    """Which parts of an outcome no serial order has."""
+    every = list(allowed)
+    responses, rows = outcome
+    lines = [
+        f"response of session {number}: {response}"
+        for number, response in enumerate(responses)
+        if all(response != other[0][number] for other in every)
+    ]
+    lines += [
+        f"{table}: {' | '.join(part)}" for table, part in rows if all(part != dict(other[1])[table] for other in every)
+    ]
+    if not lines:
+        lines = [f"response of session {number}: {response}" for number, response in enumerate(responses)]
+        lines.append("each part is one that some order of the transactions has, but not all together")
+    return ["no order of the transactions has this:", *lines]
+
+
+def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> Finding | None:
+    """Run one schedule; after its steps each session goes on to its end. What is wrong with it, if anything."""
+    search = Search(arena, combination, None)
+    allowed = search._allowed()
+
+    def choose(arena: Arena, ready: list[int], last: int | None) -> int:
+        depth = len(arena.schedule)
+        if depth < len(schedule):
+            return schedule[depth]
+        return last if last is not None and last in ready else ready[0]
+
+    arena.run(combination, choose)
+    outcome, trouble = arena.outcome()
+    trouble += arena.verified()
+    if outcome not in allowed:
+        trouble += _differences(outcome, allowed)
+    return Finding(combination, list(arena.schedule), trouble, list(arena.steps))
+
+
+# Which combinations there are.
+
+
+class Footprints:
+    """Which tables an operation touches, and which of these it writes or locks, by itself, in each scene."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._known: dict[tuple[Scene, str], tuple[frozenset[str], frozenset[str]]] = {}
+
+    def _of(self, scene: Scene, operation: str) -> tuple[frozenset[str], frozenset[str]]:
+        key = scene, operation
+        if key not in self._known:
+            self._arena.run(Combination(scene, (operation,)), lambda arena, ready, last: ready[0])
+            session = self._arena.sessions[0]
+            self._known[key] = frozenset(session.touched_ever), frozenset(session.changed_ever)
+        return self._known[key]
+
+    def touches(self, scene: Scene, operation: str, table: str) -> bool:
+        return table in self._of(scene, operation)[0]
+
+    def meet(self, scene: Scene, one: str, other: str) -> bool:
+        """Whether one of the two writes or locks what the other touches."""
+        (touched, changed), (others_touched, others_changed) = self._of(scene, one), self._of(scene, other)
+        return bool(changed & others_touched or others_changed & touched)
+
+    def quiet(self, combination: Combination) -> list[frozenset[str]]:
+        """Of each operation, the tables in which it meets none of the others. Only those that it touches by itself: of
+        another one nothing is known."""
+        every = [self._of(combination.scene, operation) for operation in combination.operations]
+        quiet = []
+        for number, (touched, changed) in enumerate(every):
+            others = every[:number] + every[number + 1 :]
+            theirs = frozenset().union(*(each[0] for each in others))
+            changed_by_them = frozenset().union(*(each[1] for each in others))
+            quiet.append(touched - changed_by_them - (changed & theirs))
+        return quiet
+
+    def connected(self, scene: Scene, operations: Sequence[str]) -> bool:
+        """Whether the operations can't be taken apart into some that never meet the others."""
+        reached, left = {0}, set(range(1, len(operations)))
+        while more := {n for n in left if any(self.meet(scene, operations[n], operations[r]) for r in reached)}:
+            reached |= more
+            left -= more
+        return not left
+
+
+def combinations(arena: Arena, many: int, places: Sequence[Scene]) -> Iterator[Combination]:
+    """All combinations of `many` operations, an operation with itself included; in the first scene only where none of
+    them touches an item group, which is what the scenes differ in. Of three, none is `LONG`."""
+    footprints = arena.footprints
+    names = [each for each in OPERATIONS if many < 3 or each not in LONG]
+    for place, scene in enumerate(places):
+        for operations in itertools.combinations_with_replacement(names, many):
+            if place and not any(footprints.touches(scene, each, "item_groups") for each in operations):
+                continue
+            if footprints.connected(scene, operations):
+                yield Combination(scene, operations)

@@ -1,0 +1,282 @@
+"""Sessions that stop before every statement: real code in a thread, on a connection of its own.
+
+A session runs one operation. Before each statement and before each COMMIT it reports to the explorer and waits for its
+turn, so at most one session executes at a time, but for those that wait for a lock on the server. What a session has
+seen so far, the rows and errors of its statements, is kept as one digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NoReturn
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+import structlog
+import tenacity
+
+from core import calls, db, deliveries, inbox, journal, payments, purge, statements, tables
+from core.combiner import Inline
+from core.db import Database
+from core.errors import CoreError
+from core.held import Held
+from core.payments import Payer
+from core.service import Service
+
+PAUSED, RUNNING, BLOCKED, DONE = "paused", "running", "blocked", "done"
+NEW_IDS = 1_000_000
+"""Where a server's generated ids begin; the scene's own are far below."""
+
+_WRITES = re.compile(r"\s*(?:INSERT INTO|UPDATE|DELETE FROM)\s+`?(\w+)", re.IGNORECASE)
+_TABLES = re.compile(r"\b(" + "|".join(tables.metadata.tables) + r")\b", re.IGNORECASE)
+_NEW_ID = re.compile(r"\b1\d{6}\b")
+_TIME = re.compile(r"datetime\.datetime\([^)]*\)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?")
+
+
+class Abandoned(Exception):
+    """Raised in a session whose schedule is given up: it rolls back and ends. (A BaseException would cost the session
+    its connection: SQLAlchemy gives up one on which it was interrupted.)"""
+
+
+def normalized(text: str, ids: dict[str, str] | None = None) -> str:
+    """Without times, and with generated ids numbered in the order in which they appear."""
+    numbered = {} if ids is None else ids
+    text = _TIME.sub("TIME", text)
+    return _NEW_ID.sub(lambda found: numbered.setdefault(found[0], f"new-{len(numbered) + 1}"), text)
+
+
+class PaysAtOnce(Payer):
+    """Payments of parents in the thread of the call that they are for: a session is one thread."""
+
+    def pay(self, *children: int) -> Future[None]:
+        bill = payments._Bill(set(children), math.inf)
+        self._bills.append(bill)
+        while not bill.paid.done():
+            self._pay_level()
+        return bill.paid
+
+
+_own = threading.local()
+"""`session`: the one whose thread this is."""
+
+
+def _random_bytes(count: int) -> bytes:
+    """Different in each session and each of its transactions, and the same in every schedule."""
+    session: Session | None = getattr(_own, "session", None)
+    if session is None:
+        return os.urandom(count)
+    session.drawn += 1
+    place = f"{session.number} {session.steps.count('COMMIT')} {session.drawn}"
+    return hashlib.blake2b(place.encode(), digest_size=count).digest()
+
+
+class Session:
+    """One of the explorer's sessions; it is used for one schedule after the other."""
+
+    def __init__(self, number: int, url: str, reports: queue.SimpleQueue[Session]) -> None:
+        self.number = number
+        self.database = Database(url)
+        self.service = Service(self.database, combiner=Inline)
+        self.service._payer = PaysAtOnce(self.database, self.service._flush)
+        self.thread_id = 0
+        """The server's name for the connection."""
+        self._reports = reports
+        self._work: queue.SimpleQueue[tuple[str, Callable[[Session], Any]] | None] = queue.SimpleQueue()
+        self._turn = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        engine = self.database.engine
+        sa.event.listen(engine, "before_cursor_execute", self._before)
+        sa.event.listen(engine, "after_cursor_execute", self._after)
+        sa.event.listen(engine, "handle_error", lambda trouble: self._note(trouble.original_exception))
+        sa.event.listen(engine, "commit", lambda tx: self._before(tx, None, "COMMIT", (), None, False))
+        sa.event.listen(engine, "rollback", self._rolled_back)
+        self.committed: Callable[[], object] = tuple
+        """What all sessions have committed so far; the explorer sets it."""
+        self._exploring = False
+        self.begin_anew()
+        self._thread.start()
+
+    def begin_anew(self) -> None:
+        """Forget the last schedule; nothing is cached."""
+        self.status = DONE
+        self.next = ""
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.in_transaction = False
+        self.writing = False
+        self.written: set[str] = set()
+        self.touched: set[str] = set()
+        """The tables that the transaction has touched so far."""
+        self.touched_ever: set[str] = set()
+        self.changed_ever: set[str] = set()
+        """The tables that it has written or locked."""
+        self.steps: list[str] = []
+        self.abandoned = False
+        self.drawn = 0
+        """How often the transaction has drawn by chance."""
+        self._snapshot_is_due = False
+        self._has_snapshot = False
+        """What the transaction reads from here on is as it was at its first statement."""
+        self.quiet: frozenset[str] = frozenset()
+        """Tables that are of no concern to the other sessions: it doesn't stop at statements that name only these."""
+        self._ids: dict[str, str] = {}
+        self._digest = hashlib.blake2b(digest_size=12)
+        self.service._held = Held()
+        self.service._fixed.clear()
+
+    @property
+    def seen(self) -> bytes:
+        """A digest of all that the session's statements have returned."""
+        return self._digest.digest()
+
+    def start(self, name: str, operation: Callable[[Session], Any]) -> None:
+        self.status = RUNNING
+        self._work.put((name, operation))
+
+    def go(self) -> None:
+        """Let the session execute the statement before which it has stopped."""
+        self.status = RUNNING
+        self._turn.release()
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+        self.database.dispose()
+
+    # In the session's own thread.
+
+    def _serve(self) -> None:
+        _own.session = self
+        while (work := self._work.get()) is not None:
+            self._exploring = True
+            try:
+                self.result = work[1](self)
+            except CoreError as error:
+                self.result = error
+            except Abandoned:
+                pass
+            except BaseException as error:  # noqa: BLE001  # reported as a finding
+                self.error = error
+            self._exploring = False
+            self.status = DONE
+            self._reports.put(self)
+
+    def _before(self, tx: Any, cursor: Any, text: str, *_: object) -> None:
+        if not self._exploring:
+            return
+        if text.startswith(("SET ", "SHOW ", "DO ")):
+            self._snapshot_is_due |= "REPEATABLE READ" in text
+            return
+        named = {name.lower() for name in _TABLES.findall(text)}
+        alone = self._is_alone(text, named)
+        if not self.abandoned and not alone:
+            driver = tx.connection.dbapi_connection
+            self.thread_id = driver.thread_id() if hasattr(driver, "thread_id") else 0
+            self.next = text
+            self.status = PAUSED
+            self._reports.put(self)
+            self._turn.acquire()
+        if self.abandoned:
+            if text == "COMMIT":
+                return  # what it leaves is removed; a failed COMMIT would cost it its connection
+            raise Abandoned
+        self.steps.append(" ".join(text.split()))
+        if text == "COMMIT":
+            self.in_transaction = self.writing = self._has_snapshot = False
+            self.touched.clear()
+            self.drawn = 0
+            return
+        self.in_transaction |= not alone
+        self.touched |= named
+        self.touched_ever |= named
+        if text == "BEGIN IMMEDIATE":
+            self.writing = True
+        if found := _WRITES.match(text):
+            self.written.add(found[1].lower())
+            self.changed_ever.add(found[1].lower())
+        elif text.endswith("FOR UPDATE"):
+            self.changed_ever |= named
+
+    def _is_alone(self, text: str, named: set[str]) -> bool:
+        """Whether it makes no difference to the others, nor they to it, when the statement is executed."""
+        if self._snapshot_is_due:
+            return False
+        if self._has_snapshot or (self.database.is_sqlite and self.in_transaction):
+            return text != "COMMIT"
+        concerned = self.touched if text == "COMMIT" else named
+        return concerned <= self.quiet and bool(concerned)
+
+    def _after(self, tx: Any, cursor: Any, text: str, *_: object) -> None:
+        if not self._exploring or text.startswith(("SET ", "SHOW ", "DO ")):
+            return
+        if hasattr(cursor, "_rows"):
+            self._note((cursor._rows, cursor.rowcount))
+        elif self._snapshot_is_due or text == "BEGIN IMMEDIATE":
+            # SQLite's cursors don't show what they will return. It follows from what was committed when the
+            # transaction took its snapshot: with BEGIN IMMEDIATE, or with its first statement.
+            self._note(self.committed())
+        self._has_snapshot |= self._snapshot_is_due
+        self._snapshot_is_due = text == "BEGIN DEFERRED"
+
+    def _rolled_back(self, tx: Any) -> None:
+        self.in_transaction = self.writing = False
+        self.written.clear()
+        self.touched.clear()
+        self._has_snapshot = self._snapshot_is_due = False
+        self.drawn = 0
+
+    def _note(self, seen: object) -> None:
+        if self._exploring:
+            text = repr(seen.args) if isinstance(seen, BaseException) else repr(seen)
+            self._digest.update(normalized(text, self._ids).encode())
+
+
+def _drop(*_: object) -> NoReturn:
+    """A processor of logs: sessions that are given up would fill a screen each."""
+    raise structlog.DropEvent
+
+
+@contextmanager
+def explored() -> Iterator[None]:
+    """The code as it is explored. Statements that travel together are executed one by one, so that a session can stop
+    between them; retries don't pause; a session waits for a lock for as long as the explorer lets it; journals and
+    chunks of a deletion are so small that a few items fill them; nothing is left to chance."""
+    together = statements.run
+
+    def run(tx: Any, *texts: str) -> list[Sequence[Sequence[Any]]]:
+        return [together(tx, text)[0] for text in texts]
+
+    write = Database.write
+
+    def patiently(database: Database, *work: Any, lock_wait: float | None = None, **options: Any) -> Any:
+        return write(database, *work, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(statements, "run", run)
+        patched.setattr(Database, "write", patiently)
+        patched.setattr(tenacity.nap, "time", SimpleNamespace(sleep=lambda seconds: None))
+        patched.setattr(db, "LOCK_WAIT", 600)
+        patched.setattr(purge, "CHUNK", 2)
+        for name, value in {"FEW": 1, "LEAST": 3, "MOST": 3, "PORTION": 2}.items():
+            patched.setattr(journal, name, value)
+        chance = SimpleNamespace(urandom=_random_bytes, token_bytes=_random_bytes, shuffle=lambda values: None)
+        chance.uuid4 = lambda: UUID(bytes=_random_bytes(16))
+        patched.setattr(calls, "os", chance)
+        patched.setattr(deliveries, "secrets", chance)
+        patched.setattr(deliveries, "random", chance)
+        patched.setattr(inbox, "uuid", chance)
+        structlog.configure(processors=[_drop])
+        try:
+            yield
+        finally:
+            structlog.reset_defaults()

@@ -1,0 +1,56 @@
+"""Processes that search, each on a database server of its own."""
+
+from __future__ import annotations
+
+import multiprocessing.util
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from tests.explorer.databases import Explored, OnMariaDB, OnSQLite
+from tests.explorer.search import Arena, Combination, Search
+from tests.explorer.sessions import explored
+from tests.guarantees import mutants
+from tests.servers import MariaDB, sqlite_file
+
+QUICKEST = ("--innodb-flush-log-at-trx-commit=0", "--skip-innodb-doublewrite", "--innodb-buffer-pool-size=32M")
+"""Nothing here is to survive a crash."""
+
+
+@contextmanager
+def on_mariadb() -> Iterator[Explored]:
+    server = MariaDB(options=QUICKEST)
+    try:
+        server.install()
+        server.start()
+        yield OnMariaDB(server)
+    finally:
+        server.remove()
+
+
+@contextmanager
+def on_sqlite() -> Iterator[Explored]:
+    with sqlite_file() as url:
+        yield OnSQLite(url)
+
+
+DATABASES = {"mariadb": on_mariadb, "sqlite": on_sqlite}
+
+
+_arena: Arena
+
+
+def begin(database: str) -> None:
+    """In a worker process: a server of its own."""
+    global _arena
+    mutants.from_environment()
+    resources = ExitStack()
+    resources.enter_context(explored())
+    _arena = Arena(resources.enter_context(DATABASES[database]()))
+    multiprocessing.util.Finalize(None, resources.close, exitpriority=10)
+
+
+def search(wanted: tuple[Combination, int | None]) -> tuple[str, dict[str, object]]:
+    combination, bound = wanted
+    found = Search(_arena, combination, bound).run()
+    result = {"schedules": found.schedules, "outcomes": found.outcomes, "findings": list(map(str, found.findings))}
+    return str(combination), result
