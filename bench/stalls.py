@@ -54,7 +54,7 @@ class Caller:
     """One keep-alive connection."""
 
     def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         content = None if body is None else json.dumps(body)
