@@ -63,6 +63,7 @@ test-soak: $(READY) ## the races and the state machine for much longer
 explore: $(READY) ## every pair of operations with all interleavings of their statements, every triple with two preemptions; can be interrupted
 	@scripts/need.sh mariadb-server
 	$(BIN)/python -m tests.explorer all --progress .explored
+	$(BIN)/python -m tests.explorer --database sqlite all --of 2 --progress .explored-sqlite
 
 chaos: $(READY) ## everything is killed at random for MINUTES (20), then judged to the last bit; SEED=N repeats, GALERA=1
 	@scripts/need.sh mariadb-server galera-4 rsync default-jre-headless

@@ -135,15 +135,15 @@ def payment(due: Due) -> Call:
     return Call.of(due.verb, [due.item], reason=reason)
 
 
-def strike_out(tx: Connection, paid: Sequence[Due]) -> None:
-    """Strike out debts that were paid, but for those of children whose rows are locked at the moment: to pay them again
-    changes nothing, and nobody should wait."""
+def strike_out(tx: Connection, paid: Sequence[Due], *, skip_locked: bool = False) -> None:
+    """Strike out debts that were paid; with `skip_locked`, but for those of children whose rows are locked at the
+    moment. What is left is paid again by a sweep, which changes nothing."""
     for verb in Verb:
         children = sorted(due.child for due in paid if due.verb is verb)
         if children:
             # In the order of their ids, as batch rows are locked everywhere.
             wanted = sa.select(_batches.id).where(_batches.id.in_(children)).order_by(_batches.id)
-            children = list(tx.scalars(wanted.with_for_update(skip_locked=True)))
+            children = list(tx.scalars(wanted.with_for_update(skip_locked=skip_locked)))
         if children:
             tx.execute(
                 sa.update(tables.batches)

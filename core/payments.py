@@ -107,10 +107,18 @@ def pay(database: Database, flush: Flush, dues: Sequence[Due]) -> Paid:
             rest = [due for due in part if due.item.batch not in stuck]
             parts += [rest] if rest else []
             continue
-        database.write(lambda tx, part=part: nested.strike_out(tx, part), repeatable=True)  # type: ignore[misc]
+        _strike_out(database, part)
         ended = set(flushed.owing)
         paid.owing += [(due.child, due.item.batch) for due in part if due.item.batch in ended]
     return paid
+
+
+def _strike_out(database: Database, paid: Sequence[Due]) -> None:
+    """Debts that were paid. A child's row that stays locked keeps nobody waiting: its debt is left to the sweep."""
+    try:
+        database.write(lambda tx: nested.strike_out(tx, paid), repeatable=True, lock_waits=0, lock_wait=LOCK_WAIT)
+    except errors.LockTimeout:
+        database.write(lambda tx: nested.strike_out(tx, paid, skip_locked=True), repeatable=True)
 
 
 def sweep(

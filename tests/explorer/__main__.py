@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.explorer import workers
+from tests.explorer.operations import LONG
 from tests.explorer.scene import SCENES, VARIANTS, Scene
 from tests.explorer.search import Arena, combinations, parse, replay
 from tests.explorer.sessions import explored
@@ -104,7 +105,7 @@ def _explore(given: argparse.Namespace) -> int:
         wanted = [
             (each, None if many == 2 else BOUND)
             for many in ([given.of] if given.of else [2, 3])
-            for each in combinations(arena, many, PLACES[many])
+            for each in combinations(arena, many, PLACES[many], in_one=many > 2, without=LONG if many > 2 else ())
             if set(given.only) <= set(each.operations)
         ][place::step]
         arena.close()

@@ -129,8 +129,10 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "record": record,
 }
 
-LONG: Final = {"janitor"}
-"""Rows of transactions that carry nothing from one to the next but ids; of three operations, their parts take part."""
+LONG: Final = frozenset({"janitor"})
+"""A row of transactions that carry nothing from one to the next but ids; of three operations, its parts take part."""
+MANIFOLD: Final = LONG | {"delete", "pay-parents"}
+"""Those of several transactions that meet others in each: hundreds of schedules with each of these."""
 
 
 def shown(result: Any) -> str:

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from tests.explorer import scene as scenes
 from tests.explorer.databases import Explored
-from tests.explorer.operations import LONG, OPERATIONS, shown
+from tests.explorer.operations import OPERATIONS, shown
 from tests.explorer.scene import Scene
 from tests.explorer.sessions import BLOCKED, DONE, PAUSED, RUNNING, Session
 
@@ -411,14 +411,18 @@ class Footprints:
         return not left
 
 
-def combinations(arena: Arena, many: int, places: Sequence[Scene]) -> Iterator[Combination]:
-    """All combinations of `many` operations, an operation with itself included; in the first scene only where none of
-    them touches an item group, which is what the scenes differ in. Of three, none is `LONG`."""
+def combinations(
+    arena: Arena, many: int, places: Sequence[Scene], *, in_one: bool = False, without: Collection[str] = ()
+) -> Iterator[Combination]:
+    """All combinations of `many` operations, an operation with itself included, in every scene; where none of them
+    touches an item group, which is what the scenes differ in, in the first one only. `in_one`: each in one scene only,
+    the next one in the next scene. None of the operations is one of `without`."""
     footprints = arena.footprints
-    names = [each for each in OPERATIONS if many < 3 or each not in LONG]
-    for place, scene in enumerate(places):
-        for operations in itertools.combinations_with_replacement(names, many):
-            if place and not any(footprints.touches(scene, each, "item_groups") for each in operations):
-                continue
+    names = [each for each in OPERATIONS if each not in without]
+    for number, operations in enumerate(itertools.combinations_with_replacement(names, many)):
+        wanted = [places[number % len(places)]] if in_one else places
+        if not any(footprints.touches(places[0], each, "item_groups") for each in operations):
+            wanted = places[:1]
+        for scene in wanted:
             if footprints.connected(scene, operations):
                 yield Combination(scene, operations)

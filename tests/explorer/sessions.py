@@ -149,6 +149,9 @@ class Session:
         self._turn.release()
 
     def close(self) -> None:
+        self.abandoned = True
+        if self.status == PAUSED:  # a search was broken off
+            self.go()
         self._work.put(None)
         self._thread.join()
         self.database.dispose()

@@ -449,6 +449,13 @@ MUTANTS = [
         _GROWING + "test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alone",
     ),
     Mutant(
+        "a-debt-stays-where-a-childs-row-is-locked-for-a-moment",
+        "core.nested:strike_out",
+        "skip_locked=skip_locked",
+        "skip_locked=True",
+        _EXPLORED,
+    ),
+    Mutant(
         "a-childs-key-is-looked-up-before-its-parent-is-locked",
         "core.batches:open_batch",
         "parent = None if opening.parent is None else nested.lock_parent(tx, opening.parent)",
