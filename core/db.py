@@ -364,6 +364,8 @@ def _replace_old_connections(engine: Engine) -> None:
     @sa.event.listens_for(engine, "checkout")
     def check(_: object, record: ConnectionPoolEntry, __: object) -> None:
         made, now = record.info[_MADE], time.monotonic()
+        if record.info[_USED] == made:
+            return  # it has just been made; refused twice in a row, it would be an error of SQLAlchemy's
         if made <= broken or now - made > MOST_AGE or now - record.info[_USED] > MOST_IDLE:
             raise sa.exc.DisconnectionError("it may be broken")  # the pool makes a new one, and goes on
 

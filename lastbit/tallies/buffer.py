@@ -283,6 +283,8 @@ class AsyncTallyBuffer(_Buffer):
             self._put(new)
             if self._task is None:
                 self._task = asyncio.create_task(self._work(), name="lastbit-tally-buffer")
+                # `flush` raises what ended it; asyncio need not log that nobody asked.
+                self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._changed.notify_all()
 
     async def flush(self) -> None:

@@ -1045,6 +1045,13 @@ MUTANTS = [
         _FORGOTTEN + "a_connection_broke",
     ),
     Mutant(
+        "a-connection-that-was-just-made-is-doubted",
+        "core.db:_replace_old_connections",
+        "record.info[_USED] == made",
+        "False",
+        "../storage/test_db.py::test_a_connection_that_is_made_while_others_break_is_used",
+    ),
+    Mutant(
         "a-restart-is-not-seen",
         "core.continuity:server",
         ", now - uptime",

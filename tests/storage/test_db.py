@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import alembic.autogenerate
 import pymysql
@@ -17,7 +18,7 @@ import sqlalchemy as sa
 from alembic.migration import MigrationContext
 from sqlalchemy.engine import Connection
 
-from core import errors, faults, schema, tables
+from core import db, errors, faults, schema, tables
 from core.batches import Opening
 from core.db import MOST_AGE, MOST_IDLE, Database
 from core.service import Service
@@ -460,3 +461,17 @@ def test_new_connections_do_not_read_the_machines_certificates_again(
         mariadb_database.dispose()
         assert mariadb_database.read(lambda tx: tx.exec_driver_sql("SELECT 1").scalar()) == 1
     assert len(read) <= 1
+
+
+@pytest.mark.mariadb
+def test_a_connection_that_is_made_while_others_break_is_used(
+    mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were made before are replaced; this one is new, whatever the clock says: here it stands still."""
+    monkeypatch.setattr(db, "time", SimpleNamespace(monotonic=lambda: 5.0, perf_counter=time.perf_counter))
+    with Database(mariadb_url) as database:
+        with database.engine.connect() as broken, database.engine.connect() as killer:
+            killer.exec_driver_sql(f"KILL {broken.exec_driver_sql('SELECT CONNECTION_ID()').scalar()}")
+            with pytest.raises(sa.exc.DBAPIError):
+                broken.exec_driver_sql("SELECT 1")
+        assert database.read(lambda tx: tx.exec_driver_sql("SELECT 1").scalar()) == 1
