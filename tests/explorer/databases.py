@@ -27,7 +27,7 @@ class Explored(Protocol):
     url: str
 
     def waiting(self, sessions: Collection[Session]) -> set[Session]:
-        """Those that wait for a lock now."""
+        """The sessions that wait for a lock now."""
 
     def may_run(self, session: Session, others: Collection[Session]) -> bool:
         """Whether the session's next statement can be begun while the others stand where they are."""

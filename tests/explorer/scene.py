@@ -223,7 +223,7 @@ QUERIES: Final = [
     "SELECT batch_id, group_no, resolved, failed, resolved_count, failed_count FROM item_groups ORDER BY 1, 2",
     "SELECT batch_id, entry_no, numbers FROM ack_journal ORDER BY batch_id, entry_no",
 ]
-"""What is read at the end of a schedule; `outcome` takes the rows."""
+"""The statements that read the end of a schedule; `outcome` takes their rows."""
 
 
 def outcome(found: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, list[str]], list[str]]:

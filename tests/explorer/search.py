@@ -75,7 +75,7 @@ class Searched:
     """What came of one combination."""
 
     schedules: int = 0
-    """Those that were begun; some of them met an earlier one and were left there."""
+    """Schedules that were begun; some of them met an earlier one and were left there."""
     completed: int = 0
     outcomes: int = 0
     findings: list[Finding] = field(default_factory=list)
@@ -324,7 +324,7 @@ class Branches:
 
 
 class Diverged(Exception):
-    """A schedule did not repeat: something besides the database and the schedule decides."""
+    """A schedule did not repeat: it depends on more than the database and the schedule."""
 
 
 def _differences(outcome: Outcome, allowed: Iterable[Outcome]) -> list[str]:
