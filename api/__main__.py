@@ -21,9 +21,10 @@ from uvicorn.supervisors import Multiprocess
 from api.connections import raise_open_files
 from api.protocol import AckProtocol
 from api.tokens import Tokens
-from core import checks, errors, logs, schema
-from core.db import Database
+from core import errors, logs
 from core.settings import Settings, settings_of
+from core.storage import checks, schema
+from core.storage.database import Database
 
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept, longer than clients' pools and proxies do: so it's they who close it, and no

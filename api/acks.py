@@ -26,9 +26,9 @@ from api.problems import Place, Problem
 from api.requests import HEADER, USUAL, Requests, given_id, request_id
 from api.turns import Turns
 from core import errors
-from core.calls import Answer, Call, Rejected, Verb
-from core.combiner import TOO_MANY
-from core.lanes import Pending
+from core.acks.call import Answer, Call, Rejected, Verb
+from core.acks.combiner import TOO_MANY
+from core.acks.lanes import Pending
 from core.service import MaskPlaces, Service
 from lastbit.ids import INTEGER_LIMIT, MAX_GROUP_SIZE, InvalidItemId, ItemId
 from lastbit.tokens import Token

@@ -31,15 +31,16 @@ from api.session import Sessions
 from api.tokens import LOOK_EVERY, Tokens
 from api.turns import Turns
 from api.waiting import Waiting
-from core import janitor, logs, schema
-from core.admission import Admission
-from core.combiner import Combiner
-from core.db import Database
+from core import janitor, logs
+from core.acks.admission import Admission
+from core.acks.combiner import Combiner
 from core.dispatcher import Dispatcher
-from core.replicas import Replica
 from core.service import Service
 from core.settings import Settings
+from core.storage import schema
+from core.storage.database import Database
 from core.ticker import ticking
+from core.webhooks.replicas import Replica
 from senders.webhooks import WebhookSender
 
 VERSION = "1.0.0"

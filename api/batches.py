@@ -17,10 +17,10 @@ from api.body import JsonRoute
 from api.models import BatchId
 from api.problems import documented
 from api.waiting import Waiting
-from core import picture, ranges
-from core.batches import Batch
+from core.batches import group_counts, ranges
+from core.batches.batch import Batch
+from core.batches.lifecycle import TERMINAL
 from core.explain import Reason
-from core.lifecycle import TERMINAL
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT, item_id
 from lastbit.tokens import Role, Token
@@ -202,7 +202,7 @@ def groups(
     request: Request,
     start: Annotated[int, Query(ge=0, lt=INTEGER_LIMIT, description="the first group"), models.Decimal] = 0,
     limit: Annotated[int, Query(ge=1, le=4096, description="tiles at the most"), models.Decimal] = 1024,
-    per: Annotated[int, Query(ge=1, le=picture.GROUPS, description="groups a tile"), models.Decimal] = 1,
+    per: Annotated[int, Query(ge=1, le=group_counts.GROUPS, description="groups a tile"), models.Decimal] = 1,
 ) -> dict[str, Any]:
     """How much of each group is resolved, a tile for each `per` of them. An answer covers at most 131,072 groups."""
     found, seen = _service(request).picture(batch, start, limit, per)

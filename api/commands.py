@@ -16,7 +16,8 @@ from api.body import JsonRoute
 from api.events import Position, woken
 from api.free_json import response, stored
 from api.problems import documented
-from core import feed, outbox
+from core import feed
+from core.processes import outbox
 from core.service import Service
 
 router = APIRouter(prefix="/v1/commands", route_class=JsonRoute, tags=["processes"])

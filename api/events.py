@@ -22,7 +22,8 @@ from api.groups import Fence
 from api.models import Body, Key
 from api.problems import Place, documented, invalid
 from api.waiting import Follower, Waiting, text_of
-from core import errors, feed, groups
+from core import errors, feed
+from core.consumer_groups import groups
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role, Token

@@ -14,7 +14,7 @@ from api.access import ANY, needs
 from api.body import JsonRoute, from_base64
 from api.models import Body
 from api.problems import documented
-from core import groups, leases
+from core.consumer_groups import groups, leases
 from core.errors import InvalidRequest
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT

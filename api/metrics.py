@@ -16,8 +16,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from core import errors, gauges
-from core.calls import Verb
-from core.db import Database
+from core.acks.call import Verb
+from core.storage.database import Database
 
 ACKS: Final = Counter("lastbit_acks_total", "Items of acks and failures that were answered", ["verb", "result"])
 ACK_REQUESTS: Final = Counter("lastbit_ack_requests_total", "Calls of the two ack routes", ["verb", "status"])

@@ -12,8 +12,9 @@ from starlette.concurrency import run_in_threadpool
 
 from api import patterns
 from api.access import caller_of
-from core import batches, errors
-from core.lifecycle import State
+from core import errors
+from core.batches import batch as batches
+from core.batches.lifecycle import State
 from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId
 
 MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600

@@ -18,7 +18,9 @@ from api.groups import Epoch
 from api.groups import Name as WorkerName
 from api.models import Body
 from api.problems import documented
-from core import definitions, groups, outbox, processes, tables, timers
+from core import tables
+from core.consumer_groups import groups
+from core.processes import definitions, instances, outbox, timers
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
@@ -219,7 +221,7 @@ def _definition(definition: definitions.Definition) -> dict[str, Any]:
     return {name: getattr(definition, name) for name in Process.model_fields}
 
 
-def _instance(instance: processes.Instance) -> dict[str, Any]:
+def _instance(instance: instances.Instance) -> dict[str, Any]:
     shown = {name: getattr(instance, name) for name in ProcessInstance.model_fields}
     return {**shown, "state": free_json.stored(instance.state)}
 
@@ -268,7 +270,7 @@ def list_instances(
 ) -> Response:
     """The instances of a process, by name."""
     of = f"instances:{process}"
-    wanted = None if status is None or status == "parked" else processes.Status(status)
+    wanted = None if status is None or status == "parked" else instances.Status(status)
     found, cut = _service(request).list_instances(
         process, wanted, cursors.decode_name(of, cursor), limit, parked=status == "parked"
     )
@@ -299,7 +301,7 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
     state as it is now.
     """
     handled = _service(request).handle(
-        processes.Handling(
+        instances.Handling(
             process,
             instance,
             body.event.id,

@@ -28,9 +28,9 @@ from api.problems import Problem
 from api.requests import WIRE_HEADER
 from api.watched import USUAL_LINES, WatchedProtocol
 from core import errors
-from core.calls import Call, Verb
-from core.combiner import TOO_MANY
-from core.lanes import Pending
+from core.acks.call import Call, Verb
+from core.acks.combiner import TOO_MANY
+from core.acks.lanes import Pending
 from lastbit.tokens import Token
 
 _VERBS: Final = {path.encode(): verb for path, verb in PATHS.items()}

@@ -13,7 +13,8 @@ from api import body, cursors, models
 from api.access import Access, caller_of, needs
 from api.problems import Problem, documented
 from api.routing import GuardedRoute
-from core import groups, tallies
+from core import tallies
+from core.consumer_groups import groups
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role

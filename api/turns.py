@@ -1,8 +1,8 @@
 """How long the event loop's turns take, and whom to send away when they are long.
 
-Acks don't only wait in their queue (see `core.admission`). Where calls are large, to parse them takes longer than to
-commit them: the queue stays short, while callers wait in their sockets until the loop comes to them, for seconds, and
-nobody is told to come back. A turn is what the loop does for all who have sent something; who sends while it lasts
+Acks don't only wait in their queue (see `core.acks.admission`). Where calls are large, to parse them takes longer than
+to commit them: the queue stays short, while callers wait in their sockets until the loop comes to them, for seconds,
+and nobody is told to come back. A turn is what the loop does for all who have sent something; who sends while it lasts
 waits for its end. So turns are the measure here as waits are there, and the rule is the same: a burst is taken whole,
 and so is a crowd in which each waits for an answer. Once turns have been long for `after` seconds on end, or one alone
 for half of that, each parses some calls and sends away the rest as they are, until nobody had to be sent away for a
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from core.admission import CALM, CROWD, LEAST
+from core.acks.admission import CALM, CROWD, LEAST
 
 SHARES: Final = (CROWD / 10, CROWD / 2)
 """Seconds of a turn for parsing, while turns are long, at the least and at the most: half of what the one before took

@@ -22,9 +22,10 @@ from typing import Final
 from starlette.concurrency import run_in_threadpool
 
 from api import models
-from core import errors, feed, pages
+from core import errors, feed
 from core.service import Service
-from core.statements import chunks
+from core.storage import limits
+from core.storage.statements import chunks
 
 POLL: Final = 0.25
 """Seconds between two looks at the feed."""
@@ -184,7 +185,7 @@ class Waiting:
             page = self._pages.get(asked)
             if page is None:
                 above = filter(wanted.wants, _above(self._kept, after))
-                found, cut = pages.within(above, feed.size, limit, most)
+                found, cut = limits.within(above, feed.size, limit, most)
                 page = self._pages[asked] = SharedPage(found, found[-1].position if cut else position, position)
             return page
         return await run_in_threadpool(

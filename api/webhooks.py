@@ -14,9 +14,9 @@ from api.body import JsonRoute
 from api.events import Name
 from api.models import BatchId, Body, Key
 from api.problems import documented
-from core import targets, webhooks
 from core.service import Service
-from core.webhooks import Progress
+from core.webhooks import addresses, subscriptions
+from core.webhooks.subscriptions import Progress
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role
 
@@ -30,7 +30,7 @@ ProgressName = Literal["pending", "delivered", "dead"]
 
 class NewWebhook(Body):
     url: str = Field(
-        max_length=targets.LONGEST_URL,
+        max_length=addresses.LONGEST_URL,
         description="http or https, without a user name; its host must resolve to public addresses only",
         json_schema_extra={"pattern": patterns.URL},
     )
@@ -122,12 +122,12 @@ def _service(request: Request) -> Service:
     return service
 
 
-def _delivery(delivery: webhooks.Delivery) -> dict[str, Any]:
+def _delivery(delivery: subscriptions.Delivery) -> dict[str, Any]:
     shown = {name: getattr(delivery, name) for name in Delivery.model_fields}
     return {**shown, "log": [{name: getattr(each, name) for name in Attempt.model_fields} for each in delivery.log]}
 
 
-def _webhook(webhook: webhooks.Webhook) -> dict[str, Any]:
+def _webhook(webhook: subscriptions.Webhook) -> dict[str, Any]:
     return {name: getattr(webhook, name) for name in Webhook.model_fields}
 
 

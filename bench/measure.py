@@ -18,8 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from core import schema
-from core.db import Database
+from core.storage import schema
+from core.storage.database import Database
 from tests.servers import ROOT, MariaDB, ServiceProcess, free_port, running_service
 
 

@@ -24,11 +24,11 @@ from typing import Any
 
 from bench import measure
 from bench.measure import Scale
-from core import schema
-from core.batches import Opening
-from core.calls import Call, Verb
-from core.db import Database
+from core.acks.call import Call, Verb
+from core.batches.batch import Opening
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from lastbit.ids import DEFAULT_GROUP_SIZE
 from tests.servers import MariaDB
 

@@ -21,12 +21,16 @@ from typing import Final
 
 import structlog
 
-from core import deliveries, errors, groups, metrics, payments, timers, webhooks
-from core.backoff import Backoff
-from core.db import Database
-from core.deliveries import Claim
-from core.replicas import Replica
-from core.webhooks import Answer, Progress, Sender
+from core import errors, metrics
+from core.acks import parents
+from core.consumer_groups import groups
+from core.processes import timers
+from core.storage.database import Database
+from core.webhooks import deliveries, subscriptions
+from core.webhooks.backoff import Backoff
+from core.webhooks.deliveries import Claim
+from core.webhooks.replicas import Replica
+from core.webhooks.subscriptions import Answer, Progress, Sender
 
 SWEEP: Final = 0.5
 """Seconds of a round for payments. Those that are left are made in the next one."""
@@ -63,7 +67,7 @@ class Dispatcher:
         """By webhook, what is being sent."""
         self._sending: set[Future[None]] = set()
         self._stopping = False
-        self._stuck = payments.Stuck()
+        self._stuck = parents.Stuck()
         self._last: datetime | None = None
         """The database's time in the last round."""
 
@@ -91,7 +95,7 @@ class Dispatcher:
     def _sweep(self) -> int:
         """Pay parents, after all else has begun: what that makes due is sent in the next round."""
         try:
-            return payments.sweep(self._database, stuck=self._stuck, seconds=SWEEP)
+            return parents.sweep(self._database, stuck=self._stuck, seconds=SWEEP)
         except errors.CoreError as error:
             log.warning("dispatcher_waits", error=str(error))
             return 0
@@ -165,8 +169,8 @@ class Dispatcher:
                 claim = None  # the next round says what is wrong
 
     def _deliver(self, claim: Claim) -> None:
-        content = webhooks.body(claim.event)
-        headers = webhooks.headers(claim.secret, claim.event.id, claim.at, content)
+        content = subscriptions.body(claim.event)
+        headers = subscriptions.headers(claim.secret, claim.event.id, claim.at, content)
         try:
             answer = self._sender.send(claim.url, headers, content)
         except Exception:  # a bug of the sender's: counted as a try, or it would go on for ever

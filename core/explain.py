@@ -15,10 +15,14 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import batches, journal, ranges, tables, webhooks
-from core.batches import Batch
-from core.calls import Verb
-from core.lifecycle import LIVE, State
+from core import tables
+from core.acks.call import Verb
+from core.batches import batch as batches
+from core.batches import ranges
+from core.batches.batch import Batch
+from core.batches.lifecycle import LIVE, State
+from core.bits import journal
+from core.webhooks import subscriptions
 from lastbit.ids import item_id
 
 SHOWN: Final = 5
@@ -232,13 +236,13 @@ def _parent_not_told(_: Connection, look: _Look) -> Iterator[Reason]:
 
 
 def _webhook_not_delivered(snapshot: Connection, look: _Look) -> Iterator[Reason]:
-    late: dict[int, webhooks.Delivery] = {}
-    for delivery in webhooks.undelivered(snapshot, look.batch.id):
+    late: dict[int, subscriptions.Delivery] = {}
+    for delivery in subscriptions.undelivered(snapshot, look.batch.id):
         late.setdefault(delivery.webhook, delivery)  # the newest of each
     for webhook, delivery in sorted(late.items())[:SHOWN]:
         last = delivery.last
         answer = "it was not tried yet" if last is None else f"the last answer was {last.error or last.status}"
-        if delivery.state is webhooks.Progress.DEAD or delivery.next_attempt_at is None:
+        if delivery.state is subscriptions.Progress.DEAD or delivery.next_attempt_at is None:
             when = "it is given up: redeliver it"
         else:
             when = f"the next try is due at {_moment(delivery.next_attempt_at)}"

@@ -25,10 +25,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import cluster, errors, pages, tables
-from core.db import APPENDED, Database
-from core.lifecycle import State
-from core.statements import LIST, chunks
+from core import errors, tables
+from core.batches.lifecycle import State
+from core.storage import galera, limits
+from core.storage.database import APPENDED, Database
+from core.storage.statements import LIST, chunks
 
 CHUNK: Final = 1000
 """Events that one transaction removes, and that are looked up by one statement."""
@@ -136,7 +137,7 @@ def hold(tx: Connection) -> tuple[int, int]:
     """The position of the last event, and up to which they were removed. Until the commit none is appended, and none is
     trimmed. For those who write nothing to the feed, and need what it has."""
     row = tx.execute(sa.select(_head.position, _head.trimmed).where(_head.id == 1).with_for_update()).one()
-    cluster.guard(tx, _head.trimmed, _head.id == 1)
+    galera.guard(tx, _head.trimmed, _head.id == 1)
     return row.position, row.trimmed
 
 
@@ -197,8 +198,8 @@ def read(
         start = after if last is None else last.position
         return [event(row) for row in snapshot.execute(query.where(_feed.position > start).limit(count))]
 
-    rows = pages.stepwise(above, size, first=min(limit, FIRST), most=most)
-    events, cut = pages.within(rows, size, limit, most)
+    rows = limits.stepwise(above, size, first=min(limit, FIRST), most=most)
+    events, cut = limits.within(rows, size, limit, most)
     return Page(events, events[-1].position if cut else position, position)
 
 

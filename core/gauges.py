@@ -14,10 +14,10 @@ from prometheus_client.core import GaugeMetricFamily
 from sqlalchemy.engine import Connection
 
 from core import feed, tables
-from core.inbox import Status
-from core.lifecycle import State
-from core.webhooks import Progress
-from core.webhooks import State as WebhookState
+from core.batches.lifecycle import State
+from core.processes.inbox import Status
+from core.webhooks.subscriptions import Progress
+from core.webhooks.subscriptions import State as WebhookState
 
 _table: Final = tables.batches.c
 

@@ -16,9 +16,14 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import batches, definitions, deliveries, errors, feed, nested, payments, purge, tables, tombstones
-from core.db import Database
-from core.lifecycle import LIVE, State, is_idle
+from core import errors, feed, tables
+from core.acks import parents
+from core.batches import batch as batches
+from core.batches import nesting, purge
+from core.batches.lifecycle import LIVE, State, is_idle
+from core.processes import definitions, retention
+from core.storage.database import Database
+from core.webhooks import deliveries
 
 PAGE: Final = 500
 """Batches that are looked at in one statement."""
@@ -64,9 +69,9 @@ def run_once(
 ) -> Report:
     """One pass. `progress` is told each id that was dealt with. Raises `errors.Unavailable`."""
     report = Report(dry_run)
-    stuck = payments.Stuck()
+    stuck = parents.Stuck()
     if not dry_run:
-        report.parents = payments.sweep(database, stuck=stuck)
+        report.parents = parents.sweep(database, stuck=stuck)
 
     def unless_locked(step: Callable[[], bool], batch: int) -> bool:
         try:
@@ -77,7 +82,7 @@ def run_once(
 
     def expire(row: Any) -> bool:
         if dry_run:
-            return not database.read(lambda tx: nested.has_live_children(tx, row.id))
+            return not database.read(lambda tx: nesting.has_live_children(tx, row.id))
         return unless_locked(lambda: _expire(database, row.id, policy, stuck), row.id)
 
     for row, now in _walk(database, LIVE):
@@ -92,9 +97,9 @@ def run_once(
         report.events = feed.trim(database, policy.keep_events, needed=_needed)
         deliveries.trim(database)
         report.inbox = definitions.prune(database)
-        report.instances = tombstones.forget(database, policy.keep)
+        report.instances = retention.forget(database, policy.keep)
         definitions.sweep(database)
-        report.commands = tombstones.forget_orphans(database)
+        report.commands = retention.forget_orphans(database)
     return report
 
 
@@ -156,20 +161,20 @@ def _half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
         last = rows[-1]
 
 
-def _expire(database: Database, batch_id: int, policy: Policy, stuck: payments.Stuck) -> bool:
+def _expire(database: Database, batch_id: int, policy: Policy, stuck: parents.Stuck) -> bool:
     def work(tx: Connection) -> batches.Batch | None:
         try:
             batch, now = batches.lock(tx, batch_id)
         except errors.BatchNotFound:
             return None
         # A child is opened under its parent's lock, so none can come between.
-        if not _idle(batch, now, policy) or nested.has_live_children(tx, batch_id):
+        if not _idle(batch, now, policy) or nesting.has_live_children(tx, batch_id):
             return None
         return batches.end(tx, batch, State.EXPIRED, now)
 
     expired = database.write(work, repeatable=True, lock_waits=0)
     if expired is not None and expired.parent_due is not None:
-        payments.sweep(database, stuck=stuck)
+        parents.sweep(database, stuck=stuck)
     return expired is not None
 
 

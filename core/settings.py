@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from core.backoff import Backoff
+from core.webhooks.backoff import Backoff
 
 SECRET: Final = ("tokens", "session_key")
 """Settings whose values nobody is to read off a terminal."""

@@ -44,8 +44,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from core import errors, faults, statements, tables
-from core.statements import LIST, chunks
+from core import errors, tables
+from core.storage import faults, statements
+from core.storage.statements import LIST, chunks
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
 

@@ -17,12 +17,13 @@ import threading
 
 import structlog
 
-from core import errors, logs, schema
-from core.db import Database
+from core import errors, logs
 from core.dispatcher import Dispatcher
-from core.replicas import Replica
 from core.settings import settings_of
+from core.storage import schema
+from core.storage.database import Database
 from core.ticker import ticking
+from core.webhooks.replicas import Replica
 from senders.webhooks import WebhookSender
 
 log = structlog.get_logger(__name__)

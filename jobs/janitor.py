@@ -19,10 +19,11 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from core import checks, errors, schema
-from core.db import Database
+from core import errors
 from core.janitor import Policy, Report, run_once
 from core.settings import settings_of
+from core.storage import checks, schema
+from core.storage.database import Database
 
 CLOCKS: Final = 3600
 """Seconds that the database's clock and this machine's may differ."""

@@ -1,4 +1,4 @@
-"""Alembic's entry. `core.schema` passes the connection in; run by hand, `alembic` takes LASTBIT_DATABASE_URL."""
+"""Alembic's entry. `core.storage.schema` passes the connection in; by hand, `alembic` takes LASTBIT_DATABASE_URL."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from alembic import context
 from alembic.ddl.mysql import MySQLImpl
 from sqlalchemy.exc import DBAPIError
 
-from core import faults, tables
-from core.db import Database
+from core import tables
+from core.storage import faults
+from core.storage.database import Database
 
 
 class Resuming(MySQLImpl):

@@ -21,9 +21,8 @@ from typing import Final
 
 import httpcore
 
-from core import targets
-from core.targets import Target, Unfit
-from core.webhooks import Answer
+from core.webhooks.addresses import NOT_PUBLIC, Target, Unfit, is_public, parse
+from core.webhooks.subscriptions import Answer
 from lastbit import __version__
 from senders.connection import Deadline, Pinned
 
@@ -41,7 +40,7 @@ def resolve(host: str, port: int) -> list[str]:
 
 
 class WebhookSender:
-    """A `core.webhooks.Sender`. `timeout` is for all of a request, in seconds."""
+    """A `core.webhooks.subscriptions.Sender`. `timeout` is for all of a request, in seconds."""
 
     def __init__(
         self,
@@ -57,8 +56,8 @@ class WebhookSender:
         self._certificates = certificates or ssl.create_default_context()
 
     def check(self, url: str) -> None:
-        """Whether a webhook may lead there, as its host resolves now. Raises `targets.Unfit`."""
-        self._addresses(targets.parse(url), Deadline(self._timeout))
+        """Whether a webhook may lead there, as its host resolves now. Raises `Unfit`."""
+        self._addresses(parse(url), Deadline(self._timeout))
 
     def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
         """Raises nothing for what the network or the receiver does."""
@@ -68,7 +67,7 @@ class WebhookSender:
         retry_after: float | None = None
         try:
             deadline = Deadline(self._timeout)
-            target = targets.parse(url)
+            target = parse(url)
             addresses = self._addresses(target, deadline)
             with (
                 httpcore.ConnectionPool(
@@ -110,8 +109,8 @@ class WebhookSender:
             addresses = None
         if not addresses:
             raise Unfit("the host can't be resolved")
-        if not self._allow_private and not all(map(targets.is_public, addresses)):
-            raise Unfit(f"the host is {targets.NOT_PUBLIC}")
+        if not self._allow_private and not all(map(is_public, addresses)):
+            raise Unfit(f"the host is {NOT_PUBLIC}")
         return addresses
 
     def _words(self, cause: Exception, status: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from core.db import Database
+from core.storage.database import Database
 
 START = datetime(2026, 5, 4, 8, 0, tzinfo=UTC)
 

@@ -12,9 +12,9 @@ import hypothesis
 import pytest
 import structlog
 
-from core.combiner import Inline
-from core.db import Database
+from core.acks.combiner import Inline
 from core.service import Service
+from core.storage.database import Database
 from tests import templates
 from tests.brokers import RabbitMQ, RedisServer, redis_server
 from tests.galera import Cluster

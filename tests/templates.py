@@ -11,8 +11,8 @@ from pathlib import Path
 import pymysql
 from pymysql.constants import CLIENT
 
-from core import schema
-from core.db import Database
+from core.storage import schema
+from core.storage.database import Database
 from tests.servers import sqlite_file
 
 _mariadb: list[str] = []

@@ -22,8 +22,9 @@ import pytest
 import yaml
 from standardwebhooks import WebhookVerificationError
 
-from core import feed, webhooks
+from core import feed
 from core.settings import Settings
+from core.webhooks import subscriptions
 from examples.demo import __main__ as demo
 from lastbit.cli import cli
 from tests.servers import ROOT, MariaDB, running_service
@@ -202,7 +203,7 @@ def test_every_event_of_the_log_is_documented() -> None:
     documented = {
         each for row in re.findall(r"^\| ([^|]*) \|", table, re.MULTILINE) for each in re.findall(r"`(\w+)`", row)
     }
-    sources = [path.read_text() for folder in ("core", "api") for path in (ROOT / folder).glob("*.py")]
+    sources = [path.read_text() for folder in ("core", "api") for path in (ROOT / folder).rglob("*.py")]
     assert documented == {each for text in sources for each in re.findall(r"\blog\.\w+\([^\"()]*\"(\w+)\"", text)}
 
 
@@ -400,17 +401,17 @@ def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_p
 
 def test_the_receiver_acts_once_on_what_is_signed() -> None:
     """docs/webhooks.md: what the service sends is verified and acted on once; what somebody else sends is not."""
-    secret = webhooks.new_secret()
+    secret = subscriptions.new_secret()
     now = datetime.now(UTC)
-    body = webhooks.body(feed.Event(1, "batch:7:completed", "batch.completed", 7, "catalog-42", None, now))
-    headers = webhooks.headers(secret, "batch:7:completed", now, body)
+    body = subscriptions.body(feed.Event(1, "batch:7:completed", "batch.completed", 7, "catalog-42", None, now))
+    headers = subscriptions.headers(secret, "batch:7:completed", now, body)
     known: dict[str, Any] = {"seen": set(), "published": []}
     (snippet,) = blocks(ROOT / "docs/webhooks.md", "python")
     exec(snippet, known)
     for _ in range(2):
         known["receive"](secret, headers, body)
     assert known["published"] == ["catalog-42"]
-    for forged in ((secret, headers, body.replace(b"42", b"43")), (webhooks.new_secret(), headers, body)):
+    for forged in ((secret, headers, body.replace(b"42", b"43")), (subscriptions.new_secret(), headers, body)):
         with pytest.raises(WebhookVerificationError):
             known["receive"](*forged)
 

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import pymysql
 
-from core import schema
-from core.batches import Opening
-from core.calls import Call, Verb
-from core.combiner import Combiner, Inline
-from core.db import Database
+from core.acks.call import Call, Verb
+from core.acks.combiner import Combiner, Inline
+from core.batches.batch import Opening
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from lastbit.ids import DEFAULT_GROUP_SIZE
 from tests.servers import MariaDB
 

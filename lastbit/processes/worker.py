@@ -6,7 +6,8 @@ What could go wrong, and why it cannot:
 * *An event is skipped.* Each partition has a window over the feed's positions; what is committed is the position below
   the first event that is not handled. What belongs to others, and what is of no type that the process wants, is passed
   over and never holds the floor. A partition that comes with an older position is read from there.
-* *An event is handled twice*, after a crash or beside a zombie: the service does each once (`core/processes.py`).
+* *An event is handled twice*, after a crash or beside a zombie: the service does each once
+  (`core/processes/instances.py`).
 * *The state is an old one.* States are kept from one event to the next, and the service refuses what was computed from
   another version; then the instance is read, and the function is called again.
 * *Events of one instance overtake each other.* A partition has one lane, where one event comes after the other; lanes

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from core import tables
-from core.db import Database
+from core.storage.database import Database
 from tests.chaos.plans import Plan
 from tests.receivers import Got
 

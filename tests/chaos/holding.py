@@ -18,8 +18,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from core import errors, tables
-from core.db import Database
-from core.lifecycle import State
+from core.batches.lifecycle import State
+from core.storage.database import Database
 from tests.chaos.plans import GROWING_SIZE
 
 _batches = tables.batches.c

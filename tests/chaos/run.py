@@ -19,8 +19,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from core import schema, tables
-from core.db import Database
+from core import tables
+from core.storage import schema
+from core.storage.database import Database
 from lastbit import Client, Retry
 from lastbit.errors import ServiceUnreachable, Unavailable
 from tests.chaos import evidence

@@ -14,7 +14,7 @@ from tests.guarantees import journaled, mutants
 
 # Not below: worker processes import this module again, under another name.
 if "LASTBIT_CHAOS_ALL_LARGE" in os.environ:
-    pytest.MonkeyPatch().setattr("core.acks._is_little", lambda units: False)
+    pytest.MonkeyPatch().setattr("core.acks.flush._is_little", lambda units: False)
 else:
     journaled.mix(pytest.MonkeyPatch(), numbers=40)
 mutants.from_environment()

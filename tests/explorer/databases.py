@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pymysql
 from pymysql.constants import CLIENT
 
-from core.db import Database
+from core.storage.database import Database
 from tests import templates
 from tests.explorer.sessions import NEW_IDS, Session
 from tests.servers import MariaDB

@@ -8,12 +8,16 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from core import definitions, deliveries, feed, groups, janitor, leases, outbox, payments, processes, tallies, timers
-from core.backoff import Backoff
-from core.batches import Opening
-from core.calls import Call, Verb
+from core import feed, janitor, tallies
+from core.acks import parents
+from core.acks.call import Call, Verb
+from core.batches.batch import Opening
+from core.consumer_groups import groups, leases
 from core.errors import CoreError
-from core.webhooks import Answer
+from core.processes import definitions, instances, outbox, timers
+from core.webhooks import deliveries
+from core.webhooks.backoff import Backoff
+from core.webhooks.subscriptions import Answer
 from lastbit.ids import ItemId
 from lastbit.streams.snapshot import Snapshot
 from tests.explorer.scene import GROUP, PROCESS, SIZE, TALLY
@@ -69,7 +73,7 @@ def record(session: Session) -> Any:
 
 def handle(event: int, version: int = 1, *, finish: bool = False, error: str | None = None) -> Operation:
     command = outbox.New("step", "ship")
-    handling = processes.Handling(
+    handling = instances.Handling(
         PROCESS, "o1", f"e{event}", event, "w1", 1, version, "{}", () if error else (command,), (), finish, error
     )
     return lambda session: session.service.handle(handling)
@@ -104,7 +108,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "cancel": lambda session: session.service.cancel(2),
     "expire": expire,
     "delete": lambda session: session.service.delete(2),
-    "pay-parents": lambda session: payments.sweep(session.database),
+    "pay-parents": lambda session: parents.sweep(session.database),
     "remove-ended": remove_ended,
     "janitor": lambda session: janitor.run_once(session.database, _POLICY),
     "look": look,

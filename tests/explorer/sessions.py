@@ -25,13 +25,19 @@ import sqlalchemy as sa
 import structlog
 import tenacity
 
-from core import calls, db, deliveries, inbox, journal, payments, purge, statements, tables
-from core.combiner import Inline
-from core.db import Database
+from core import tables
+from core.acks import call, parents
+from core.acks.combiner import Inline
+from core.acks.parents import Payer
+from core.batches import purge
+from core.bits import journal
+from core.bits.cache import Held
 from core.errors import CoreError
-from core.held import Held
-from core.payments import Payer
+from core.processes import inbox
 from core.service import Service
+from core.storage import database, statements
+from core.storage.database import Database
+from core.webhooks import deliveries
 
 PAUSED, RUNNING, BLOCKED, DONE = "paused", "running", "blocked", "done"
 NEW_IDS = 1_000_000
@@ -59,7 +65,7 @@ class PaysAtOnce(Payer):
     """Payments of parents in the thread of the call that they are for: a session is one thread."""
 
     def pay(self, *children: int) -> Future[None]:
-        bill = payments._Bill(set(children), math.inf)
+        bill = parents._Bill(set(children), math.inf)
         self._bills.append(bill)
         while not bill.paid.done():
             self._pay_level()
@@ -268,13 +274,13 @@ def explored() -> Iterator[None]:
         patched.setattr(statements, "run", run)
         patched.setattr(Database, "write", patiently)
         patched.setattr(tenacity.nap, "time", SimpleNamespace(sleep=lambda seconds: None))
-        patched.setattr(db, "LOCK_WAIT", 600)
+        patched.setattr(database, "LOCK_WAIT", 600)
         patched.setattr(purge, "CHUNK", 2)
         for name, value in {"FEW": 1, "LEAST": 3, "MOST": 3, "PORTION": 2}.items():
             patched.setattr(journal, name, value)
         chance = SimpleNamespace(urandom=_random_bytes, token_bytes=_random_bytes, shuffle=lambda values: None)
         chance.uuid4 = lambda: UUID(bytes=_random_bytes(16))
-        patched.setattr(calls, "os", chance)
+        patched.setattr(call, "os", chance)
         patched.setattr(deliveries, "secrets", chance)
         patched.setattr(deliveries, "random", chance)
         patched.setattr(inbox, "uuid", chance)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from api.acks import MAX_GROUPS, MAX_IDS
 from api.protocol import AckProtocol
-from core.lifecycle import State
+from core.batches.lifecycle import State
 from tests.fuzz.sizes import examples
 from tests.fuzz.wire import Answer, Served, answers, served
 from tests.guarantees.model import Model, perform

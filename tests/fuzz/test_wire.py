@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from api.http1 import Http1Protocol
 from api.protocol import AckProtocol
 from api.watched import HEAD
-from core.calls import Answer
+from core.acks.call import Answer
 from tests.fuzz.sizes import examples
 from tests.fuzz.wire import Served, served
 

@@ -26,15 +26,16 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from core import logs, purge
-from core.backoff import Backoff
-from core.combiner import Combiner, Inline
-from core.db import Database
+from core import logs
+from core.acks.combiner import Combiner, Inline
+from core.batches import purge
+from core.consumer_groups.groups import Fence
+from core.consumer_groups.leases import Caller
 from core.dispatcher import Dispatcher
-from core.groups import Fence
-from core.leases import Caller
 from core.service import Service
-from core.webhooks import Answer
+from core.storage.database import Database
+from core.webhooks.backoff import Backoff
+from core.webhooks.subscriptions import Answer
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees import journaled, mutants, orders
 from tests.guarantees.model import Request, perform

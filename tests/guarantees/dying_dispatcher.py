@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from core import deliveries
+from core.webhooks import deliveries
 from jobs.dispatcher import main
 
 

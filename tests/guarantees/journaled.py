@@ -1,7 +1,7 @@
 """Batches that are journaled from their first ack, beside others that aren't: the same guarantees hold for all of them.
 
-In production a batch is journaled once acks have come in no order to many of its groups (`core.journal.pays`). Here its
-id decides, so that small batches are, and every entry of theirs may be the one that is folded.
+In production a batch is journaled once acks have come in no order to many of its groups (see `core.bits.journal.pays`).
+Here its id decides, so that small batches are, and every entry of theirs may be the one that is folded.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from core import acks, journal
-from core.calls import Unit
-from core.held import Held
+from core.acks import flush
+from core.acks.call import Unit
+from core.bits import journal
+from core.bits.cache import Held
 
 
 def everything(patched: pytest.MonkeyPatch, numbers: int = 6) -> None:
@@ -51,7 +52,7 @@ def mix(patched: pytest.MonkeyPatch, numbers: int = 20) -> None:
 
 def _locked_so_or_so(patched: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    known = acks._is_little
+    known = flush._is_little
 
     def is_little(units: Sequence[Unit]) -> bool:
         mine = threading.get_ident()
@@ -60,4 +61,4 @@ def _locked_so_or_so(patched: pytest.MonkeyPatch) -> None:
         three = units[0].batch // 3 % 3 if units else 0
         return known(units) if three == 0 else three == 1 and threads.index(mine) % 2 == 0
 
-    patched.setattr(acks, "_is_little", is_little)
+    patched.setattr(flush, "_is_little", is_little)

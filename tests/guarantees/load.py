@@ -16,11 +16,11 @@ from typing import Any
 
 import httpx
 
-from core.batches import Opening
-from core.combiner import Inline
-from core.db import Database
-from core.ranges import Range
+from core.acks.combiner import Inline
+from core.batches.batch import Opening
+from core.batches.ranges import Range
 from core.service import Service
+from core.storage.database import Database
 
 OWN = 6
 """Items of a thread's own batches."""

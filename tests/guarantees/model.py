@@ -13,9 +13,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from core import batches, errors, janitor, tables, tallies
-from core.calls import Call, Verb
-from core.lifecycle import State
+from core import errors, janitor, tables, tallies
+from core.acks.call import Call, Verb
+from core.batches import batch as batches
+from core.batches.lifecycle import State
 from core.service import Service
 from lastbit.ids import ItemId
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from core import errors, feed, outbox, timers
-from core.groups import Fence
-from core.leases import Caller
-from core.processes import Handled, Handling
+from core import errors, feed
+from core.consumer_groups.groups import Fence
+from core.consumer_groups.leases import Caller
+from core.processes import outbox, timers
+from core.processes.instances import Handled, Handling
 from core.service import Service
 from lastbit.streams.partitions import partition_of
 from lastbit.streams.snapshot import Snapshot

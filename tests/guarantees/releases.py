@@ -17,10 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from core import schema
-from core.combiner import Inline
-from core.db import Database
+from core.acks.combiner import Inline
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from tests.guarantees.load import GROUP, SHARED, Load, check
 from tests.guarantees.model import events_of
 from tests.servers import ROOT, ServiceProcess

@@ -24,12 +24,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, journal, payments, tables
-from core.calls import Answer, Call, Completed, Verb
-from core.combiner import Inline
-from core.db import Database
-from core.lifecycle import State
+from core import errors, tables
+from core.acks import parents
+from core.acks.call import Answer, Call, Completed, Verb
+from core.acks.combiner import Inline
+from core.batches.lifecycle import State
+from core.bits import journal
 from core.service import Service
+from core.storage.database import Database
 
 ROUNDS = 40_000 if os.environ.get("LASTBIT_SOAK") == "1" else 400
 GROUP = 64
@@ -58,7 +60,7 @@ def nobody_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if each process died between the end of a child and its payment."""
     nothing: Future[None] = Future()
     nothing.set_result(None)
-    monkeypatch.setattr(payments.Payer, "pay", lambda self, *children: nothing)
+    monkeypatch.setattr(parents.Payer, "pay", lambda self, *children: nothing)
 
 
 def told(answer: Answer | Exception, batch: int) -> Completed | None:

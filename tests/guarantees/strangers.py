@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pymysql
 from prometheus_client import REGISTRY
 
-from core.db import Database
+from core.storage.database import Database
 
 
 @contextlib.contextmanager

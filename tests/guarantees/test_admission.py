@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from core.admission import AFTER, CALM, LEAST, LONES, LONG, SHORT, Admission
-from core.lanes import FLUSH_UNITS
+from core.acks.admission import AFTER, CALM, LEAST, LONES, LONG, SHORT, Admission
+from core.acks.lanes import FLUSH_UNITS
 
 
 @dataclass

@@ -12,13 +12,16 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import acks, batches, errors, janitor, schema, tables
-from core.calls import Answer, Call, Unit, Verb
-from core.combiner import Inline
-from core.db import Database
-from core.held import Held
-from core.lifecycle import State
+from core import errors, janitor, tables
+from core.acks import flush
+from core.acks.call import Answer, Call, Unit, Verb
+from core.acks.combiner import Inline
+from core.batches import batch as batches
+from core.batches.lifecycle import State
+from core.bits.cache import Held
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from tests.guarantees.model import LONG_AGO
 from tests.servers import MariaDB
 
@@ -88,7 +91,7 @@ def test_of_two_racing_last_acks_one_is_told_that_it_completed_the_batch(service
     batch = new(service, 2 * GROUP, sealed=True)
     ack(service, *((batch, group, index) for group in range(2) for index in range(1, GROUP)))
     (first,), second = meet(
-        service, lambda tx: acks.flush(tx, [unit(batch, 0, 0)], Held()).outcomes, lambda: ack(service, (batch, 1, 0))
+        service, lambda tx: flush.flush(tx, [unit(batch, 0, 0)], Held()).outcomes, lambda: ack(service, (batch, 1, 0))
     )
     assert first.completed is None
     assert second.completed[batch].newly
@@ -101,7 +104,7 @@ def test_the_same_last_ack_twice_at_once_is_told_twice_and_news_once(service: Se
     batch = new(service, 1, sealed=True)
     (first,), second = meet(
         service,
-        lambda tx: acks.flush(tx, [unit(batch, 0, 0)], Held()).outcomes,
+        lambda tx: flush.flush(tx, [unit(batch, 0, 0)], Held()).outcomes,
         lambda: ack(service, (batch, 0, 0)),
         table="item_groups",
     )

@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
-from core import checks, schema
-from core.checks import Verdict
-from core.combiner import Inline
-from core.db import Database
+from core.acks.combiner import Inline
 from core.service import Service
+from core.storage import checks, schema
+from core.storage.checks import Verdict
+from core.storage.database import Database
 from tests.guarantees.load import Load, check, open_shared
 from tests.servers import ROOT, MariaDB, run_module, running_service
 

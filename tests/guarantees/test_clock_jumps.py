@@ -19,10 +19,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from core import janitor, schema, timers
-from core.combiner import Inline
-from core.db import Database
+from core import janitor
+from core.acks.combiner import Inline
+from core.processes import timers
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from lastbit import Client
 from lastbit.errors import StaleEpoch
 from lastbit.groups import Granted

@@ -18,14 +18,17 @@ import sqlalchemy as sa
 from prometheus_client import REGISTRY
 from sqlalchemy.engine import Connection
 
-from core import acks, applying, aside, batches, db, errors, lanes, schema, tables
-from core.admission import Admission
-from core.calls import FLUSH_COST, UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
-from core.combiner import Acks, Combiner, Commit, Inline
-from core.db import Database
-from core.held import Held
-from core.lifecycle import State
+from core import errors, tables
+from core.acks import apply, aside, flush, lanes
+from core.acks.admission import Admission
+from core.acks.call import FLUSH_COST, UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
+from core.acks.combiner import Acks, Combiner, Commit, Inline
+from core.batches import batch as batches
+from core.batches.lifecycle import State
+from core.bits.cache import Held
 from core.service import Service
+from core.storage import database, schema
+from core.storage.database import Database
 from tests.guarantees.strangers import locked
 
 GROUP = 64
@@ -343,7 +346,7 @@ def test_a_large_call_of_failures_goes_in_pieces_and_others_come_between(databas
 def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Database) -> None:
     """How many there are is seen when the groups are locked: what is too much is left to the next flush, and another
     batch's ack comes between."""
-    groups = 5 * acks.REDRIVEN // 2 // GROUP
+    groups = 5 * flush.REDRIVEN // 2 // GROUP
     with gated(database) as gate:
         large, other = new(gate.service, groups * GROUP), new(gate.service, 1)
         masks = [(large, group, b"\xff" * (GROUP // 8)) for group in range(groups)]
@@ -366,7 +369,7 @@ def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Datab
         assert redriven.result(60).applied == groups * GROUP
         assert redriven.result(60).completed[large].newly_succeeded
         assert alone.result(30).completed[other].newly
-        assert all(0 <= more - less <= acks.REDRIVEN for more, less in itertools.pairwise(stored))
+        assert all(0 <= more - less <= flush.REDRIVEN for more, less in itertools.pairwise(stored))
         assert stored[-1] == 0
         others = [{unit.batch for unit in flush} == {large} for flush in gate.gate.flushes[before + 1 :]]
         assert others[0] is False, "the other batch waited"
@@ -486,7 +489,7 @@ def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, m
 @pytest.fixture
 def impatient(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A combining service whose lock waits last one second, the least that the server knows."""
-    monkeypatch.setattr(db, "LOCK_WAIT", 1)
+    monkeypatch.setattr(database, "LOCK_WAIT", 1)
     service = Service(Database(mariadb_database.url.render_as_string(hide_password=False)))
     yield service
     service.stop()
@@ -565,19 +568,19 @@ def test_reasons_of_neighbouring_groups_are_removed_and_written_at_once(mariadb_
 
     def fail_the_next(tx: sa.Connection) -> None:
         (unit,) = Call.of(Verb.FAIL, [(batch, 1, 0)], reason="gone").chunks()
-        begun = acks._begin(tx, [unit], Held())
+        begun = flush._begin(tx, [unit], Held())
         begun.work.reasons[batch, 8192] = "gone"
-        acks._write_reasons(tx, begun.work)
+        flush._write_reasons(tx, begun.work)
         written.set()
         assert redriven.wait(60)
 
     def redrive(tx: sa.Connection) -> None:
         (unit,) = Call.of(Verb.ACK, masks=whole[:1]).chunks()
-        begun = acks._begin(tx, [unit], Held())
-        outcome = applying.admit(begun.work, unit)
-        acks._load(tx, begun.work, Held(), begun.groups)
-        applying.apply(begun.work, unit, outcome)
-        acks._write_reasons(tx, begun.work)
+        begun = flush._begin(tx, [unit], Held())
+        outcome = apply.admit(begun.work, unit)
+        flush._load(tx, begun.work, Held(), begun.groups)
+        apply.apply(begun.work, unit, outcome)
+        flush._write_reasons(tx, begun.work)
         assert tx.scalar(sa.select(sa.func.count()).select_from(tables.failures)) == 0
 
     with ThreadPoolExecutor(1) as pool:

@@ -15,10 +15,12 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from core import payments, schema, tables
-from core.combiner import Inline
-from core.db import Database
+from core import tables
+from core.acks import parents
+from core.acks.combiner import Inline
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from tests.guarantees import journaled
 from tests.guarantees.dying import Mortals, mortals
 from tests.guarantees.model import Model, Request, assert_equal, bits, perform
@@ -246,7 +248,7 @@ def _die_everywhere(
         if scenario.__name__.endswith(("completes", "completes_the_batch", "complete_at_once")):
             told = answer.get("completed", {0: answer})
             assert all(each["newly"] for each in told.values())  # type: ignore[attr-defined]
-        payments.sweep(database)
+        parents.sweep(database)
         assert_equal(ground.service, ground.model)
         if death is None:
             break

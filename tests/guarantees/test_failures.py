@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from core import schema
-from core.db import Database
+from core.storage import schema
+from core.storage.database import Database
 from tests.conftest import running_mariadb
 from tests.guarantees.load import Load, check, open_shared
 from tests.proxies import Cut, Proxy, proxied

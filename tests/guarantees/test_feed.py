@@ -10,9 +10,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import batches, errors, feed, janitor, tables
-from core.db import Database
+from core import errors, feed, janitor, tables
+from core.batches import batch as batches
 from core.service import Service
+from core.storage.database import Database
 from tests.guarantees.rounds import ROUNDS
 
 WRITERS = 4

@@ -18,13 +18,17 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import batches, checks, definitions, errors, feed, groups, leases, schema, tallies
-from core.batches import Opening
-from core.calls import Answer
-from core.combiner import Inline
-from core.db import Database
-from core.lifecycle import State
+from core import errors, feed, tallies
+from core.acks.call import Answer
+from core.acks.combiner import Inline
+from core.batches import batch as batches
+from core.batches.batch import Opening
+from core.batches.lifecycle import State
+from core.consumer_groups import groups, leases
+from core.processes import definitions
 from core.service import Service
+from core.storage import checks, schema
+from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
 from tests.galera import Cluster, Node, Policy, until
 from tests.guarantees.load import Load, check, open_shared

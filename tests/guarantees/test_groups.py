@@ -22,12 +22,14 @@ import sqlalchemy as sa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from core import errors, feed, groups, schema, shares, tables
-from core.combiner import Inline
-from core.db import Database
-from core.groups import Fence
-from core.leases import Caller, Held, Synced
+from core import errors, feed, tables
+from core.acks.combiner import Inline
+from core.consumer_groups import groups, shares
+from core.consumer_groups.groups import Fence
+from core.consumer_groups.leases import Caller, Held, Synced
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
 from tests.clocks import Clock
 from tests.guarantees import mutants

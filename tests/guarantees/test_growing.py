@@ -14,12 +14,12 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, tables
-from core.batches import Opening
-from core.calls import Answer, Call, Verb
-from core.combiner import Inline
-from core.db import Database
-from core.lifecycle import State
+from core.acks.call import Answer, Call, Verb
+from core.acks.combiner import Inline
+from core.batches.batch import Opening
+from core.batches.lifecycle import State
 from core.service import Service
+from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.rounds import GROUP, ack
 

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from core import schema, tables
-from core.batches import Opening
-from core.bitfield import Group
-from core.calls import Answer, Call, Verb
-from core.combiner import Inline
-from core.db import Database
-from core.held import Held
-from core.journal import Known
+from core import tables
+from core.acks.call import Answer, Call, Verb
+from core.acks.combiner import Inline
+from core.batches.batch import Opening
+from core.bits.bitfield import Group
+from core.bits.cache import Held
+from core.bits.journal import Known
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from tests.proxies import proxied
 from tests.servers import MariaDB
 
@@ -63,7 +64,7 @@ def test_nothing_is_held_that_was_rolled_back(database: Database, monkeypatch: p
         batch = service.open(Opening(group_size=SIZE, items=SIZE)).batch.id
         ack(service, batch, 3, 5)
         with monkeypatch.context() as broken:
-            broken.setattr("core.completion.write", lambda *_: 1 / 0)
+            broken.setattr("core.acks.completion.write", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 ack(service, batch, 7)
         answer = ack(service, batch, 7, 3)

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, explain, held, journal, schema, tables
-from core.batches import Opening
-from core.calls import Answer, Call, Verb
-from core.combiner import Combiner, Commit, Inline
-from core.db import Database
-from core.held import Held
+from core import errors, explain, tables
+from core.acks.call import Answer, Call, Verb
+from core.acks.combiner import Combiner, Commit, Inline
+from core.batches.batch import Opening
+from core.bits import cache, journal
+from core.bits.cache import Held
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from tests.guarantees import journaled
 from tests.guarantees.rounds import recount
 
@@ -95,7 +97,7 @@ def test_no_batch_is_journaled_while_a_release_may_run_that_would_not_understand
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take what the journal names for pending, and count it again. Once nobody can come back, batches are."""
-    monkeypatch.setattr(held, "ASK_EVERY", 0)
+    monkeypatch.setattr(cache, "ASK_EVERY", 0)
     with database.engine.begin() as tx:
         tx.execute(sa.update(tables.schema_support).values(oldest="0002"))
     service = Service(database, combiner=Inline)

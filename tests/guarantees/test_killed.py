@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import pymysql
 import pytest
 
-from core import errors, schema
-from core.batches import Opening
-from core.combiner import Combiner, Inline
-from core.db import Database
+from core import errors
+from core.acks.combiner import Combiner, Inline
+from core.batches.batch import Opening
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from lastbit import Client, Retry
 from tests.guarantees.model import events_of
 from tests.guarantees.rounds import ack

@@ -24,10 +24,10 @@ from hypothesis.stateful import (
 )
 
 from core import errors, tables
-from core.combiner import Acks, Combiner, Commit, Inline
-from core.db import Database
-from core.lifecycle import State
+from core.acks.combiner import Acks, Combiner, Commit, Inline
+from core.batches.lifecycle import State
 from core.service import Service
+from core.storage.database import Database
 from tests.guarantees import journaled, mutants
 from tests.guarantees.model import Model, Request, assert_equal, assert_equal_batch, bits, call, perform
 

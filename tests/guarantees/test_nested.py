@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import acks, batches, errors, janitor, nested, payments, purge, tables
-from core.calls import Answer, Call, Verb
-from core.combiner import Combiner
-from core.db import Database
-from core.held import Held
-from core.lifecycle import State
+from core import errors, janitor, tables
+from core.acks import flush, parents
+from core.acks.call import Answer, Call, Verb
+from core.acks.combiner import Combiner
+from core.batches import batch as batches
+from core.batches import nesting, purge
+from core.batches.lifecycle import State
+from core.bits.cache import Held
 from core.service import Service
+from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.dying import mortals
 from tests.guarantees.model import events_of
@@ -85,7 +88,7 @@ def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(dat
                 future.result(120)
     assert deaths > LEAVES / 50 / 4
     # What died between a child's commit and its parent's: a sweep tells the parents.
-    payments.sweep(database)
+    parents.sweep(database)
     position = {event.id: event.position for event in _all_events(service)}
     for batch in every:
         found = service.get(batch)
@@ -176,8 +179,8 @@ def test_a_childs_end_is_told_to_its_parent(
     assert nested_debts(service) == []
 
 
-def nested_debts(service: Service) -> list[nested.Due]:
-    return service.database.read(nested.debts)
+def nested_debts(service: Service) -> list[nesting.Due]:
+    return service.database.read(nesting.debts)
 
 
 @pytest.mark.parametrize(
@@ -260,10 +263,10 @@ def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     ack(service, (child, 0, 1))
     (new,) = nested_debts(service)
     assert (old.verb, new.verb) == (Verb.FAIL, Verb.ACK)
-    service.database.write(lambda tx: acks.flush(tx, nested.payment(old).chunks(), Held()))
-    service.database.write(lambda tx: nested.strike_out(tx, [old]))
+    service.database.write(lambda tx: flush.flush(tx, nesting.payment(old).chunks(), Held()))
+    service.database.write(lambda tx: nesting.strike_out(tx, [old]))
     assert nested_debts(service) == [new]
-    assert payments.sweep(service.database) == 1
+    assert parents.sweep(service.database) == 1
     found = service.get(parent)
     assert (found.acked, found.failed) == (1, 0)
 

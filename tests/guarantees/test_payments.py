@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from core import batches, nested, payments
-from core.calls import Call, Verb
-from core.combiner import Combiner
-from core.db import Database
+from core.acks.call import Call, Verb
+from core.acks.combiner import Combiner
+from core.acks.parents import Stuck, sweep
+from core.batches import batch as batches
+from core.batches import nesting
 from core.service import Service
+from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.rounds import ack, nobody_pays
 from tests.guarantees.strangers import lock_waits, locked
@@ -22,14 +24,14 @@ def child_of(service: Service, item: ItemId, *, items: int) -> int:
     return service.open(batches.Opening(group_size=GROUP, items=items, sealed=True, parent=item)).batch.id
 
 
-def debts(service: Service) -> list[nested.Due]:
-    return service.database.read(nested.debts)
+def debts(service: Service) -> list[nesting.Due]:
+    return service.database.read(nesting.debts)
 
 
 @pytest.fixture
 def combined(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A combining service whose callers wait for payments for as long as it takes."""
-    monkeypatch.setattr(payments, "PATIENCE", 120.0, raising=False)
+    monkeypatch.setattr("core.acks.parents.PATIENCE", 120.0)
     opened = Service(mariadb_database, combiner=Combiner)
     yield opened
     opened.stop()
@@ -73,7 +75,7 @@ def test_a_call_whose_parent_stays_locked_is_answered_and_the_sweep_pays(
 ) -> None:
     """After a bounded time, also where a verb ended the child; the sweep pays the others, and remembers the locked
     ones. All that are locked together cost one wait."""
-    monkeypatch.setattr(payments, "PATIENCE", 0.2, raising=False)
+    monkeypatch.setattr("core.acks.parents.PATIENCE", 0.2)
     parents, children = _parents(combined, 8)
     with locked(combined.database, *parents[:3]), locked(combined.database, *parents[3:6], groups=True):
         calls = [combined.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children[:5]]
@@ -84,16 +86,16 @@ def test_a_call_whose_parent_stays_locked_is_answered_and_the_sweep_pays(
             for child in children[6:]:
                 ack(combined, (child, 0, 0))
         assert len(debts(combined)) == 8
-        stuck = payments.Stuck()
+        stuck = Stuck()
         waits = lock_waits()
-        assert payments.sweep(combined.database, stuck=stuck) == 2
+        assert sweep(combined.database, stuck=stuck) == 2
         assert lock_waits() == waits + 1
         assert [combined.get(parent).pending for parent in parents] == [1] * 6 + [0] * 2
         assert sorted(stuck.parents()) == parents[:6]
-        assert payments.sweep(combined.database, stuck=stuck) == 0
+        assert sweep(combined.database, stuck=stuck) == 0
         assert lock_waits() == waits + 1
-    assert payments.sweep(combined.database, stuck=stuck) == 0
-    assert payments.sweep(combined.database) == 6
+    assert sweep(combined.database, stuck=stuck) == 0
+    assert sweep(combined.database) == 6
     assert debts(combined) == []
     assert [combined.get(parent).pending for parent in parents] == [0] * 8
 

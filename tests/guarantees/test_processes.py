@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import definitions, errors, feed, inbox, outbox, tables, timers, tombstones
-from core.combiner import Inline
-from core.db import Database
-from core.inbox import Status
-from core.processes import Handling
+from core import errors, feed, tables
+from core.acks.combiner import Inline
+from core.processes import definitions, inbox, outbox, retention, timers
+from core.processes.inbox import Status
+from core.processes.instances import Handling
 from core.service import Service
+from core.storage.database import Database
 from tests.clocks import Clock
 from tests.guarantees.dying import Mortals, mortals
 from tests.guarantees.orders import (
@@ -367,11 +368,11 @@ def test_an_instance_that_ended_long_ago_is_forgotten_with_what_it_issued(servic
     handled += append(service, *((f"o{number}", type) for number in range(3) for type in NEEDED))
     handle_all(service, worker)
     clock.go(30 * DAY)
-    assert tombstones.forget(service.database, KEEP) == 0, "it is not yet longer"
+    assert retention.forget(service.database, KEEP) == 0, "it is not yet longer"
     clock.go(1)
-    assert tombstones.forget(service.database, KEEP) == 0, "their commands are still in the feed"
+    assert retention.forget(service.database, KEEP) == 0, "their commands are still in the feed"
     trim(service)
-    assert tombstones.forget(service.database, KEEP) == 3
+    assert retention.forget(service.database, KEEP) == 3
     assert [row["instance"] for row in rows(service, tables.processes)] == ["running"]
     assert [row["instance"] for row in rows(service, tables.outbox)] == ["running"]
     for pruned in (False, True):
@@ -393,10 +394,10 @@ def test_a_tombstone_stays_for_late_events_that_nobody_has_handled_yet(service: 
     late = everything(service)[-1]
     clock.go(300 * DAY)
     trim(service)
-    assert tombstones.forget(service.database, KEEP) == 0
+    assert retention.forget(service.database, KEEP) == 0
     assert worker.deliver(late).status is Status.LATE
     handle_all(service, worker)
-    assert tombstones.forget(service.database, KEEP) == 1
+    assert retention.forget(service.database, KEEP) == 1
     assert worker.deliver(late).repeated
     assert not rows(service, tables.processes)
 
@@ -412,12 +413,12 @@ def test_an_instance_with_parked_events_is_not_forgotten(service: Service) -> No
     handle_all(service, worker)
     clock.go(31 * DAY)
     trim(service)
-    assert tombstones.forget(service.database, KEEP) == 0
+    assert retention.forget(service.database, KEEP) == 0
     service.retry_parked(PROCESS, "o1")
     again = everything(service)[-1]
     assert worker.deliver(again).status is Status.LATE
     handle_all(service, worker)
-    assert tombstones.forget(service.database, KEEP) == 1
+    assert retention.forget(service.database, KEEP) == 1
 
 
 def test_commands_are_pulled_for_as_long_as_the_feed_has_their_events(service: Service) -> None:
@@ -614,7 +615,7 @@ def test_a_process_that_is_deleted_and_defined_again_begins_anew_and_issues_noth
 
 def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then it can be pulled, and is not issued again. What belongs to an instance of now stays with it."""
-    monkeypatch.setattr(tombstones, "CHUNK", 2)
+    monkeypatch.setattr(retention, "CHUNK", 2)
 
     def issued() -> list[str]:
         return sorted(row["instance"] for row in rows(service, tables.outbox))
@@ -625,7 +626,7 @@ def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, mo
     handle_all(service, worker)
     worker.leave()
     service.delete_process(PROCESS)
-    assert tombstones.forget_orphans(service.database) == 0
+    assert retention.forget_orphans(service.database) == 0
     assert [each.instance for each in service.commands(0, 10).commands] == names
 
     worker = Worker(service)
@@ -636,13 +637,13 @@ def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, mo
         worker.commit(partition, last)
     with service.database.engine.begin() as tx:  # a pass that trims says how far, before it does
         tx.execute(sa.update(tables.feed_head).values(trimmed=last))
-    assert tombstones.forget_orphans(service.database) == 0
+    assert retention.forget_orphans(service.database) == 0
     trim(service)
-    assert tombstones.forget_orphans(service.database) == 4
+    assert retention.forget_orphans(service.database) == 4
     assert issued() == ["o3"]
     worker.leave()
     service.delete_process(PROCESS)
-    assert tombstones.forget_orphans(service.database) == 1
+    assert retention.forget_orphans(service.database) == 1
     assert issued() == []
 
 

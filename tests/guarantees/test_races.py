@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import acks, batches, errors, janitor, purge, tables
-from core.calls import Answer, Rejected, Verb
-from core.combiner import Inline
-from core.db import Database
-from core.lifecycle import State
+from core import errors, janitor, tables
+from core.acks import flush
+from core.acks.call import Answer, Rejected, Verb
+from core.acks.combiner import Inline
+from core.batches import batch as batches
+from core.batches import purge
+from core.batches.lifecycle import State
 from core.service import Service
+from core.storage.database import Database
 from tests.guarantees.rounds import GROUP, ROUNDS, ack, newly, prepare, race, recount, told
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(7200), pytest.mark.usefixtures("some_journaled")]
@@ -417,7 +420,7 @@ def test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothi
 ) -> None:
     """Between the group's lock and the second look at its complete batch, where there is one, a delete comes: the call
     begins again."""
-    monkeypatch.setattr(acks, "_is_little", lambda units: False)
+    monkeypatch.setattr(flush, "_is_little", lambda units: False)
     # The first of them isn't journaled.
     ids = prepare(referee.database, 2, lambda number: (GROUP, {0: GROUP}), state=State.COMPLETE)[1:]
     locked = 0

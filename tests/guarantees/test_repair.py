@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, nested, tables, verify
-from core.batches import Opening
-from core.calls import Verb
-from core.combiner import Inline
-from core.db import Database
-from core.held import Held
-from core.lifecycle import State
+from core import errors, tables
+from core.acks.call import Verb
+from core.acks.combiner import Inline
+from core.batches import nesting, verify
+from core.batches.batch import Opening
+from core.batches.lifecycle import State
+from core.bits.cache import Held
 from core.service import Service
+from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees import journaled
 from tests.guarantees.rounds import GROUP, ack, recount
@@ -313,7 +314,9 @@ def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(s
             )
         )
     now = tables.utc_now()
-    damage_batch(service, child, acked=9, state=State.COMPLETE, ended_at=now, parent_due=nested.owed(State.COMPLETE, 0))
+    damage_batch(
+        service, child, acked=9, state=State.COMPLETE, ended_at=now, parent_due=nesting.owed(State.COMPLETE, 0)
+    )
     service.repair(child)
     assert service.get(child).parent_due is None
     assert pending(service, parent) == {0, 1}

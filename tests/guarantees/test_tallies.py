@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, tallies
-from core.combiner import Inline
-from core.db import Database
+from core.acks.combiner import Inline
 from core.service import Service
+from core.storage.database import Database
 from lastbit import Client, Retry, ServiceUnreachable, SourceChain
 from lastbit.ids import INTEGER_LIMIT
 from tests.guarantees.dying import Mortals, mortals

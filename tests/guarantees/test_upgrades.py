@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from api import __main__ as api
-from core import errors, schema
-from core.combiner import Inline
-from core.db import Database
+from core import errors
+from core.acks.combiner import Inline
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from jobs import dispatcher, janitor
 from tests.guarantees.releases import THIS, Everything, Release, assert_nothing_lost, earlier, later
 from tests.servers import MariaDB

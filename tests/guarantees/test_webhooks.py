@@ -16,18 +16,20 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from core import errors, payments, tables, timers
-from core.backoff import Backoff
-from core.batches import Opening
-from core.calls import Call, Verb
-from core.combiner import Inline
-from core.db import Database
+from core import errors, tables
+from core.acks.call import Call, Verb
+from core.acks.combiner import Inline
+from core.acks.parents import sweep
+from core.batches.batch import Opening
+from core.consumer_groups.leases import Caller
 from core.dispatcher import Dispatcher
 from core.feed import New
-from core.leases import Caller
-from core.replicas import GROUP, Replica
+from core.processes import timers
 from core.service import Service
-from core.webhooks import Answer, Delivery, Progress
+from core.storage.database import Database
+from core.webhooks.backoff import Backoff
+from core.webhooks.replicas import GROUP, Replica
+from core.webhooks.subscriptions import Answer, Delivery, Progress
 from lastbit.ids import ItemId
 from senders.webhooks import WebhookSender
 from tests.clocks import Clock
@@ -474,7 +476,7 @@ def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
         dispatcher.run_once()
         assert lock_waits() == before, "the locked parent was tried again at once"
     dispatcher.stop()
-    assert payments.sweep(service.database) == 1
+    assert sweep(service.database) == 1
     assert service.get(parents[0]).succeeded
 
 

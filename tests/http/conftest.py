@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from core.db import Database
+from core.storage.database import Database
 from tests import templates
 from tests.guarantees import mutants
 from tests.servers import running_service, sqlite_file

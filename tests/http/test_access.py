@@ -22,9 +22,10 @@ from api.access import REFUSED, Rule
 from api.app import create, rules
 from api.routing import GuardedRoute
 from api.session import SECONDS, Sessions, cookie
-from core import errors, schema
-from core.db import Database
+from core import errors
 from core.settings import Settings
+from core.storage import schema
+from core.storage.database import Database
 from lastbit import tokens
 from lastbit.tokens import Role, Token
 from tests.exposition import eventually

@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from core import feed, schema
-from core.db import Database
+from core import feed
+from core.storage import schema
+from core.storage.database import Database
 from tests.http.test_batches import ack, code, opened
 from tests.servers import running_service
 

@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from core import groups, schema
-from core.db import Database
-from core.replicas import GROUP
+from core.consumer_groups import groups
+from core.storage import schema
+from core.storage.database import Database
+from core.webhooks.replicas import GROUP
 from lastbit.streams.snapshot import Snapshot
 from tests.exposition import eventually, value
 from tests.http.test_bad_input import JSON

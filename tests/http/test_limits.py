@@ -18,8 +18,8 @@ import pytest
 
 from api.connections import IDLE_IN_CROWD, SILENT, Connections, raise_open_files
 from api.watched import HEAD
-from core import schema
-from core.db import Database
+from core.storage import schema
+from core.storage.database import Database
 from tests.proxies import proxied
 from tests.servers import MariaDB, ServiceProcess, running_service
 

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from core import schema
-from core.db import Database
+from core.storage import schema
+from core.storage.database import Database
 from tests.exposition import eventually, families, value
 from tests.http.test_acks import bits, send
 from tests.http.test_batches import opened

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from bench import load
-from core import schema
-from core.db import Database
+from core.storage import schema
+from core.storage.database import Database
 from lastbit import Client
 from tests.proxies import proxied
 from tests.servers import MariaDB, running_service

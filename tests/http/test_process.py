@@ -18,9 +18,9 @@ import uvicorn
 import uvloop
 
 from api.__main__ import DOORS, configuration, listening
-from core import schema
-from core.db import Database
 from core.settings import Settings
+from core.storage import schema
+from core.storage.database import Database
 from tests.servers import free_port, run_module, running_service
 
 

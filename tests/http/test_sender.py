@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from core.targets import Unfit
-from core.webhooks import Answer
+from core.webhooks.addresses import Unfit
+from core.webhooks.subscriptions import Answer
 from lastbit import __version__
 from senders.webhooks import WebhookSender
 from tests.receivers import Got, Handler, Receiver, raw, receiving, status

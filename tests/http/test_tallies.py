@@ -10,8 +10,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from core import schema, tables
-from core.db import Database
+from core import tables
+from core.storage import schema
+from core.storage.database import Database
 from tests.http.test_batches import code
 from tests.servers import running_service
 

@@ -20,7 +20,7 @@ from api import pause
 from api.protocol import AckProtocol
 from api.turns import FEWEST, LARGE, SHARES, Turns
 from bench import load
-from core.admission import CALM, CROWD, LEAST
+from core.acks.admission import CALM, CROWD, LEAST
 from tests.fuzz.wire import Connection, Served, answers, served
 from tests.http.test_overload import Answer, answer
 from tests.servers import ServiceProcess

@@ -14,11 +14,12 @@ import pytest
 
 from api import events, waiting
 from api.waiting import Filter, Waiting
-from core import errors, feed, schema
-from core.batches import Opening
-from core.combiner import Inline
-from core.db import Database
+from core import errors, feed
+from core.acks.combiner import Inline
+from core.batches.batch import Opening
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 
 
 class Asked(Service):

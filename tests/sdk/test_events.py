@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from core import feed
-from core.db import Database
+from core.storage.database import Database
 from lastbit import (
     Appended,
     AsyncClient,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.backoff import Backoff
+from core.webhooks.backoff import Backoff
 
 
 def test_the_defaults_spread_ten_tries_over_more_than_a_day() -> None:

@@ -7,9 +7,10 @@ import sys
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from core import batches, tables
-from core.batches import Opening
-from core.db import Database
+from core import tables
+from core.batches import batch as batches
+from core.batches.batch import Opening
+from core.storage.database import Database
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4)
 LAST = chr(sys.maxunicode)

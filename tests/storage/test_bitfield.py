@@ -8,8 +8,8 @@ from bitarray.util import zeros
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core import bitfield
-from core.bitfield import Group
+from core.bits import bitfield
+from core.bits.bitfield import Group
 
 SIZE = 128
 indexes = st.sets(st.integers(0, SIZE - 1))

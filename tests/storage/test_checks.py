@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from core import checks, schema
-from core.checks import Finding, Verdict, sqlite
-from core.checks.sqlite import file_system
-from core.db import Database
+from core.storage import checks, schema
+from core.storage.checks import Finding, Verdict, sqlite
+from core.storage.checks.sqlite import file_system
+from core.storage.database import Database
 from tests.conftest import running_mariadb
 from tests.servers import MariaDB, run_module
 

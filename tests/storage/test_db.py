@@ -18,10 +18,11 @@ import sqlalchemy as sa
 from alembic.migration import MigrationContext
 from sqlalchemy.engine import Connection
 
-from core import db, errors, faults, schema, tables
-from core.batches import Opening
-from core.db import MOST_AGE, MOST_IDLE, Database
+from core import errors, tables
+from core.batches.batch import Opening
 from core.service import Service
+from core.storage import faults, schema
+from core.storage.database import MOST_AGE, MOST_IDLE, Database
 from tests import templates
 from tests.servers import MariaDB, sqlite_file
 
@@ -468,7 +469,9 @@ def test_a_connection_that_is_made_while_others_break_is_used(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that were made before are replaced; this one is new, whatever the clock says: here it stands still."""
-    monkeypatch.setattr(db, "time", SimpleNamespace(monotonic=lambda: 5.0, perf_counter=time.perf_counter))
+    monkeypatch.setattr(
+        "core.storage.database.time", SimpleNamespace(monotonic=lambda: 5.0, perf_counter=time.perf_counter)
+    )
     with Database(mariadb_url) as database:
         with database.engine.connect() as broken, database.engine.connect() as killer:
             killer.exec_driver_sql(f"KILL {broken.exec_driver_sql('SELECT CONNECTION_ID()').scalar()}")

@@ -10,17 +10,18 @@ from datetime import datetime, timedelta
 import pytest
 import sqlalchemy as sa
 
-from core import deliveries, errors, feed, janitor, tables, webhooks
-from core.backoff import Backoff
-from core.batches import Opening
-from core.combiner import Inline
-from core.db import Database
-from core.deliveries import Claim
+from core import errors, feed, janitor, tables
+from core.acks.combiner import Inline
+from core.batches.batch import Opening
 from core.dispatcher import Dispatcher
 from core.feed import New
 from core.service import Service
-from core.targets import Unfit
-from core.webhooks import Answer, Delivery, Progress, State
+from core.storage.database import Database
+from core.webhooks import deliveries, subscriptions
+from core.webhooks.addresses import Unfit
+from core.webhooks.backoff import Backoff
+from core.webhooks.deliveries import Claim
+from core.webhooks.subscriptions import Answer, Delivery, Progress, State
 from tests.clocks import Clock
 
 DAY = timedelta(days=1)
@@ -375,7 +376,7 @@ def test_a_delivery_of_a_webhook_that_is_gone_is_not_sent(service: Service) -> N
 
 def test_a_large_webhook_is_deleted_in_chunks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Altogether, with the log."""
-    monkeypatch.setattr(webhooks, "CHUNK", 3)
+    monkeypatch.setattr(subscriptions, "CHUNK", 3)
     webhook, other = hook(service), hook(service)
     append(service, *(str(number) for number in range(10)))
     plan(service)
@@ -396,7 +397,7 @@ def test_a_batch_knows_what_was_not_delivered(service: Service) -> None:
     for each in claim(service):
         answer = FAILED if each.event.type == "batch.completed" else OK
         record(service, each, answer)
-    (late,) = service.database.read(lambda tx: webhooks.undelivered(tx, batch))
+    (late,) = service.database.read(lambda tx: subscriptions.undelivered(tx, batch))
     assert (late.webhook, late.event, late.state, late.attempts) == (webhook, f"batch:{batch}:completed", "pending", 1)
     assert late.last is not None
     assert late.last.status == 500
@@ -483,7 +484,7 @@ def test_the_body_is_what_the_specification_says() -> None:
     """Type, timestamp, and the event as the feed shows it."""
     at = datetime.fromisoformat("2026-05-04T08:00:00.000007+00:00")
     event = feed.Event(7, "order:1", "card.charged", None, "ö", '{"cents":100}', at)
-    assert webhooks.body(event).decode() == (
+    assert subscriptions.body(event).decode() == (
         '{"type":"card.charged","timestamp":"2026-05-04T08:00:00.000007Z","data":{"position":7,"id":"order:1",'
         '"type":"card.charged","batch":null,"key":"ö","data":{"cents":100},"at":"2026-05-04T08:00:00.000007Z"}}'
     )

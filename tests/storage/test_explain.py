@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import batches, deliveries, errors, janitor, tables, webhooks
-from core.batches import Opening
-from core.calls import Call, Verb
-from core.db import Database
+from core import errors, janitor, tables
+from core.acks.call import Call, Verb
+from core.batches import batch as batches
+from core.batches.batch import Opening
 from core.explain import CHILDREN, COUNTED, SCAN, Explanation, Reason
 from core.service import Service
+from core.storage.database import Database
+from core.webhooks import deliveries, subscriptions
 from lastbit.ids import ItemId
 
 SIZE = 64
@@ -287,7 +289,9 @@ def test_where_only_full_groups_were_read_what_is_pending_is_not_guessed(service
 def test_a_webhook_that_was_not_told_is_named_with_its_last_answer(service: Service) -> None:
     """The newest event of each webhook; what was delivered is no reason."""
     database = service.database
-    hook = database.write(lambda tx: webhooks.create(tx, "https://example.com", None, None, webhooks.new_secret()))
+    hook = database.write(
+        lambda tx: subscriptions.create(tx, "https://example.com", None, None, subscriptions.new_secret())
+    )
     batch = service.open(Opening(sealed=True)).batch.id
     while database.write(lambda tx: deliveries.plan(tx, hook.webhook.id)):
         pass

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, janitor, purge, tables
-from core.batches import Opening
-from core.calls import Call, Verb
-from core.combiner import Inline
-from core.db import Database
+from core import errors, janitor, tables
+from core.acks.call import Call, Verb
+from core.acks.combiner import Inline
+from core.batches import purge
+from core.batches.batch import Opening
+from core.batches.lifecycle import State
 from core.janitor import Policy, run_once
-from core.lifecycle import State
 from core.service import Service
+from core.storage.database import Database
 from tests.servers import run_module
 
 DAY = timedelta(days=1)

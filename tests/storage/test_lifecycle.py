@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from core import errors, lifecycle
-from core.lifecycle import State
+from core import errors
+from core.batches import lifecycle
+from core.batches.lifecycle import State
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

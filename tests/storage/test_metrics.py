@@ -11,11 +11,13 @@ from prometheus_client import REGISTRY
 from sqlalchemy.engine import Connection
 
 from api.metrics import DatabaseGauges
-from core import db, deliveries, errors, gauges, schema, tables, webhooks
-from core.batches import Opening
-from core.calls import Call, Verb
-from core.db import Database
+from core import errors, gauges, tables
+from core.acks.call import Call, Verb
+from core.batches.batch import Opening
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
+from core.webhooks import deliveries, subscriptions
 
 
 class Change:
@@ -70,7 +72,7 @@ def test_a_deadlock_is_counted_as_a_conflict(mariadb_database: Database) -> None
 
 def test_lock_waits_are_counted(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those in vain as outcomes, and each that is followed by another try as a retry."""
-    monkeypatch.setattr(db, "LOCK_WAIT", 1)
+    monkeypatch.setattr("core.storage.database.LOCK_WAIT", 1)
     with Database(mariadb_url) as database:
         schema.migrate(database)
         batch = Service(database).open(Opening()).batch.id
@@ -87,7 +89,7 @@ def test_a_batch_that_moves_to_the_second_lane_is_a_retry_after_a_lock_wait(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The combiner begins such a transaction again, with more patience."""
-    monkeypatch.setattr(db, "LOCK_WAIT", 1)
+    monkeypatch.setattr("core.storage.database.LOCK_WAIT", 1)
     with Database(mariadb_url) as database:
         schema.migrate(database)
         service = Service(database)
@@ -162,7 +164,9 @@ def test_the_feed_and_what_webhooks_wait_for_are_known(database: Database) -> No
     assert read(database).items() >= quiet.items()
     service.open(Opening())
     assert read(database).items() >= {**quiet, "lastbit_feed_position": 1}.items()
-    created = database.write(lambda tx: webhooks.create(tx, "https://example.com", None, None, webhooks.new_secret()))
+    created = database.write(
+        lambda tx: subscriptions.create(tx, "https://example.com", None, None, subscriptions.new_secret())
+    )
     service.open(Opening())
 
     def make_older(tx: Connection) -> None:

@@ -10,12 +10,16 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import feed, outbox, pages, processes, ranges, tables
-from core.batches import Opening
-from core.calls import Call, Verb
-from core.combiner import Inline
-from core.db import Database
+from core import feed, tables
+from core.acks.call import Call, Verb
+from core.acks.combiner import Inline
+from core.batches import ranges
+from core.batches.batch import Opening
+from core.processes import outbox
+from core.processes.instances import Instance
 from core.service import Service
+from core.storage import limits
+from core.storage.database import Database
 
 MOST = 100_000
 """Bytes of a page, here."""
@@ -23,7 +27,7 @@ MOST = 100_000
 
 @pytest.fixture
 def service(database: Database, monkeypatch: pytest.MonkeyPatch) -> Service:
-    monkeypatch.setattr(pages, "BYTES", MOST)
+    monkeypatch.setattr(limits, "BYTES", MOST)
     return Service(database, combiner=Inline)
 
 
@@ -37,7 +41,7 @@ def test_a_page_ends_at_its_bytes_its_rows_or_the_end() -> None:
         ([60, 40, 1], 5, [60, 40], True),
         ([60, 41], 5, [60], True),
     ):
-        assert pages.within(sizes, lambda size: size, limit, 100) == (found, cut)
+        assert limits.within(sizes, lambda size: size, limit, 100) == (found, cut)
 
 
 @pytest.mark.parametrize("size", [1, 30, 1000])
@@ -50,7 +54,7 @@ def test_rows_are_read_in_steps_that_fit(size: int) -> None:
         first = 0 if last is None else last[0] + 1
         return [(number, size) for number in range(first, min(first + count, 300))]
 
-    rows = list(pages.stepwise(read, lambda row: row[1], first=10, most=100))
+    rows = list(limits.stepwise(read, lambda row: row[1], first=10, most=100))
     assert [number for number, _ in rows] == list(range(300))
     assert all(step * size <= max(100, size) for step in steps[1:])
     assert len(steps) <= (8 if size == 1 else 302)
@@ -130,7 +134,7 @@ def test_large_states_and_commands_come_in_more_pages(service: Service) -> None:
 
     service.database.write(fill)
 
-    def instances(start: str | None) -> tuple[list[processes.Instance], str | None]:
+    def instances(start: str | None) -> tuple[list[Instance], str | None]:
         found, cut = service.list_instances("p", None, start, 1000)
         return found, found[-1].instance if cut else None
 

@@ -7,12 +7,13 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core import errors, ranges
-from core.batches import Opening
-from core.calls import Call, Verb
-from core.combiner import Inline
-from core.db import Database
+from core import errors
+from core.acks.call import Call, Verb
+from core.acks.combiner import Inline
+from core.batches import ranges
+from core.batches.batch import Opening
 from core.service import Service
+from core.storage.database import Database
 
 SIZE = 64
 ITEMS = 5 * SIZE + 10

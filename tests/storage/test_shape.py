@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from core.batches import Opening
-from core.calls import Call, Verb
+from core.acks.call import Call, Verb
+from core.batches.batch import Opening
 from core.service import Service
 
 HUGE = 10**9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.targets import Target, Unfit, is_public, parse
+from core.webhooks.addresses import Target, Unfit, is_public, parse
 
 
 @pytest.mark.parametrize(

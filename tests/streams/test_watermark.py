@@ -11,12 +11,12 @@ from bitarray import bitarray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core import schema
-from core.batches import Opening
-from core.calls import Call, Verb
-from core.combiner import Inline
-from core.db import Database
+from core.acks.call import Call, Verb
+from core.acks.combiner import Inline
+from core.batches.batch import Opening
 from core.service import Service
+from core.storage import schema
+from core.storage.database import Database
 from lastbit.streams import AckWindow
 from lastbit.watermark import Piece, first_unresolved
 from tests.servers import sqlite_file

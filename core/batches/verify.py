@@ -1,0 +1,186 @@
+"""Recount a batch: do its counts agree with its bits, and its state with its counts?
+
+Counts move by the bits that changed, in the same transaction. A disagreement is a bug or a broken row: it is reported
+here, and corrected only by a repair that somebody asks for (see `repair`). A recount reads one snapshot, so a batch
+that is being acked at the same time does not look inconsistent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from bitarray import bitarray
+from bitarray.util import zeros
+from sqlalchemy.engine import Connection
+
+from core import tables
+from core.batches import batch as batches
+from core.batches.batch import Batch
+from core.batches.lifecycle import State
+from core.batches.ranges import STEP
+from core.bits import bitfield, journal
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The batch row's numbers, and what the bits say. `faults` names what disagrees, in words."""
+
+    items: int
+    acked: int
+    failed: int
+    pending: int
+    counted_acked: int
+    counted_failed: int
+    faults: list[str]
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """What the tables have of one group, with no regard to whether it makes sense. `resolved` and `failed` are equally
+    long, group_size bits or more."""
+
+    number: int
+    resolved: bitarray
+    failed: bitarray
+    resolved_count: int
+    failed_count: int
+    width: int | None
+    """Bits of the stored blob of resolved items; None where there is none."""
+    acked: Sequence[int]
+    """Indexes that the journal names."""
+    reasons: Sequence[int]
+    """Indexes with a row in `failures`."""
+
+    def union(self) -> bitarray:
+        """The resolved items: those of the row and those of the journal."""
+        bits = self.resolved.copy()
+        bits[list(self.acked)] = True
+        return bits
+
+
+def verify(tx: Connection, batch_id: int) -> Verification:
+    """`tx` is a snapshot. Raises `errors.BatchNotFound`."""
+    batch = batches.get(tx, batch_id)
+    recount = Recount(batch)
+    for group in groups(tx, batch):
+        recount.add(group)
+    return recount.verification()
+
+
+class Recount:
+    """The groups of one batch, added in ascending order, and what disagrees."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._resolved = 0
+        self._failed = 0
+        self._full = 0
+        """All groups below this one are full."""
+        self._faults: list[str] = []
+
+    def add(self, group: StoredGroup) -> bool:
+        """Whether something of the group itself is wrong."""
+        faults = [f"group {group.number}: {fault}" for fault in _faults(group, issued_of(self._batch, group.number))]
+        self._faults += faults
+        resolved = group.union().count()
+        self._resolved += resolved
+        self._failed += group.failed.count()
+        if group.number == self._full and resolved == self._batch.group_size:
+            self._full += 1
+        return bool(faults)
+
+    def verification(self) -> Verification:
+        batch = self._batch
+        acked = self._resolved - self._failed
+        faults = self._faults.copy()
+        if (acked, self._failed) != (batch.acked, batch.failed):
+            faults.append(f"counts say {batch.acked} acked, {batch.failed} failed; bits say {acked} and {self._failed}")
+        if batch.full_prefix > self._full:
+            faults.append(
+                f"full_prefix says that all groups below {batch.full_prefix} are full, and group {self._full} is not"
+            )
+        done = self._resolved == batch.items
+        if batch.state is State.COMPLETE and not done:
+            faults.append(f"it is complete, and {batch.items - self._resolved} items are pending")
+        if batch.state is State.SEALED and done:
+            faults.append("it is sealed and nothing is pending, and it is not complete")
+        return Verification(batch.items, batch.acked, batch.failed, batch.pending, acked, self._failed, faults)
+
+
+def issued_of(batch: Batch, group: int) -> int:
+    """How many items of the group have been issued."""
+    return max(0, min(batch.group_size, batch.items - group * batch.group_size))
+
+
+def groups(tx: Connection, batch: Batch) -> Iterator[StoredGroup]:
+    """The groups that have a row, or of which the journal or a reason names an item, ascending. `tx` is a snapshot, or
+    holds the lock of a batch that is journaled."""
+    columns = tables.item_groups.c
+    journaled = journal.recent(tx, batch.id, batch.group_size)
+    after = -1
+    while True:
+        query = sa.select(tables.item_groups).where(columns.batch_id == batch.id, columns.group_no > after)
+        rows = {row.group_no: row for row in tx.execute(query.order_by(columns.group_no).limit(STEP))}
+        last = max(rows) if len(rows) == STEP else None
+        reasons = _reasons(tx, batch, after + 1, last)
+        in_journal = {number for number in journaled if number > after and (last is None or number <= last)}
+        for number in sorted(rows.keys() | reasons.keys() | in_journal):
+            yield _stored(
+                number, rows.get(number), batch.group_size, journaled.get(number, ()), reasons.get(number, ())
+            )
+        if last is None:
+            return
+        after = last
+
+
+def _reasons(tx: Connection, batch: Batch, first: int, last: int | None) -> dict[int, list[int]]:
+    """By group, the indexes that have a reason, in the groups `first` to `last` (None: to the end)."""
+    columns = tables.failures.c
+    query = sa.select(columns.number).where(columns.batch_id == batch.id, columns.number >= first * batch.group_size)
+    if last is not None:
+        query = query.where(columns.number < (last + 1) * batch.group_size)
+    found: dict[int, list[int]] = {}
+    for number in tx.scalars(query):
+        group, index = divmod(number, batch.group_size)
+        found.setdefault(group, []).append(index)
+    return found
+
+
+def _stored(number: int, row: Any, size: int, acked: Sequence[int], reasons: Sequence[int]) -> StoredGroup:
+    if row is None:
+        resolved, failed = zeros(size, bitfield.ENDIAN), zeros(size, bitfield.ENDIAN)
+        return StoredGroup(number, resolved, failed, 0, 0, None, acked, reasons)
+    size = max(size, 8 * len(row.resolved or b""), 8 * len(row.failed or b""))
+    resolved = bitfield.widen(row.resolved or b"", size)
+    if row.resolved is None:
+        resolved[: row.resolved_count] = True
+    width = None if row.resolved is None else 8 * len(row.resolved)
+    failed = bitfield.widen(row.failed or b"", size)
+    return StoredGroup(number, resolved, failed, row.resolved_count, row.failed_count, width, acked, reasons)
+
+
+def _faults(group: StoredGroup, issued: int) -> Iterator[str]:
+    if group.width is not None and group.width < group.resolved_count:
+        yield f"its blob has {group.width} bits, and resolved_count is {group.resolved_count}: it was cut"
+    if group.resolved.count() != group.resolved_count:
+        yield f"resolved_count is {group.resolved_count}, its bits say {group.resolved.count()}"
+    if group.failed.count() != group.failed_count:
+        yield f"failed_count is {group.failed_count}, its bits say {group.failed.count()}"
+    if group.resolved.count(1, issued) or group.failed.count(1, issued):
+        yield "bits are set of items that were never issued"
+    if (group.failed & ~group.resolved).any():
+        yield "items are failed and not resolved"
+    if any(index >= issued for index in group.acked):
+        yield "its journal names items that were never issued"
+    if any(group.failed[index] for index in group.acked):
+        yield "its journal names items that are failed"
+    stray = sum(not group.failed[index] for index in group.reasons)
+    if stray > 0:
+        yield f"items that are not failed have a reason for it: {stray}"

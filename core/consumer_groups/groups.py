@@ -1,0 +1,304 @@
+"""Consumer groups: many fixed partitions, shared by few workers. Their records, and what is written under a partition.
+
+A partition's row is its fence and its position in one: who owns it, at which epoch, and how far it was read. Whoever
+writes on behalf of a partition locks that row in the transaction that writes, and asks whether it is still the owner at
+the epoch that it was told (`fence`). The epoch goes up whenever somebody else becomes the owner, so of all that ever
+held a partition one alone can write, however long the others slept and whatever they believe. The lease, which is in
+the worker's row, decides only when somebody else *may* become the owner (`leases`); no safety hangs on a clock.
+
+Lock order: consumer_groups → positions → … → item_groups → batches → feed_head.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+from core import errors, metrics, tables
+from core.storage import faults, galera
+from lastbit.streams.errors import CorruptSnapshot
+from lastbit.streams.snapshot import Snapshot
+
+MOST_PARTITIONS: Final = 4096
+OWN_NAMES: Final = "lastbit."
+"""Groups that begin so are the service's own."""
+PARTITION_OF: Final = "crc32"
+"""How keys find their partition (`lastbit.streams.partition_of`): recorded, so that no client of another opinion can
+mix in unseen."""
+TTL: Final = timedelta(seconds=10)
+RELEASE: Final = timedelta(seconds=30)
+SNAPSHOT: Final = 65_535
+"""Bytes of a stored snapshot. A window of 65,536 consecutive offsets takes an eighth of that at worst; of one that
+needs more, what doesn't fit will replay."""
+
+_groups = tables.consumer_groups.c
+_consumers = tables.consumers.c
+_positions = tables.positions.c
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`ttl` is how long a worker may be silent, `release` how long it may take to drain what it is to give back."""
+
+    name: str
+    partitions: int
+    partition_of: str
+    ttl: timedelta
+    release: timedelta
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A group with the number of its live workers, and of its partitions that have an owner."""
+
+    group: Group
+    workers: int
+    owned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """`live`: its lease has not ended. `partitions` is how many it holds, `releasing` how many of these it is to give
+    back."""
+
+    worker: str
+    live: bool
+    capacity: int | None
+    started_at: datetime
+    last_seen: datetime
+    lease_until: datetime
+    partitions: int
+    releasing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A partition: its owner since when, and how far it was read. `outstanding` counts the offsets between `floor` and
+    `high` that are not resolved; `head` is the source's last offset, as far as a worker told."""
+
+    partition: int
+    owner: str | None
+    epoch: int
+    since: datetime | None
+    release_by: datetime | None
+    floor: int | None
+    high: int | None
+    outstanding: int | None
+    head: int | None
+    token: str | None
+    updated_at: datetime | None
+
+    @property
+    def lag(self) -> int | None:
+        """How many offsets are above the floor, as far as anybody told; None where nothing was committed yet."""
+        if self.floor is None or self.high is None:
+            return None
+        return max(self.high, self.head or 0) - self.floor
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    group: Group
+    workers: list[Worker]
+    positions: list[Position]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What a guarded write was told: it holds while `worker` owns the partition at this `epoch`."""
+
+    group: str
+    partition: int
+    worker: str
+    epoch: int
+
+
+def _milliseconds(time: timedelta) -> int:
+    return round(time / timedelta(milliseconds=1))
+
+
+def _group(row: Any) -> Group:
+    ttl, release = timedelta(milliseconds=row.ttl_ms), timedelta(milliseconds=row.release_ms)
+    return Group(row.name, row.partitions, row.partition_of, ttl, release, row.created_at)
+
+
+def clock(tx: Connection) -> datetime:
+    """The database's time, by a statement of its own: one that has waited for a lock has the time of before the
+    wait."""
+    now: datetime = tx.execute(sa.select(tables.utc_now())).scalar_one()
+    return now
+
+
+def lock(tx: Connection, name: str) -> Group:
+    """The group; until the commit nobody else joins it, leaves it, or gets a partition. Raises
+    `errors.ConsumerGroupNotFound`."""
+    found = _find(tx, name, locked=True)
+    galera.guard(tx, _groups.first_epoch, _groups.name == name)
+    return found
+
+
+def _find(tx: Connection, name: str, *, locked: bool = False) -> Group:
+    query = sa.select(tables.consumer_groups).where(_groups.name == name, _groups.deleted_at.is_(None))
+    row = tx.execute(query.with_for_update() if locked else query).first()
+    if row is None:
+        raise errors.ConsumerGroupNotFound(name)
+    return _group(row)
+
+
+def put(
+    tx: Connection, name: str, partitions: int, ttl: timedelta | None, release: timedelta | None
+) -> tuple[Group, bool]:
+    """The group, and whether it is new. A `ttl` or `release` of None is left as it is.
+
+    Raises `errors.PartitionsFixed` where it has another number of partitions; `faults.BeginAgain` where somebody else
+    has just made it.
+    """
+    row = tx.execute(sa.select(tables.consumer_groups).where(_groups.name == name).with_for_update()).first()
+    new = row is None or row.deleted_at is not None
+    values: dict[str, Any] = {}
+    if ttl is not None or new:
+        values["ttl_ms"] = _milliseconds(ttl or TTL)
+    if release is not None or new:
+        values["release_ms"] = _milliseconds(RELEASE if release is None else release)
+    if new:
+        values |= {"partitions": partitions, "partition_of": PARTITION_OF, "created_at": tables.utc_now()}
+    if row is None:
+        try:
+            tx.execute(sa.insert(tables.consumer_groups).values(name=name, first_epoch=0, **values))
+        except IntegrityError as error:
+            if faults.is_duplicate(error):
+                raise faults.BeginAgain from error
+            raise
+    elif not new and row.partitions != partitions:
+        raise errors.PartitionsFixed(name, row.partitions)
+    elif values:
+        tx.execute(sa.update(tables.consumer_groups).where(_groups.name == name).values(deleted_at=None, **values))
+    if new:
+        epoch = 0 if row is None else row.first_epoch
+        rows = [{"group_name": name, "partition_no": number, "epoch": epoch} for number in range(partitions)]
+        tx.execute(sa.insert(tables.positions), rows)
+    return lock(tx, name), new
+
+
+def delete(tx: Connection, name: str) -> None:
+    """Remove the group with its positions. Raises `errors.ConsumerGroupNotFound`, `ConsumerGroupInUse`."""
+    lock(tx, name)
+    now = clock(tx)
+    live = sa.select(sa.func.count()).where(_consumers.group_name == name, _consumers.lease_until >= now)
+    if workers := tx.execute(live).scalar_one():
+        raise errors.ConsumerGroupInUse(name, workers)
+    last = tx.execute(sa.select(sa.func.max(_positions.epoch)).where(_positions.group_name == name)).scalar_one()
+    tx.execute(sa.delete(tables.consumers).where(_consumers.group_name == name))
+    tx.execute(sa.delete(tables.positions).where(_positions.group_name == name))
+    tx.execute(sa.update(tables.consumer_groups).where(_groups.name == name).values(deleted_at=now, first_epoch=last))
+
+
+def page(snapshot: Connection, after: str | None, limit: int) -> list[Summary]:
+    """By name, those above `after`."""
+    query = sa.select(tables.consumer_groups).where(_groups.deleted_at.is_(None)).order_by(_groups.name).limit(limit)
+    if after is not None:
+        query = query.where(_groups.name > after)
+    found = [_group(row) for row in snapshot.execute(query)]
+    names = [group.name for group in found]
+    live, owned = count(snapshot, names) if names else ({}, {})
+    return [Summary(group, live.get(group.name, 0), owned.get(group.name, 0)) for group in found]
+
+
+def count(snapshot: Connection, names: list[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """By group, its live workers and its partitions that have an owner."""
+    live = (
+        sa.select(_consumers.group_name, sa.func.count())
+        .where(_consumers.group_name.in_(names), _consumers.lease_until >= tables.utc_now())
+        .group_by(_consumers.group_name)
+    )
+    owned = (
+        sa.select(_positions.group_name, sa.func.count())
+        .where(_positions.group_name.in_(names), _positions.owner.is_not(None))
+        .group_by(_positions.group_name)
+    )
+    workers, partitions = ({row[0]: row[1] for row in snapshot.execute(query)} for query in (live, owned))
+    return workers, partitions
+
+
+def get(snapshot: Connection, name: str) -> Details:
+    """Who is in the group and who owns what. Raises `errors.ConsumerGroupNotFound`."""
+    group = _find(snapshot, name)
+    query = sa.select(*_SHOWN).where(_positions.group_name == name).order_by(_positions.partition_no)
+    positions = [Position(*each) for each in snapshot.execute(query)]
+    now = clock(snapshot)
+    members = sa.select(tables.consumers).where(_consumers.group_name == name).order_by(_consumers.worker)
+    held = Counter(position.owner for position in positions)
+    releasing = Counter(position.owner for position in positions if position.release_by is not None)
+    workers = [
+        Worker(
+            *(each.worker, each.lease_until >= now, each.capacity, each.started_at, each.last_seen, each.lease_until),
+            *(held[each.worker], releasing[each.worker]),
+        )
+        for each in snapshot.execute(members)
+    ]
+    return Details(group, workers, positions)
+
+
+_SHOWN: Final = (
+    *(_positions.partition_no, _positions.owner, _positions.epoch, _positions.owned_since, _positions.release_by),
+    *(_positions.floor, _positions.high, _positions.outstanding_count, _positions.head, _positions.token),
+    _positions.updated_at,
+)
+
+
+def fence(tx: Connection, group: str, partition: int, worker: str, epoch: int) -> None:
+    """Raise `errors.StaleEpoch` unless the worker owns the partition at this epoch; if it does, it will until the
+    commit. To be called before anything is written on its behalf. Raises `errors.ConsumerGroupNotFound`."""
+    this = (_positions.group_name == group, _positions.partition_no == partition)
+    row = tx.execute(sa.select(_positions.owner, _positions.epoch).where(*this).with_for_update()).first()
+    if row is None:
+        _find(tx, group)
+    if row is None or row.owner != worker or row.epoch != epoch:
+        metrics.STALE_EPOCHS.inc()
+        raise errors.StaleEpoch(group, partition, worker, epoch)
+    galera.guard(tx, _positions.epoch, *this)
+
+
+def commit(
+    tx: Connection, holds: Fence, snapshot: Snapshot, *, token: str | None = None, head: int | None = None
+) -> Position:
+    """Merge a window's snapshot into the partition's position, and return what it is now. Repeated, or overtaken by a
+    later one, it changes nothing. The `token` goes with the higher floor.
+
+    Raises `errors.StaleEpoch`, `errors.ConsumerGroupNotFound`.
+    """
+    fence(tx, holds.group, holds.partition, holds.worker, holds.epoch)
+    this = (_positions.group_name == holds.group, _positions.partition_no == holds.partition)
+    row = tx.execute(
+        sa.select(_positions.floor, _positions.high, _positions.outstanding, _positions.token).where(*this)
+    ).one()
+    stored = None if row.floor is None else _stored(row)
+    merged = (snapshot if stored is None else stored.merge(snapshot)).within(SNAPSHOT)
+    values: dict[str, Any] = {
+        "floor": merged.floor,
+        "high": merged.high,
+        "outstanding": merged.encode(),
+        "outstanding_count": len(merged.outstanding),
+        "updated_at": tables.utc_now(),
+    }
+    if token is not None and (stored is None or snapshot.floor >= stored.floor):
+        values["token"] = token
+    if head is not None:
+        values["head"] = head
+    tx.execute(sa.update(tables.positions).where(*this).values(values))
+    return Position(*tx.execute(sa.select(*_SHOWN).where(*this)).one())
+
+
+def _stored(row: Any) -> Snapshot:
+    """One that does not decode is taken for its floor: that replays, and skips nothing."""
+    try:
+        return Snapshot.decode(row.outstanding)
+    except CorruptSnapshot:
+        return Snapshot(row.floor, row.floor)

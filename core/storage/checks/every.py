@@ -1,0 +1,77 @@
+"""What is asked of every database: its schema, its clock, whether it may be written to."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from core import errors, tables
+from core.storage import schema
+from core.storage.checks.findings import Finding, Verdict
+
+CLOCKS: Final = 2.0
+"""Seconds that the database's clock may differ from this machine's. Nothing is counted by the latter; but it is a
+witness: webhooks are signed by the database's, and receivers refuse what is minutes off."""
+
+
+def database_schema(tx: Connection) -> Finding:
+    try:
+        schema.check(tx)
+    except errors.Misconfigured as error:
+        says, _, do = str(error).partition(": ")
+        return Finding("schema", Verdict.BROKEN, says, do)
+    return Finding("schema", Verdict.FINE, f"revision {schema.current(tx)}, which this release can work with")
+
+
+def clock_ahead(tx: Connection) -> float:
+    """Seconds that the database's clock is ahead of this machine's, at least; negative where it is behind."""
+    before = datetime.now(UTC)
+    theirs: datetime = tx.execute(sa.select(tables.utc_now())).scalar_one()
+    after = datetime.now(UTC)
+    # It was asked some time between the two: what it is off beyond that is certain.
+    return (theirs - after).total_seconds() if theirs > after else min(0.0, (theirs - before).total_seconds())
+
+
+def clock(tx: Connection) -> Finding:
+    ahead = clock_ahead(tx)
+    if abs(ahead) <= CLOCKS:
+        return Finding("clock", Verdict.FINE, "the database's agrees with this machine's")
+    return Finding(
+        "clock",
+        Verdict.UNSAFE,
+        f"the database's is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
+        "let both follow the same time (NTP); batches expire and webhooks are signed by the database's",
+    )
+
+
+def writes(tx: Connection) -> Finding:
+    """Statements that change no row, and need the right to: what a read-only server or account refuses."""
+    for table in tables.metadata.sorted_tables:
+        column = next(iter(table.primary_key.columns))
+        never = sa.false()
+        statements = (
+            sa.insert(table).from_select(list(table.c), sa.select(*table.c).where(never)),
+            sa.update(table).where(never).values({column.name: column}),
+            sa.delete(table).where(never),
+        )
+        for statement in statements:
+            try:
+                tx.execute(statement)
+            except DBAPIError as error:
+                verb = str(statement).split(" ", 1)[0]
+                return Finding(
+                    "writes",
+                    Verdict.BROKEN,
+                    f"{verb} on {table.name} is refused: {words(error)}",
+                    "GRANT SELECT, INSERT, UPDATE, DELETE to the account, on a server that takes writes",
+                )
+    return Finding("writes", Verdict.FINE, "the account may write to each table")
+
+
+def words(error: DBAPIError) -> str:
+    args = getattr(error.orig, "args", ())
+    return str(args[-1]) if args else type(error.orig).__name__

@@ -1,0 +1,117 @@
+"""SQLite: is its file where it can be locked, flushed, and found again?"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from core.storage.checks import every
+from core.storage.checks.findings import Finding, Verdict
+
+SQLITE: Final = (3, 35)
+NETWORK: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "beegfs", "gpfs", "vboxsf"}
+)
+"""File systems on which locks, shared memory or fsync are not what SQLite needs."""
+MEMORY: Final = frozenset({"tmpfs", "ramfs"})
+
+
+def rules(tx: Connection, file: Path) -> Iterator[Finding]:
+    yield Finding("database", Verdict.FINE, f"the file {file} can be read")
+    number = ".".join(map(str, SQLITE))
+    if sqlite3.sqlite_version_info >= SQLITE:
+        yield Finding("version", Verdict.FINE, f"SQLite {sqlite3.sqlite_version}")
+    else:
+        said = f"SQLite {sqlite3.sqlite_version} is older than {number}"
+        yield Finding("version", Verdict.BROKEN, said, f"run a Python that has SQLite {number} at least")
+    schema_found = every.database_schema(tx)
+    yield schema_found
+    journal = str(tx.exec_driver_sql("PRAGMA journal_mode").scalar_one())
+    if journal == "wal":
+        yield Finding("journal", Verdict.FINE, "WAL")
+    else:
+        yield Finding(
+            "journal",
+            Verdict.UNSAFE,
+            f"journal_mode stays {journal}, not WAL: who reads keeps out who writes",
+            "put the file on a local disk",
+        )
+    synchronous = int(tx.exec_driver_sql("PRAGMA synchronous").scalar_one())
+    if synchronous >= 2:
+        yield Finding("durability", Verdict.FINE, "synchronous is FULL: each commit is flushed")
+    else:
+        yield Finding(
+            "durability",
+            Verdict.UNSAFE,
+            f"synchronous came out as {synchronous}: acks that were answered are lost when the machine fails",
+            "run a SQLite that was not built to ignore it",
+        )
+    yield _file_system(file)
+    tx.rollback()
+    if schema_found.verdict is Verdict.FINE:
+        yield _writes(tx, file)
+    yield Finding("clock", Verdict.FINE, "the database's is this machine's")
+
+
+def _writes(tx: Connection, file: Path) -> Finding:
+    do = f"let the service's account write to {file} and to its folder"
+    try:
+        writer = tx.execution_options(lastbit_begin="IMMEDIATE")
+        with writer.begin() as transaction:
+            found = every.writes(writer)
+            transaction.rollback()
+    except DBAPIError as error:
+        return Finding("writes", Verdict.BROKEN, f"nothing can be written: {every.words(error)}", do)
+    return found if found.verdict is Verdict.FINE else Finding("writes", Verdict.BROKEN, found.says, do)
+
+
+def _file_system(file: Path) -> Finding:
+    try:
+        kind = file_system(file.resolve(), Path("/proc/self/mountinfo").read_text())
+    except OSError:
+        kind = None
+    if kind is None:
+        return Finding("file_system", Verdict.FINE, "of a kind that can't be told; it has to be a local disk")
+    if kind in NETWORK or kind.startswith("fuse."):
+        return Finding(
+            "file_system",
+            Verdict.UNSAFE,
+            f"the file is on {kind}, where locks and flushes may not hold: it can be torn, and acks lost",
+            "put the file on a local disk, or use MariaDB",
+        )
+    if kind in MEMORY:
+        return Finding(
+            "file_system",
+            Verdict.UNSAFE,
+            f"the file is on {kind}, in memory: it is gone when the machine or the container stops",
+            "put the file on a local disk",
+        )
+    return Finding("file_system", Verdict.FINE, f"{kind}, a local disk")
+
+
+def file_system(path: Path, mounts: str) -> str | None:
+    """The kind of file system that `path` is on, by the lines of /proc/self/mountinfo; None where they don't say."""
+    best: tuple[int, str] | None = None
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) < 5 or not right:
+            continue
+        # Blanks and the like stand there as octal numbers.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4]))
+        depth = len(point.parts)
+        # Of two at one place the later one covers the earlier.
+        if path.is_relative_to(point) and (best is None or depth >= best[0]):
+            best = depth, right.split(" ", 1)[0]
+    return best[1] if best else None
+
+
+def path_of(name: str) -> Path:
+    return Path(unquote(name.removeprefix("file:").partition("?")[0]) if name.startswith("file:") else name)

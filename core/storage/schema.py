@@ -1,0 +1,163 @@
+"""Which schema the database has, and bringing it up to date. The steps are Alembic's, in `migrations/`.
+
+Each migration serves the release before it, so that old and new code can run side by side during an upgrade, and the
+old code is the way back. A schema that is *newer* than this code says itself whether it still serves it
+(`tables.schema_support`, decision 0014); an older one does not.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import sqlalchemy as sa
+import tenacity
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from core import errors, tables
+from core.storage import faults
+from core.storage.database import LOCK_WAIT, Database
+
+PATIENCE: Final = 60
+"""Seconds that a migration insists on a table that is in use."""
+
+_MIGRATIONS: Final = Path(__file__).resolve().parents[2] / "migrations"
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+@cache
+def _known() -> tuple[str, frozenset[str]]:
+    """The newest revision that this code knows, and all that it knows."""
+    script = ScriptDirectory.from_config(_config())
+    head = script.get_current_head()
+    assert head is not None
+    return head, frozenset(revision.revision for revision in script.walk_revisions())
+
+
+def newest() -> str:
+    """The newest revision that this code knows."""
+    return _known()[0]
+
+
+def current(tx: Connection) -> str | None:
+    """The revision that the database has."""
+    return MigrationContext.configure(tx).get_current_revision()
+
+
+def check(tx: Connection) -> None:
+    """Raise `errors.Misconfigured` where the schema is missing, older than this code, or serves it no more."""
+    revision = current(tx)
+    newest_known, all_known = _known()
+    if revision is None or (revision in all_known and revision != newest_known):
+        was = "no schema" if revision is None else f"the schema of revision {revision}"
+        raise errors.Misconfigured(
+            f"the database has {was}, this release needs revision {newest_known}: run `python -m api migrate` (with "
+            "the same LASTBIT_DATABASE_URL or --database-url), then start again"
+        )
+    # Also where the revision is ours: a migration says first whom it will serve no more, and then does what it does.
+    oldest = tx.scalar(sa.select(tables.schema_support.c.oldest))
+    if oldest not in all_known:
+        raise errors.Misconfigured(
+            f"the database has the schema of revision {revision}, which serves releases that know revision {oldest}, "
+            f"and this one knows {newest_known} at most: run a release that does, or restore a backup from before"
+        )
+
+
+def migrate(database: Database, revision: str = "head") -> None:
+    """Bring the schema to `revision`; with an older one, back to it. One at a time: others wait. What another migration
+    had begun, and was killed, is finished.
+
+    Raises `errors.Unavailable` where the database is away, or another migration takes longer than a minute;
+    `errors.LockTimeout` where somebody uses a table for so long that it can't be changed.
+    """
+    with database.connection() as connection:
+        if database.is_sqlite:
+            connection = connection.execution_options(lastbit_begin="IMMEDIATE")
+            _migrate(connection, revision)
+            return
+        # Data definition commits by itself on MariaDB; a lock by name keeps two from migrating at once.
+        if connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 60)").scalar() != 1:
+            raise errors.Unavailable("another migration of this database is under way")
+        try:
+            _migrate_under_load(connection, revision)
+        finally:
+            if not connection.invalidated:  # with the connection its lock is gone
+                connection.exec_driver_sql("SELECT RELEASE_LOCK('lastbit_migrate')")
+
+
+def finish(database: Database) -> None:
+    """Have the schema serve this release and later ones alone: none of an earlier one runs any more, and none will.
+    What these would not understand may be written from then on. Raises what `check` does."""
+
+    def mark(tx: Connection) -> None:
+        check(tx)
+        tx.execute(sa.update(tables.schema_support).values(oldest=newest()))
+
+    database.write(mark, repeatable=True)
+
+
+def serves_only(tx: Connection, revision: str) -> bool:
+    """Whether each release that may work on the schema knows this revision."""
+    oldest = tx.scalar(sa.select(tables.schema_support.c.oldest))
+    return oldest is not None and oldest >= revision
+
+
+def _migrate_under_load(connection: Connection, revision: str) -> None:
+    """A change of a table waits until nobody's transaction uses it, and everybody else waits behind it. So it waits
+    for a moment only, lets the others pass, and tries again."""
+    before = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar()
+    connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_WAIT}")
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(lambda error: faults.classify(error) is faults.Fault.LOCK_WAIT),
+        stop=tenacity.stop_after_delay(PATIENCE),
+        wait=tenacity.wait_random(LOCK_WAIT / 2, LOCK_WAIT),
+        after=lambda _: connection.rollback(),
+        reraise=True,
+    )
+    try:
+        retrying(_migrate, connection, revision)
+    except DBAPIError as error:
+        if faults.classify(error) is faults.Fault.LOCK_WAIT:
+            raise errors.LockTimeout(
+                f"a table is in use for more than {PATIENCE} s by a long transaction, such as a dump: end it, or wait "
+                "for its end, and migrate again; nothing is lost"
+            ) from error
+        raise
+    finally:
+        if not connection.invalidated:
+            connection.rollback()
+            connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {before}")
+
+
+def _migrate(connection: Connection, revision: str) -> None:
+    was = current(connection)
+    if was is not None and was not in _known()[1]:
+        return  # a newer release was here; whether it serves this one is for `check` to say
+    config = _config()
+    config.attributes["connection"] = connection
+    if revision == "head" or was is None or not _is_behind(revision, was):
+        command.upgrade(config, revision)
+        if was is None and revision == "head":
+            # Nobody has worked with it before.
+            connection.execute(sa.update(tables.schema_support).values(oldest=newest()))
+    else:
+        command.downgrade(config, revision)
+    connection.commit()
+
+
+def _is_behind(revision: str, current: str) -> bool:
+    if revision == "base":
+        return True
+    script = ScriptDirectory.from_config(_config())
+    return any(r.revision == revision for r in script.iterate_revisions(current, "base"))
