@@ -23,7 +23,7 @@ _table: Final = tables.batches.c
 
 
 def read(tx: Connection) -> Sequence[Metric]:
-    """All of them, at one point in time: `tx` is a snapshot. A new one is added here, and to docs/operations.md."""
+    """All of them, at one point in time: `tx` is a snapshot. A new one is added here, and to docs/metrics.md."""
     return [*_live_batches(tx), *_feed(tx), *_webhooks(tx), *_groups(tx), *_processes(tx)]
 
 

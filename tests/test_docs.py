@@ -166,7 +166,7 @@ def test_every_decision_and_page_is_linked_from_the_index() -> None:
 
 def test_every_setting_is_documented_with_its_default() -> None:
     """And no others."""
-    page = (ROOT / "docs/operations.md").read_text()
+    page = (ROOT / "docs/settings.md").read_text()
     rows = dict(re.findall(r"^\| `LASTBIT_(\w+)` \| `([^`]+)`", page, re.MULTILINE))
     assert rows == {name.upper(): str(field.default) for name, field in Settings.model_fields.items()}
 
@@ -198,11 +198,9 @@ def test_every_problem_code_is_documented() -> None:
 
 def test_every_event_of_the_log_is_documented() -> None:
     """And no others."""
-    page = (ROOT / "docs/operations.md").read_text()
-    (table,) = re.findall(r"^\| event \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
-    documented = {
-        each for row in re.findall(r"^\| ([^|]*) \|", table, re.MULTILINE) for each in re.findall(r"`(\w+)`", row)
-    }
+    page = (ROOT / "docs/logs.md").read_text()
+    names = re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
+    documented = {name for cell in names for name in re.findall(r"`(\w+)`", cell)}
     sources = [path.read_text() for folder in ("core", "api") for path in (ROOT / folder).rglob("*.py")]
     assert documented == {each for text in sources for each in re.findall(r"\blog\.\w+\([^\"()]*\"(\w+)\"", text)}
 
@@ -438,8 +436,8 @@ done = numbers.selectExpr("concat('{opened["id"]}:', id div 8192, ':', id % 8192
 
 
 def test_the_documented_grants_suffice(mariadb: MariaDB) -> None:
-    """The SQL of docs/operations.md: one account migrates, the other serves and reaps, neither is root."""
-    (script,) = blocks(ROOT / "docs/operations.md", "sql")
+    """The SQL of docs/database.md: one account migrates, the other serves and reaps, neither is root."""
+    (script,) = blocks(ROOT / "docs/database.md", "sql")
     with mariadb.connect() as connection, connection.cursor() as cursor:
         for statement in script.split(";"):
             if statement.strip():

@@ -1,4 +1,4 @@
-"""A backup that was taken under load, by the commands of docs/operations.md, restores to a service that adds up."""
+"""A backup that was taken under load, by the commands of docs/backups.md, restores to a service that adds up."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def needs(program: str) -> pytest.MarkDecorator:
 
 def documented(heading: str) -> list[str]:
     """The commands below a heading of the page, a block each: the backup, and the restoring."""
-    page = (ROOT / "docs/operations.md").read_text()
-    section = re.search(rf"^### {heading}\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL)
+    page = (ROOT / "docs/backups.md").read_text()
+    section = re.search(rf"^## {heading}\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL)
     assert section, heading
     return re.findall(r"^```sh\n(.*?)^```", section[1], re.MULTILINE | re.DOTALL)
 

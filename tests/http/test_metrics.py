@@ -201,9 +201,9 @@ def measured(sqlite_http: httpx.Client) -> dict[str, Any]:
 
 
 def test_the_table_of_metrics_is_what_metrics_says(measured: dict[str, Any]) -> None:
-    """Names, types and labels of docs/operations.md."""
-    page = (ROOT / "docs/operations.md").read_text()
-    rows = re.findall(r"^\| `(lastbit_\w+)` \| (\w+) \|([^|]*)\|", page, re.MULTILINE)
+    """Names, types and labels of docs/metrics.md."""
+    page = (ROOT / "docs/metrics.md").read_text()
+    rows = re.findall(r"^- `(lastbit_\w+)` \((\w+)([^)]*)\)", page, re.MULTILINE)
     assert {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows} == measured
 
 
