@@ -18,9 +18,9 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
-from api.connections import raise_open_files
-from api.protocol import AckProtocol
-from api.tokens import Tokens
+from api.access.tokens import Tokens
+from api.acks.fast_path import AckProtocol
+from api.server.watchdog import raise_open_files
 from core import errors, logs
 from core.settings import Settings, settings_of
 from core.storage import checks, schema

@@ -19,18 +19,20 @@ from fastapi.routing import iter_route_contexts
 from fastapi.staticfiles import StaticFiles
 from starlette.routing import compile_path
 
-from api import acks, batches, commands, events, groups, ops, page, problems, processes, sign_in, tallies, webhooks
-from api.access import CONSUMES, Access, Rule, rule_of
-from api.acks import AckRoutes
-from api.body import Room
-from api.connections import Connections
+from api import page, problems
+from api.access.rules import CONSUMES, Access, Rule, rule_of
+from api.access.sessions import Sessions
+from api.access.tokens import LOOK_EVERY, Tokens
+from api.acks import routes as ack_routes
+from api.acks.parse_budget import Turns
+from api.acks.refusals import Pause
+from api.acks.routes import AckRoutes
 from api.metrics import DatabaseGauges
-from api.pause import Pause
-from api.routing import guarded
-from api.session import Sessions
-from api.tokens import LOOK_EVERY, Tokens
-from api.turns import Turns
-from api.waiting import Waiting
+from api.routes import batches, commands, consumer_groups, events, ops, processes, sign_in, tallies, webhooks
+from api.routes.long_polls import Waiting
+from api.routes.route import guarded
+from api.server.bodies import Room
+from api.server.watchdog import Connections
 from core import janitor, logs
 from core.acks.admission import Admission
 from core.acks.combiner import Combiner
@@ -133,7 +135,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.include_router(webhooks.of_batches)
     app.include_router(events.router)
     app.include_router(webhooks.router)
-    app.include_router(groups.router)
+    app.include_router(consumer_groups.router)
     app.include_router(tallies.router)
     app.include_router(processes.router)
     app.include_router(commands.router)
@@ -160,7 +162,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
             license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         )
         _document_optional_bodies(document)
-        acks.document(document)
+        ack_routes.document(document)
         tallies.document(document)
         _document_access(app, document)
         document["components"]["schemas"]["Problem"] = problems.SCHEMA
@@ -182,7 +184,7 @@ def _document_optional_bodies(document: dict[str, Any]) -> None:
 
 def rules(app: FastAPI) -> Iterator[tuple[str, str, Rule]]:
     """Method, path and rule of each route."""
-    for path in acks.PATHS:
+    for path in ack_routes.PATHS:
         yield "POST", path, CONSUMES
     for route in iter_route_contexts(app.routes):
         for method in sorted(route.methods or ()):

@@ -15,8 +15,8 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
-from api.access import open_to_all
-from api.routing import GuardedRoute
+from api.access.rules import open_to_all
+from api.routes.route import GuardedRoute
 
 FOLDER: Final = Path(__file__).resolve().parent
 TYPES: Final = {

@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.http1 import Http1Protocol
-from api.protocol import AckProtocol
-from api.watched import HEAD
+from api.acks.fast_path import AckProtocol
+from api.server.connection import HEAD
+from api.server.upgrades import Http1Protocol
 from core.acks.call import Answer
 from tests.fuzz.sizes import examples
 from tests.fuzz.wire import Served, served

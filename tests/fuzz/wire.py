@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from api.acks import AckRoutes
+from api.acks.routes import AckRoutes
 from api.app import create
 from core.settings import Settings
 from tests.servers import sqlite_file

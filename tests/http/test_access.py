@@ -18,10 +18,10 @@ import pytest
 from fastapi import APIRouter
 
 from api.__main__ import _check_access
-from api.access import REFUSED, Rule
+from api.access.rules import REFUSED, Rule
+from api.access.sessions import SECONDS, Sessions, cookie
 from api.app import create, rules
-from api.routing import GuardedRoute
-from api.session import SECONDS, Sessions, cookie
+from api.routes.route import GuardedRoute
 from core import errors
 from core.settings import Settings
 from core.storage import schema

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.body import DEPTH
+from api.server.bodies import DEPTH
 from tests.http.test_batches import code
 from tests.servers import running_service, sqlite_file
 

@@ -16,8 +16,8 @@ from itertools import islice
 import httpx
 import pytest
 
-from api.connections import IDLE_IN_CROWD, SILENT, Connections, raise_open_files
-from api.watched import HEAD
+from api.server.connection import HEAD
+from api.server.watchdog import IDLE_IN_CROWD, SILENT, Connections, raise_open_files
 from core.storage import schema
 from core.storage.database import Database
 from tests.proxies import proxied

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.rates import Bucket, Rates
+from api.access.rate_limits import Bucket, Rates
 from lastbit import AsyncClient, Client, RateLimited, Retry, tokens
 from lastbit.tokens import Role, Token
 from tests.http.test_short_way import JSON, Wire, request

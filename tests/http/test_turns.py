@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import structlog
 
-from api import pause
-from api.protocol import AckProtocol
-from api.turns import FEWEST, LARGE, SHARES, Turns
+from api.acks import refusals
+from api.acks.fast_path import AckProtocol
+from api.acks.parse_budget import FEWEST, LARGE, SHARES, Turns
 from bench import load
 from core.acks.admission import CALM, CROWD, LEAST
 from tests.fuzz.wire import Connection, Served, answers, served
@@ -274,7 +274,7 @@ def test_who_is_sent_away_is_told_after_a_pause(flooded: Flooded, request_: byte
     assert first.transport.written == b""
     assert len(first.until_answered()) == 1
     between = flooded.loop.time()
-    assert between - begun >= pause.SECONDS
+    assert between - begun >= refusals.SECONDS
     second.feed(request_)
     for connection, count in ((second, 1), (first, 2)):
         told = connection.until_answered(count)
@@ -282,7 +282,7 @@ def test_who_is_sent_away_is_told_after_a_pause(flooded: Flooded, request_: byte
         for each in told:
             assert each.headers["retry-after"] == "1"
             assert (each.headers["x-request-id"] == "mine") is (b"mine" in request_)
-        assert flooded.loop.time() - between >= pause.SECONDS
+        assert flooded.loop.time() - between >= refusals.SECONDS
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["let in", "sent away"])

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from api import events, waiting
-from api.waiting import Filter, Waiting
+from api.routes import events, long_polls
+from api.routes.long_polls import Filter, Waiting
 from core import errors, feed
 from core.acks.combiner import Inline
 from core.batches.batch import Opening
@@ -68,7 +68,7 @@ async def _follow(waiters: Waiting, after: int, watching: asyncio.Semaphore) -> 
 def test_the_feed_is_polled_once_for_all_who_wait(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many wait, an interval is one look at the feed's position; what another process commits is read once, and
     each waiter is told."""
-    monkeypatch.setattr(waiting, "POLL", 0.01)
+    monkeypatch.setattr(long_polls, "POLL", 0.01)
 
     async def scene() -> None:
         batches = [asked.open(Opening(items=0)).batch.id for _ in range(100)]
@@ -103,7 +103,7 @@ def test_the_feed_is_polled_once_for_all_who_wait(asked: Asked, monkeypatch: pyt
 
 def test_nobody_waits_nobody_asks(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader ends with the last waiter, and begins anew with the next; nothing falls between."""
-    monkeypatch.setattr(waiting, "POLL", 0.01)
+    monkeypatch.setattr(long_polls, "POLL", 0.01)
 
     async def scene() -> None:
         waiters = Waiting(asked)
@@ -125,7 +125,7 @@ def test_nobody_waits_nobody_asks(asked: Asked, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_commit_of_this_process_wakes_without_the_poll(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """And only those whom it is for."""
-    monkeypatch.setattr(waiting, "POLL", 10_000.0)
+    monkeypatch.setattr(long_polls, "POLL", 10_000.0)
 
     async def scene() -> None:
         waiters = Waiting(asked)
@@ -183,8 +183,8 @@ def positions(message: bytes) -> list[int]:
 def test_a_crowd_of_followers_reads_many_events_at_once(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are woken some at a time. What is appended until the last one is awake is read once, and is one text for
     all of them."""
-    monkeypatch.setattr(waiting, "POLL", 10_000.0)
-    followers, appended = 4 * waiting.SLICE, 60
+    monkeypatch.setattr(long_polls, "POLL", 10_000.0)
+    followers, appended = 4 * long_polls.SLICE, 60
     encoded: list[feed.Page] = []
     monkeypatch.setattr(events, "_messages", lambda page: encoded.append(page) or b"id: %d\n" % page.next)
 
@@ -213,7 +213,7 @@ def test_a_crowd_of_followers_reads_many_events_at_once(asked: Asked, monkeypatc
             await asyncio.to_thread(asked.append, [feed.New(f"{number}", "any")])
         await asyncio.wait_for(waiters.paused.wait(), 30)
         awake = sum(position > 0 for position in got)
-        assert awake <= waiting.SLICE
+        assert awake <= long_polls.SLICE
         waiters.gate.set()
         for _ in tasks:
             await asyncio.wait_for(done.acquire(), 30)
@@ -232,7 +232,7 @@ def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch
     judged: list[int] = []
     wants = Filter.wants
     monkeypatch.setattr(Filter, "wants", lambda self, event: judged.append(event.position) or wants(self, event))
-    monkeypatch.setattr(waiting, "POLL", 10_000.0)
+    monkeypatch.setattr(long_polls, "POLL", 10_000.0)
 
     async def scene() -> None:
         waiters = Waiting(asked)
@@ -259,11 +259,11 @@ def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch
 
 def test_each_follower_meets_what_it_wants_once_and_in_order(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it wants, whenever it comes, goes and comes back, and however the pages are cut."""
-    monkeypatch.setattr(waiting, "KEPT", 40)
-    monkeypatch.setattr(waiting, "SLICE", 3)
-    monkeypatch.setattr(waiting, "READ", 7)
-    monkeypatch.setattr(waiting, "PAUSE", 0.0005)
-    monkeypatch.setattr(waiting, "BETWEEN", 0.0)
+    monkeypatch.setattr(long_polls, "KEPT", 40)
+    monkeypatch.setattr(long_polls, "SLICE", 3)
+    monkeypatch.setattr(long_polls, "READ", 7)
+    monkeypatch.setattr(long_polls, "PAUSE", 0.0005)
+    monkeypatch.setattr(long_polls, "BETWEEN", 0.0)
     dice = random.Random(5)
     types = ["a", "b", "c"]
     rare = 0.02
@@ -319,7 +319,7 @@ def test_each_follower_meets_what_it_wants_once_and_in_order(asked: Asked, monke
 def test_a_follower_that_sleeps_through_a_trim_is_told(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events were removed before this process read them: nobody is shown a gap, and nobody is told that there was
     nothing."""
-    monkeypatch.setattr(waiting, "POLL", 10_000.0)
+    monkeypatch.setattr(long_polls, "POLL", 10_000.0)
 
     async def scene() -> None:
         waiters = Paused(asked)
@@ -341,7 +341,7 @@ def test_a_follower_that_sleeps_through_a_trim_is_told(asked: Asked, monkeypatch
 
 def test_followers_share_a_page_until_the_feed_is_read_on(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that comes later with the same question is told of what came since."""
-    monkeypatch.setattr(waiting, "POLL", 10_000.0)
+    monkeypatch.setattr(long_polls, "POLL", 10_000.0)
 
     async def scene() -> None:
         waiters = Waiting(asked)

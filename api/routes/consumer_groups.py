@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
 
-from api import cursors, models
-from api.access import ANY, needs
-from api.body import JsonRoute, from_base64
-from api.models import Body
+from api.access.rules import ANY, needs
 from api.problems import documented
+from api.routes import cursors, models
+from api.routes.models import Body
+from api.server.bodies import JsonRoute, from_base64
 from core.consumer_groups import groups, leases
 from core.errors import InvalidRequest
 from core.service import Service

@@ -21,7 +21,7 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
-from api import models
+from api.routes import models
 from core import errors, feed
 from core.service import Service
 from core.storage import limits

@@ -18,13 +18,15 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import body, patterns, pause, problems
-from api.access import Access, first_headers
+from api import patterns, problems
+from api.access.rules import Access, first_headers
+from api.acks import refusals
+from api.acks.parse_budget import Turns
+from api.acks.refusals import Pause
 from api.metrics import ACK_REQUESTS, ACKS, REFUSED, RESULTS
-from api.pause import Pause
 from api.problems import Place, Problem
-from api.requests import HEADER, USUAL, Requests, given_id, request_id
-from api.turns import Turns
+from api.server import bodies
+from api.server.middleware import HEADER, USUAL, Requests, given_id, request_id
 from core import errors
 from core.acks.call import Answer, Call, Rejected, Verb
 from core.acks.combiner import TOO_MANY
@@ -170,9 +172,9 @@ class AckRoutes:
         key = headers.get(b"idempotency-key")
         caller = self.access.enter_consumer(headers)
         if self.is_full():
-            await asyncio.sleep(pause.SECONDS)
+            await asyncio.sleep(refusals.SECONDS)
             raise errors.Overloaded(TOO_MANY)
-        async with body.reading(scope, receive, self.state.room) as content:
+        async with bodies.reading(scope, receive, self.state.room) as content:
             call, check = self.parse(verb, key, content, caller)
             if check is not None:
                 await run_in_threadpool(check)
@@ -253,7 +255,7 @@ def parse(
     if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
         raise problems.invalid([Place("header Idempotency-Key", "expected 1 to 255 visible ASCII characters")])
     key = None if idempotency_key is None else str(idempotency_key, "ascii")
-    wanted = body.decoded(_DECODERS[verb], content)
+    wanted = bodies.decoded(_DECODERS[verb], content)
     if wanted.items is msgspec.UNSET and wanted.groups is msgspec.UNSET:
         raise problems.invalid([Place("body", "expected items or groups, or both")])
     texts = wanted.items or ()
@@ -264,7 +266,7 @@ def parse(
         raise Problem("too_large", f"body.groups: expected at most {MAX_GROUPS:,} groups, got {len(groups):,}")
     ids = _ids(texts)
     masks = [
-        (each.batch, each.group, body.from_base64(f"body.groups[{position}].bits", each.bits))
+        (each.batch, each.group, bodies.from_base64(f"body.groups[{position}].bits", each.bits))
         for position, each in enumerate(groups)
     ]
     places: MaskPlaces = [(f"body.groups[{i}].bits", batch, bits) for i, (batch, _, bits) in enumerate(masks)]

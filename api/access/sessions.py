@@ -2,7 +2,7 @@
 
 The cookie says which token signed in (by its digest) and until when, under a signature. So nothing is kept, any process
 that has the key knows it, and it ends with its token, which is looked up anew for each request. Scripts can't read it,
-other sites' pages can't send it, and what it may change needs a browser's word that our own page asks (see `access`).
+other sites' pages can't send it, and what it may change needs a browser's word that our own page asks (see `rules`).
 """
 
 from __future__ import annotations

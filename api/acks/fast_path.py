@@ -20,13 +20,14 @@ from typing import Any, Final, NamedTuple
 from starlette.concurrency import run_in_threadpool
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from api import body, problems
-from api.access import SITE, digest_of
-from api.acks import PATHS, AckRoutes, Check, refusal
+from api import problems
+from api.access.rules import SITE, digest_of
+from api.acks.routes import PATHS, AckRoutes, Check, refusal
 from api.metrics import SENT_AWAY, SHED
 from api.problems import Problem
-from api.requests import WIRE_HEADER
-from api.watched import USUAL_LINES, WatchedProtocol
+from api.server import bodies
+from api.server.connection import USUAL_LINES, WatchedProtocol
+from api.server.middleware import WIRE_HEADER
 from core import errors
 from core.acks.call import Call, Verb
 from core.acks.combiner import TOO_MANY
@@ -235,7 +236,7 @@ class AckProtocol(WatchedProtocol):
                 request_id = value
             elif name in SITE:
                 names_site = True
-        if not length.isdigit() or not 0 < int(length) <= body.LIMIT or not body.is_json(content_type):
+        if not length.isdigit() or not 0 < int(length) <= bodies.LIMIT or not bodies.is_json(content_type):
             return False
         digest = digest_of(authorization)
         if names_site and digest is None:

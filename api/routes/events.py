@@ -14,14 +14,14 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, field_validator
 from starlette.concurrency import run_in_threadpool
 
-from api import models
-from api.access import Access, caller_of, forbidden, needs, outside
-from api.body import JsonRoute
-from api.free_json import DATA, Data
-from api.groups import Fence
-from api.models import Body, Key
+from api.access.rules import Access, caller_of, forbidden, needs, outside
 from api.problems import Place, documented, invalid
-from api.waiting import Follower, Waiting, text_of
+from api.routes import models
+from api.routes.consumer_groups import Fence
+from api.routes.free_json import DATA, Data
+from api.routes.long_polls import Follower, Waiting, text_of
+from api.routes.models import Body, Key
+from api.server.bodies import JsonRoute
 from core import errors, feed
 from core.consumer_groups import groups
 from core.service import Service

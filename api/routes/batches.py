@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from api import cursors, models
-from api.access import ANY, caller_of, needs, outside
-from api.body import JsonRoute
-from api.models import BatchId
+from api.access.rules import ANY, caller_of, needs, outside
 from api.problems import documented
-from api.waiting import Waiting
+from api.routes import cursors, models
+from api.routes.long_polls import Waiting
+from api.routes.models import BatchId
+from api.server.bodies import JsonRoute
 from core.batches import group_counts, ranges
 from core.batches.batch import Batch
 from core.batches.lifecycle import TERMINAL

@@ -11,16 +11,17 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from api import body, problems
-from api.connections import Connections
-from api.http1 import Http1Protocol
+from api import problems
 from api.metrics import REFUSED
 from api.problems import Problem
-from api.requests import USUAL
+from api.server import bodies
+from api.server.middleware import USUAL
+from api.server.upgrades import Http1Protocol
+from api.server.watchdog import Connections
 
 HEAD: Final = 65_536
 """Bytes of a request's head, beyond those that came with its first ones."""
-WHOLE: Final = 8 * body.LIMIT
+WHOLE: Final = 8 * bodies.LIMIT
 """Of a request, with what its chunks are wrapped in."""
 _CODING: Final = "header Transfer-Encoding: expected chunked alone; other transfer codings are not known here"
 USUAL_LINES: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items())

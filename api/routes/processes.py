@@ -8,16 +8,17 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
-from api import cursors, free_json, patterns
-from api.access import ANY, needs
-from api.body import DEPTH, JsonRoute
-from api.commands import Command, Limit, command_json
-from api.events import Name
-from api.free_json import DATA, MAX_STATE, Data, State
-from api.groups import Epoch
-from api.groups import Name as WorkerName
-from api.models import Body
+from api import patterns
+from api.access.rules import ANY, needs
 from api.problems import documented
+from api.routes import cursors, free_json
+from api.routes.commands import Command, Limit, command_json
+from api.routes.consumer_groups import Epoch
+from api.routes.consumer_groups import Name as WorkerName
+from api.routes.events import Name
+from api.routes.free_json import DATA, MAX_STATE, Data, State
+from api.routes.models import Body
+from api.server.bodies import DEPTH, JsonRoute
 from core import tables
 from core.consumer_groups import groups
 from core.processes import definitions, instances, outbox, timers

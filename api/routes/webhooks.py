@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api import cursors, models, patterns
-from api.access import needs
-from api.body import JsonRoute
-from api.events import Name
-from api.models import BatchId, Body, Key
+from api import patterns
+from api.access.rules import needs
 from api.problems import documented
+from api.routes import cursors, models
+from api.routes.events import Name
+from api.routes.models import BatchId, Body, Key
+from api.server.bodies import JsonRoute
 from core.service import Service
 from core.webhooks import addresses, subscriptions
 from core.webhooks.subscriptions import Progress

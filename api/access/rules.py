@@ -5,8 +5,8 @@ everybody.
     @needs(Role.READ, limited=True)
     def get_batch(...)
 
-A caller is a token, sent as `Authorization: Bearer`, or as the page's session (see `session`). A service without tokens
-takes everybody for an operator. What a caller may do is judged before anything of a body is read.
+A caller is a token, sent as `Authorization: Bearer`, or as the page's session (see `sessions`). A service without
+tokens takes everybody for an operator. What a caller may do is judged before anything of a body is read.
 
 A token that is limited to a prefix is refused wherever a route does not say `limited=True`: a route that says so sees
 to the limit. For those of a batch `models.BatchId` does.
@@ -23,9 +23,9 @@ from typing import Any, Final, TypeVar
 from fastapi import Request
 from starlette.types import Scope
 
-from api import session
+from api.access.sessions import Sessions
+from api.access.tokens import Tokens
 from api.problems import Problem
-from api.tokens import Tokens
 from lastbit.tokens import LONGEST, Role, Token
 
 CALLER: Final = "lastbit.caller"
@@ -81,7 +81,7 @@ def caller_of(request: Request) -> Token:
 class Access:
     """Judges callers."""
 
-    def __init__(self, tokens: Tokens, sessions: session.Sessions) -> None:
+    def __init__(self, tokens: Tokens, sessions: Sessions) -> None:
         self.tokens = tokens
         self.rates = tokens.rates
         self.sessions = sessions

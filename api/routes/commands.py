@@ -10,12 +10,12 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from api import models
-from api.access import ANY, needs
-from api.body import JsonRoute
-from api.events import Position, woken
-from api.free_json import response, stored
+from api.access.rules import ANY, needs
 from api.problems import documented
+from api.routes import models
+from api.routes.events import Position, woken
+from api.routes.free_json import response, stored
+from api.server.bodies import JsonRoute
 from core import feed
 from core.processes import outbox
 from core.service import Service

@@ -9,10 +9,11 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from api import body, cursors, models
-from api.access import Access, caller_of, needs
+from api.access.rules import Access, caller_of, needs
 from api.problems import Problem, documented
-from api.routing import GuardedRoute
+from api.routes import cursors, models
+from api.routes.route import GuardedRoute
+from api.server import bodies
 from core import tallies
 from core.consumer_groups import groups
 from core.service import Service
@@ -122,8 +123,8 @@ _BODY: Final = {
 async def apply_entries(tally: TallyName, request: Request) -> Response:
     """Add each entry once, all in one transaction: those that are at or below their guard had been added before. The
     messages of one source must come to a key in their order."""
-    async with body.reading(request.scope, request.receive, request.app.state.room) as content:
-        wanted = body.decoded(_DECODER, content)
+    async with bodies.reading(request.scope, request.receive, request.app.state.room) as content:
+        wanted = bodies.decoded(_DECODER, content)
     if len(wanted.entries) > MAX_ENTRIES:
         raise Problem(
             "too_large", f"body.entries: expected at most {MAX_ENTRIES:,} entries, got {len(wanted.entries):,}"

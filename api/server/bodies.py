@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope
 from api import problems
 from api.metrics import REFUSED
 from api.problems import Place, Problem, invalid
-from api.routing import GuardedRoute
+from api.routes.route import GuardedRoute
 
 LIMIT: Final = 8 * 1024 * 1024
 """Bytes of a body."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from starlette.concurrency import run_in_threadpool
 
 from api import patterns
-from api.access import caller_of
+from api.access.rules import caller_of
 from core import errors
 from core.batches import batch as batches
 from core.batches.lifecycle import State

@@ -1,5 +1,5 @@
-"""How a request comes to its route: what each one is held to before it runs (its caller, in `access`, and that it says
-each thing once), and how a path is taken apart."""
+"""How a request comes to its route: what is checked of each one before it runs (its caller, in `access.rules`, and that
+it says each thing once), and how a path is taken apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import Receive, Scope, Send
 
-from api.access import CALLER, Access, rule_of
+from api.access.rules import CALLER, Access, rule_of
 from api.problems import Place, Problem, invalid
 
 

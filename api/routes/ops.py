@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from api.access import needs, open_to_all
+from api.access.rules import needs, open_to_all
 from api.metrics import exposition
 from api.problems import documented
-from api.routing import GuardedRoute
+from api.routes.route import GuardedRoute
 from lastbit.tokens import Role
 
 router = APIRouter(route_class=GuardedRoute, tags=["operations"])
