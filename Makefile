@@ -41,7 +41,7 @@ serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api
 
 test: $(READY) ## what holds the guarantees, on SQLite, a MariaDB, a RabbitMQ, a Redis, a Spark of its own and in a Chromium
-	@scripts/need.sh mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
+	@scripts/need.sh curl mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
 	$(BIN)/pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup --durations 25
 
 test-slow: $(READY) ## the rest: a Galera cluster, a Spark cluster and its pipeline, chaos, upgrades under load, clocks that jump, fuzz
