@@ -16,7 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from core import errors, gauges
-from core.acks.call import Verb
+from core.batches.lifecycle import Verb
 from core.storage.database import Database
 
 ACKS: Final = Counter("lastbit_acks_total", "Items of acks and failures that were answered", ["verb", "result"])

@@ -24,8 +24,9 @@ from typing import Any
 
 from bench import measure
 from bench.measure import Scale
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database

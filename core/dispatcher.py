@@ -21,9 +21,8 @@ from typing import Final
 
 import structlog
 
-from core import errors, metrics
+from core import errors, metrics, tables
 from core.acks import parents
-from core.consumer_groups import groups
 from core.processes import timers
 from core.storage.database import Database
 from core.webhooks import deliveries, subscriptions
@@ -102,7 +101,7 @@ class Dispatcher:
 
     def _look_at_the_clock(self) -> None:
         """It may have gone back while no dispatcher was there, too."""
-        now = self._database.read(groups.clock)
+        now = self._database.read(tables.clock)
         if self._last is None or now < self._last:
             longest = timedelta(seconds=self._backoff.longest)
             self._database.write(lambda tx: deliveries.bring_closer(tx, self._lease, longest), repeatable=True)

@@ -5,6 +5,7 @@ Classes derive from `CoreError`. `code` is the stable name that a client sees.
 
 from __future__ import annotations
 
+import enum
 from typing import ClassVar
 
 # CoreError
@@ -251,6 +252,14 @@ class UpgradeNotFinished(CoreError):
             f"this needs a database that no release from before revision {revision} works on any more: once none of "
             "their processes is left, run `python -m api migrate --finish`; nothing was changed"
         )
+
+
+class Fault(enum.Enum):
+    """Kinds of trouble with the database. `storage.faults` classifies a driver's error as one of them."""
+
+    CONFLICT = "conflict"
+    LOCK_WAIT = "lock_wait"
+    OUTAGE = "outage"
 
 
 def batches_of(error: Exception) -> frozenset[int]:

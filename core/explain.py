@@ -16,11 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import tables
-from core.acks.call import Verb
 from core.batches import batch as batches
 from core.batches import ranges
 from core.batches.batch import Batch
-from core.batches.lifecycle import LIVE, State
+from core.batches.lifecycle import LIVE, State, Verb
 from core.bits import journal
 from core.webhooks import subscriptions
 from lastbit.ids import item_id

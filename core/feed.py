@@ -26,13 +26,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, tables
-from core.batches.lifecycle import State
 from core.storage import galera, limits
 from core.storage.database import APPENDED, Database
 from core.storage.statements import LIST, chunks
 
 CHUNK: Final = 1000
 """Events that one transaction removes, and that are looked up by one statement."""
+FIRST: Final = 128
+"""Events of the first statement of a page: not more than a page's bytes, however large they are."""
 BATCH: Final = "batch"
 COMMAND: Final = "command"
 TIMER: Final = "timer"
@@ -266,15 +267,3 @@ def encoded(event: Event) -> bytes:
     known = {"position": event.position, "id": event.id, "type": event.type, "batch": event.batch, "key": event.key}
     head = json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
     return b'%b,"data":%b,"at":"%b"}' % (head[:-1], (event.data or "null").encode(), time(event.at).encode())
-
-
-def ended(event: Event) -> bool:
-    """Whether the event says that its batch is in a terminal state."""
-    return event.type in _ENDS
-
-
-FIRST: Final = 128
-"""Events of the first statement of a page: not more than a page's bytes, however large they are."""
-_ENDS: Final[frozenset[Any]] = frozenset(
-    {f"{BATCH}.completed", f"{BATCH}.{State.EXPIRED}", f"{BATCH}.{State.CANCELLED}"}
-)

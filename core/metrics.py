@@ -10,7 +10,7 @@ from typing import Final
 
 from prometheus_client import Counter, Histogram, disable_created_metrics
 
-from core.storage.faults import Fault
+from core.errors import Fault
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, with its birthday
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
@@ -92,7 +92,14 @@ def _utc_now_mysql(element: object, compiler: object, **_: object) -> str:
 
 @compiles(utc_now, "sqlite")
 def _utc_now_sqlite(element: object, compiler: object, **_: object) -> str:
-    return "lastbit_now()"  # SQLite's own clock stops at milliseconds; db.py registers this one
+    return "lastbit_now()"  # SQLite's own clock stops at milliseconds; `storage.database` registers this one
+
+
+def clock(tx: Connection) -> datetime:
+    """The database's time, by a statement of its own: one that has waited for a lock has the time of before the
+    wait."""
+    now: datetime = tx.execute(sa.select(utc_now())).scalar_one()
+    return now
 
 
 def _blob(size: int) -> TypeEngine[bytes]:

@@ -29,9 +29,10 @@ from api.server import bodies
 from api.server.connection import USUAL_LINES, WatchedProtocol
 from api.server.middleware import WIRE_HEADER
 from core import errors
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.acks.combiner import TOO_MANY
 from core.acks.lanes import Pending
+from core.batches.lifecycle import Verb
 from lastbit.tokens import Token
 
 _VERBS: Final = {path.encode(): verb for path, verb in PATHS.items()}

@@ -28,9 +28,10 @@ from api.problems import Place, Problem
 from api.server import bodies
 from api.server.middleware import HEADER, USUAL, Requests, given_id, request_id
 from core import errors
-from core.acks.call import Answer, Call, Rejected, Verb
+from core.acks.call import Answer, Call, Rejected
 from core.acks.combiner import TOO_MANY
 from core.acks.lanes import Pending
+from core.batches.lifecycle import Verb
 from core.service import MaskPlaces, Service
 from lastbit.ids import INTEGER_LIMIT, MAX_GROUP_SIZE, InvalidItemId, ItemId
 from lastbit.tokens import Token

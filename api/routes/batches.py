@@ -16,7 +16,7 @@ from api.problems import documented
 from api.routes import cursors, models
 from api.routes.long_polls import Waiting
 from api.routes.models import BatchId
-from api.server.bodies import JsonRoute
+from api.routes.route import JsonRoute
 from core.batches import group_counts, ranges
 from core.batches.batch import Batch
 from core.batches.lifecycle import TERMINAL

@@ -15,7 +15,7 @@ from api.problems import documented
 from api.routes import models
 from api.routes.events import Position, woken
 from api.routes.free_json import response, stored
-from api.server.bodies import JsonRoute
+from api.routes.route import JsonRoute
 from core import feed
 from core.processes import outbox
 from core.service import Service

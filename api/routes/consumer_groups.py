@@ -13,7 +13,8 @@ from api.access.rules import ANY, needs
 from api.problems import documented
 from api.routes import cursors, models
 from api.routes.models import Body
-from api.server.bodies import JsonRoute, from_base64
+from api.routes.route import JsonRoute
+from api.server.bodies import from_base64
 from core.consumer_groups import groups, leases
 from core.errors import InvalidRequest
 from core.service import Service

@@ -21,7 +21,7 @@ from api.routes.consumer_groups import Fence
 from api.routes.free_json import DATA, Data
 from api.routes.long_polls import Follower, Waiting, text_of
 from api.routes.models import Body, Key
-from api.server.bodies import JsonRoute
+from api.routes.route import JsonRoute
 from core import errors, feed
 from core.consumer_groups import groups
 from core.service import Service

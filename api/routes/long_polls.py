@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.routes import models
 from core import errors, feed
+from core.batches.batch import ended
 from core.service import Service
 from core.storage import limits
 from core.storage.statements import chunks
@@ -282,7 +283,7 @@ class Waiting:
         """Wake those who wait for the end of a batch. The followers that want some of these events."""
         types, batches = {event.type for event in events}, {event.batch for event in events}
         for event in events:
-            if event.batch is not None and feed.ended(event):
+            if event.batch is not None and ended(event):
                 for waiter in self._batches.get(event.batch, ()):
                     waiter.set()
         wanted: dict[Filter, int | None] = {}

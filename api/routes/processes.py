@@ -18,7 +18,8 @@ from api.routes.consumer_groups import Name as WorkerName
 from api.routes.events import Name
 from api.routes.free_json import DATA, MAX_STATE, Data, State
 from api.routes.models import Body
-from api.server.bodies import DEPTH, JsonRoute
+from api.routes.route import JsonRoute
+from api.server.bodies import DEPTH
 from core import tables
 from core.consumer_groups import groups
 from core.processes import definitions, instances, outbox, timers

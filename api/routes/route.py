@@ -4,17 +4,19 @@ it says each thing once), and how a path is taken apart."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any, get_origin
 from urllib.parse import parse_qsl
 
 import structlog
-from fastapi import Request
+from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from api.access.rules import CALLER, Access, rule_of
 from api.problems import Place, Problem, invalid
+from api.server import bodies
 
 
 class _Rest(Convertor[str]):
@@ -60,6 +62,40 @@ class GuardedRoute(APIRoute):
         repeated = [name for name, count in seen.items() if count > 1 and name in self._once]
         if repeated:
             raise invalid([Place(f"query.{name}", f"expected once, got {seen[name]} times") for name in repeated])
+
+
+class _Parsed(Request):
+    """A request whose JSON is there already."""
+
+    def __init__(self, scope: Scope, receive: Receive, content: Any) -> None:
+        super().__init__(scope, receive)
+        self._content = content
+
+    async def json(self) -> Any:
+        return self._content
+
+
+class JsonRoute(GuardedRoute):
+    """A route whose handler sees a body that went through `bodies.reading` and `bodies.parsed`."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        inner = super().get_route_handler()
+        if self.body_field is None:
+            return inner
+
+        async def handler(request: Request) -> Response:
+            async with bodies.reading(request.scope, request.receive, request.app.state.room) as body:
+                content = bodies.parsed(body)
+
+                async def receive() -> Message:
+                    return {"type": "http.request", "body": body, "more_body": False}
+
+                scope: dict[str, Any] = dict(request.scope)
+                headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+                scope["headers"] = [*headers, (b"content-type", b"application/json")]
+                return await inner(_Parsed(scope, receive, content))
+
+        return handler
 
 
 async def guarded(request: Request) -> None:

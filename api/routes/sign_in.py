@@ -10,7 +10,7 @@ from pydantic import BaseModel, StringConstraints
 from api.access.rules import Access, digest_of, open_to_all, unauthorized
 from api.access.sessions import cookie
 from api.routes.models import Body
-from api.server.bodies import JsonRoute
+from api.routes.route import JsonRoute
 from lastbit.tokens import LONGEST, Role, Token
 
 router = APIRouter(prefix="/session", route_class=JsonRoute, include_in_schema=False)

@@ -14,7 +14,7 @@ from api.problems import documented
 from api.routes import cursors, models
 from api.routes.events import Name
 from api.routes.models import BatchId, Body, Key
-from api.server.bodies import JsonRoute
+from api.routes.route import JsonRoute
 from core.service import Service
 from core.webhooks import addresses, subscriptions
 from core.webhooks.subscriptions import Progress

@@ -5,17 +5,15 @@ from __future__ import annotations
 import binascii
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import msgspec
-from fastapi import Request, Response
-from starlette.types import Message, Receive, Scope
+from starlette.types import Receive, Scope
 
 from api import problems
 from api.metrics import REFUSED
 from api.problems import Place, Problem, invalid
-from api.routes.route import GuardedRoute
 
 LIMIT: Final = 8 * 1024 * 1024
 """Bytes of a body."""
@@ -139,37 +137,3 @@ def is_json(content_type: bytes) -> bool:
 def _too_large() -> Problem:
     # The rest of the body is not read, so the connection can't be used again.
     return Problem("too_large", f"body: expected at most {LIMIT:,} bytes", headers={"Connection": "close"})
-
-
-class _Parsed(Request):
-    """A request whose JSON is there already."""
-
-    def __init__(self, scope: Scope, receive: Receive, content: Any) -> None:
-        super().__init__(scope, receive)
-        self._content = content
-
-    async def json(self) -> Any:
-        return self._content
-
-
-class JsonRoute(GuardedRoute):
-    """A route whose handler sees a body that went through `reading` and `parsed`."""
-
-    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        inner = super().get_route_handler()
-        if self.body_field is None:
-            return inner
-
-        async def handler(request: Request) -> Response:
-            async with reading(request.scope, request.receive, request.app.state.room) as body:
-                content = parsed(body)
-
-                async def receive() -> Message:
-                    return {"type": "http.request", "body": body, "more_body": False}
-
-                scope: dict[str, Any] = dict(request.scope)
-                headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-                scope["headers"] = [*headers, (b"content-type", b"application/json")]
-                return await inner(_Parsed(scope, receive, content))
-
-        return handler

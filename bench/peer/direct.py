@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 import pymysql
 
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.acks.combiner import Combiner, Inline
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from bitarray import bitarray
 from bitarray.util import zeros
 
-from core.acks.call import Outcome, Rejected, Unit, Verb
+from core.acks.call import Outcome, Rejected, Unit
 from core.acks.completion import Row, Touched
-from core.batches.lifecycle import TAKES_ACKS, State
+from core.batches.lifecycle import TAKES_ACKS, State, Verb
 from core.bits import bitfield, journal
 from core.bits.cache import Key
 from lastbit.ids import ItemId

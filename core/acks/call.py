@@ -14,12 +14,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Final
 
 from bitarray import bitarray
 
 from core import errors
+from core.batches.lifecycle import Verb
 from core.bits.bitfield import widen
 from lastbit.ids import MAX_GROUP_SIZE, ItemId
 
@@ -37,11 +37,6 @@ _MASK_BYTES: Final = 200
 
 SMALL: Final = 4096
 """Bytes below which a unit's size is not worth counting."""
-
-
-class Verb(StrEnum):
-    ACK = "ack"
-    FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from core.acks.admission import Admission
 from core.acks.aside import Aside
 from core.acks.call import Call, Outcome, Unit
 from core.acks.lanes import Backlog, Deliver, Lane, Pending, Waiting
-from core.storage.faults import Fault
+from core.errors import Fault
 
 MAX_WAITING: Final = 50_000
 """Units that may wait before callers must come back."""

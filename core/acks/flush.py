@@ -50,8 +50,8 @@ from sqlalchemy.engine import Connection
 from core import errors
 from core.acks import apply, completion
 from core.acks.apply import Seen, Work
-from core.acks.call import Outcome, Unit, Verb
-from core.batches.lifecycle import State, completes
+from core.acks.call import Outcome, Unit
+from core.batches.lifecycle import State, Verb, completes
 from core.bits import bitfield, group_rows, journal
 from core.bits.cache import Held, Key
 from core.storage import faults, statements

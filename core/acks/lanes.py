@@ -18,7 +18,8 @@ import structlog
 
 from core import metrics
 from core.acks.admission import Admission
-from core.acks.call import FLUSH_COST, UNIT_GROUPS, Answer, Outcome, Unit, Verb
+from core.acks.call import FLUSH_COST, UNIT_GROUPS, Answer, Outcome, Unit
+from core.batches.lifecycle import Verb
 
 FLUSH_UNITS: Final = 4096
 """The most units of one flush; single acks of one group would otherwise be taken without end."""

@@ -28,9 +28,10 @@ import structlog
 
 from core import errors
 from core.acks import commit
-from core.acks.call import Unit
+from core.acks.call import Call, Unit
 from core.acks.flush import Flushed
 from core.batches import nesting
+from core.batches.lifecycle import State, Verb
 from core.batches.nesting import Due
 from core.bits.cache import Held
 from core.storage.database import Database
@@ -47,6 +48,13 @@ Flush = Callable[[Sequence[Unit]], Flushed]
 """Apply units in one transaction and commit it. Raises what `commit.commit` does."""
 
 log = structlog.get_logger(__name__)
+
+
+def payment(due: Due) -> Call:
+    """The ack or failure of the parent's item."""
+    how = "completed with failures" if due.state == State.COMPLETE else str(due.state)
+    reason = None if due.verb is Verb.ACK else f"batch {due.child}, which this item is, {how}"
+    return Call.of(due.verb, [due.item], reason=reason)
 
 
 class Stuck:
@@ -92,7 +100,7 @@ def pay(database: Database, flush: Flush, dues: Sequence[Due]) -> Paid:
     while parts:
         part = parts.pop()
         try:
-            flushed = flush([unit for due in part for unit in nesting.payment(due).chunks()])
+            flushed = flush([unit for due in part for unit in payment(due).chunks()])
         except Exception as error:  # even a bug of ours must not keep the answer of what is committed
             if isinstance(error, errors.Unavailable) and not isinstance(error, errors.LockTimeout):
                 raise
@@ -260,7 +268,7 @@ class Payer:
         self._settle(over)
 
     def _look_for_free_ones(self) -> None:
-        units = [unit for due in self._locked.values() for unit in nesting.payment(due).chunks()]
+        units = [unit for due in self._locked.values() for unit in payment(due).chunks()]
         locked = self._database.read(lambda tx: commit.locked(tx, units))
         self._locked = {child: due for child, due in self._locked.items() if due.item.batch in locked}
 

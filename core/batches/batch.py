@@ -31,9 +31,13 @@ from core.storage.statements import LIST, chunks
 from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_ITEMS, ItemId, item_id
 
 SCAN: Final = 1000
+"""How many rows one page of a list looks at, at most: a filter by label is not indexed."""
 FIRST: Final = 32
 """Batches of the first statement of a page: their labels may take a quarter of a mebibyte."""
-"""How many rows one page of a list looks at, at most: a filter by label is not indexed."""
+_ENDS: Final = frozenset(
+    {f"{feed.BATCH}.completed", f"{feed.BATCH}.{State.EXPIRED}", f"{feed.BATCH}.{State.CANCELLED}"}
+)
+"""Types of the events that end a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,11 @@ def event(batch: Batch, name: str) -> feed.New:
     # A repair can take back a completion that was announced. The true one is another event, with an id of its own.
     id = f"{feed.BATCH}:{batch.id}:{name}" + (f":{batch.repairs}" if batch.repairs else "")
     return feed.New(id, f"{feed.BATCH}.{name}", batch.key, json.dumps(data, ensure_ascii=False), batch.id)
+
+
+def ended(event: feed.Event) -> bool:
+    """Whether the event says that its batch is in a terminal state."""
+    return event.type in _ENDS
 
 
 def lock(tx: Connection, batch: int) -> tuple[Batch, datetime]:

@@ -26,6 +26,13 @@ class State(StrEnum):
     DELETING = "deleting"
 
 
+class Verb(StrEnum):
+    """How an item is resolved."""
+
+    ACK = "ack"
+    FAIL = "fail"
+
+
 LIVE: Final = frozenset({State.OPEN, State.SEALED})
 TERMINAL: Final = frozenset({State.COMPLETE, State.EXPIRED, State.CANCELLED})
 TAKES_ACKS: Final = LIVE | {State.COMPLETE}

@@ -23,8 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, tables
-from core.acks.call import Call, Verb
-from core.batches.lifecycle import LIVE, State, judge
+from core.batches.lifecycle import LIVE, State, Verb, judge
 from core.bits import bitfield, journal
 from lastbit.ids import ItemId
 
@@ -127,13 +126,6 @@ def debts(
         )
         for row in tx.execute(query)
     ]
-
-
-def payment(due: Due) -> Call:
-    """The ack or failure of the parent's item."""
-    how = "completed with failures" if due.state == State.COMPLETE else str(due.state)
-    reason = None if due.verb is Verb.ACK else f"batch {due.child}, which this item is, {how}"
-    return Call.of(due.verb, [due.item], reason=reason)
 
 
 def strike_out(tx: Connection, paid: Sequence[Due], *, skip_locked: bool = False) -> None:

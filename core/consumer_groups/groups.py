@@ -129,13 +129,6 @@ def _group(row: Any) -> Group:
     return Group(row.name, row.partitions, row.partition_of, ttl, release, row.created_at)
 
 
-def clock(tx: Connection) -> datetime:
-    """The database's time, by a statement of its own: one that has waited for a lock has the time of before the
-    wait."""
-    now: datetime = tx.execute(sa.select(tables.utc_now())).scalar_one()
-    return now
-
-
 def lock(tx: Connection, name: str) -> Group:
     """The group; until the commit nobody else joins it, leaves it, or gets a partition. Raises
     `errors.ConsumerGroupNotFound`."""
@@ -190,7 +183,7 @@ def put(
 def delete(tx: Connection, name: str) -> None:
     """Remove the group with its positions. Raises `errors.ConsumerGroupNotFound`, `ConsumerGroupInUse`."""
     lock(tx, name)
-    now = clock(tx)
+    now = tables.clock(tx)
     live = sa.select(sa.func.count()).where(_consumers.group_name == name, _consumers.lease_until >= now)
     if workers := tx.execute(live).scalar_one():
         raise errors.ConsumerGroupInUse(name, workers)
@@ -232,7 +225,7 @@ def get(snapshot: Connection, name: str) -> Details:
     group = _find(snapshot, name)
     query = sa.select(*_SHOWN).where(_positions.group_name == name).order_by(_positions.partition_no)
     positions = [Position(*each) for each in snapshot.execute(query)]
-    now = clock(snapshot)
+    now = tables.clock(snapshot)
     members = sa.select(tables.consumers).where(_consumers.group_name == name).order_by(_consumers.worker)
     held = Counter(position.owner for position in positions)
     releasing = Counter(position.owner for position in positions if position.release_by is not None)

@@ -122,7 +122,7 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     group doesn't have.
     """
     group = groups.lock(tx, name)
-    now = groups.clock(tx)
+    now = tables.clock(tx)
     for place, (number, _) in enumerate(caller.drained):
         if number >= group.partitions:
             raise errors.InvalidRequest(f"body.drained[{place}]", f"expected at most {group.partitions - 1}")

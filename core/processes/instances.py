@@ -161,7 +161,7 @@ def handle(tx: Connection, it: Handling) -> Handled:
 
 def _begin(tx: Connection, it: Handling) -> Instance:
     """A new instance, to which nothing has been done."""
-    now = groups.clock(tx)
+    now = tables.clock(tx)
     instance = Instance(it.process, it.instance, Status.RUNNING, 0, None, now, now, None)
     _insert(tx, instance)
     return instance
@@ -169,7 +169,7 @@ def _begin(tx: Connection, it: Handling) -> Instance:
 
 def _go_on(tx: Connection, it: Handling, instance: Instance | None) -> Instance:
     """The instance one version on; it begins with that where it is new."""
-    now = groups.clock(tx)
+    now = tables.clock(tx)
     status, finished_at = (Status.FINISHED, now) if it.finish else (Status.RUNNING, None)
     if instance is None:
         begun = Instance(it.process, it.instance, status, 1, it.state, now, now, finished_at)

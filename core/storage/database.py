@@ -49,7 +49,7 @@ _USED: Final = "lastbit.used"
 
 
 class _Faulted(Exception):  # it carries the trouble to the retry, and never leaves this module
-    def __init__(self, fault: faults.Fault, cause: BaseException, *, committing: bool) -> None:
+    def __init__(self, fault: errors.Fault, cause: BaseException, *, committing: bool) -> None:
         self.fault = fault
         self.cause = cause
         self.committing = committing
@@ -114,11 +114,11 @@ class Database:
             try:
                 return self._once(work, lock_wait)
             except _Faulted as trouble:
-                if trouble.fault is faults.Fault.OUTAGE:
+                if trouble.fault is errors.Fault.OUTAGE:
                     outages += 1
                     if outages > 3 or (trouble.committing and not repeatable):
                         raise errors.Unavailable(faults.outage(trouble.cause)) from trouble.cause
-                elif trouble.fault is faults.Fault.LOCK_WAIT:
+                elif trouble.fault is errors.Fault.LOCK_WAIT:
                     waited += 1
                     if waited > lock_waits:
                         raise errors.LockTimeout("a row that the call needs is locked by somebody else") from None
@@ -179,20 +179,20 @@ class Database:
         except Exception as error:
             if isinstance(error, _Faulted) or faults.classify(error) is None:
                 raise
-            raise _Faulted(faults.Fault.OUTAGE, error, committing=False) from error
+            raise _Faulted(errors.Fault.OUTAGE, error, committing=False) from error
 
     def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
         """Raise `_Faulted` for trouble with the database, and keep a connection out of the pool that is of no use."""
         fault = faults.classify(error)
-        if committing and fault is faults.Fault.CONFLICT:
+        if committing and fault is errors.Fault.CONFLICT:
             self._rolled_back(tx)
         elif committing:
             # Nobody knows in which state it is now.
             tx.invalidate()
-            fault = fault and faults.Fault.OUTAGE
-        elif fault is faults.Fault.LOCK_WAIT and galera.is_apart(tx):
+            fault = fault and errors.Fault.OUTAGE
+        elif fault is errors.Fault.LOCK_WAIT and galera.is_apart(tx):
             tx.invalidate()
-            fault = faults.Fault.OUTAGE
+            fault = errors.Fault.OUTAGE
         elif faults.is_elsewhere(error):
             # The next connection may lead to a server that can.
             tx.invalidate()
@@ -262,7 +262,7 @@ class Database:
             with self.engine.connect() as connection:
                 yield connection
         except DBAPIError as error:
-            if faults.classify(error) is faults.Fault.OUTAGE:
+            if faults.classify(error) is errors.Fault.OUTAGE:
                 raise errors.Unavailable(faults.outage(error)) from error
             raise
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import sqlite3
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from core.errors import Fault
 
 # Deadlock, which a lost certification is too, record changed since it was read, rolled back by group replication. Also
 # at a COMMIT these say for certain that nothing was committed.
@@ -40,12 +41,6 @@ _DONE_ALREADY: Final = {
     *(1051, 1091),
 }
 _LOST: Final = {0, 2006, 2013, 2014, 2045, 2055, 1927, 4031}
-
-
-class Fault(enum.Enum):
-    CONFLICT = "conflict"
-    LOCK_WAIT = "lock_wait"
-    OUTAGE = "outage"
 
 
 class BeginAgain(Exception):  # it is an order, not an error

@@ -119,7 +119,7 @@ def _migrate_under_load(connection: Connection, revision: str) -> None:
     before = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar()
     connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_WAIT}")
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: faults.classify(error) is faults.Fault.LOCK_WAIT),
+        retry=tenacity.retry_if_exception(lambda error: faults.classify(error) is errors.Fault.LOCK_WAIT),
         stop=tenacity.stop_after_delay(PATIENCE),
         wait=tenacity.wait_random(LOCK_WAIT / 2, LOCK_WAIT),
         after=lambda _: connection.rollback(),
@@ -128,7 +128,7 @@ def _migrate_under_load(connection: Connection, revision: str) -> None:
     try:
         retrying(_migrate, connection, revision)
     except DBAPIError as error:
-        if faults.classify(error) is faults.Fault.LOCK_WAIT:
+        if faults.classify(error) is errors.Fault.LOCK_WAIT:
             raise errors.LockTimeout(
                 f"a table is in use for more than {PATIENCE} s by a long transaction, such as a dump: end it, or wait "
                 "for its end, and migrate again; nothing is lost"

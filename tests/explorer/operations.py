@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from core import feed, janitor, tallies
 from core.acks import parents
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.consumer_groups import groups, leases
 from core.errors import CoreError
 from core.processes import definitions, instances, outbox, timers

@@ -14,9 +14,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from core import errors, janitor, tables, tallies
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.batches import batch as batches
-from core.batches.lifecycle import State
+from core.batches.lifecycle import State, Verb
 from core.service import Service
 from lastbit.ids import ItemId
 

@@ -1360,8 +1360,8 @@ MUTANTS = [
     Mutant(
         "the-clock-is-read-before-the-lock",
         "core.consumer_groups.leases:sync",
-        "group = groups.lock(tx, name)\n    now = groups.clock(tx)",
-        "now = groups.clock(tx)\n    group = groups.lock(tx, name)",
+        "group = groups.lock(tx, name)\n    now = tables.clock(tx)",
+        "now = tables.clock(tx)\n    group = groups.lock(tx, name)",
         "test_groups.py::test_the_time_of_a_sync_is_that_of_after_its_wait",
     ),
     Mutant(
@@ -1824,7 +1824,7 @@ MUTANTS = [
     Mutant(
         "a-lost-certification-may-have-been-committed",
         "core.storage.database:Database._judge",
-        "committing and fault is faults.Fault.CONFLICT",
+        "committing and fault is errors.Fault.CONFLICT",
         "False",
         _GALERA + "test_a_lost_certification_is_begun_again_and_costs_no_connection",
     ),

@@ -26,9 +26,9 @@ import sqlalchemy as sa
 
 from core import errors, tables
 from core.acks import parents
-from core.acks.call import Answer, Call, Completed, Verb
+from core.acks.call import Answer, Call, Completed
 from core.acks.combiner import Inline
-from core.batches.lifecycle import State
+from core.batches.lifecycle import State, Verb
 from core.bits import journal
 from core.service import Service
 from core.storage.database import Database

@@ -14,10 +14,10 @@ from sqlalchemy.engine import Connection
 
 from core import errors, janitor, tables
 from core.acks import flush
-from core.acks.call import Answer, Call, Unit, Verb
+from core.acks.call import Answer, Call, Unit
 from core.acks.combiner import Inline
 from core.batches import batch as batches
-from core.batches.lifecycle import State
+from core.batches.lifecycle import State, Verb
 from core.bits.cache import Held
 from core.service import Service
 from core.storage import schema

@@ -21,10 +21,10 @@ from sqlalchemy.engine import Connection
 from core import errors, tables
 from core.acks import apply, aside, flush, lanes
 from core.acks.admission import Admission
-from core.acks.call import FLUSH_COST, UNIT_GROUPS, Answer, Call, Outcome, Unit, Verb
+from core.acks.call import FLUSH_COST, UNIT_GROUPS, Answer, Call, Outcome, Unit
 from core.acks.combiner import Acks, Combiner, Commit, Inline
 from core.batches import batch as batches
-from core.batches.lifecycle import State
+from core.batches.lifecycle import State, Verb
 from core.bits.cache import Held
 from core.service import Service
 from core.storage import database, schema

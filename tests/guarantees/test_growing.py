@@ -14,10 +14,10 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, tables
-from core.acks.call import Answer, Call, Verb
+from core.acks.call import Answer, Call
 from core.acks.combiner import Inline
 from core.batches.batch import Opening
-from core.batches.lifecycle import State
+from core.batches.lifecycle import State, Verb
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId

@@ -12,9 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from core import tables
-from core.acks.call import Answer, Call, Verb
+from core.acks.call import Answer, Call
 from core.acks.combiner import Inline
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.bits.bitfield import Group
 from core.bits.cache import Held
 from core.bits.journal import Known

@@ -10,9 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, explain, tables
-from core.acks.call import Answer, Call, Verb
+from core.acks.call import Answer, Call
 from core.acks.combiner import Combiner, Commit, Inline
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.bits import cache, journal
 from core.bits.cache import Held
 from core.service import Service

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 
 from core import errors, janitor, tables
 from core.acks import flush, parents
-from core.acks.call import Answer, Call, Verb
+from core.acks.call import Answer, Call
 from core.acks.combiner import Combiner
 from core.batches import batch as batches
 from core.batches import nesting, purge
-from core.batches.lifecycle import State
+from core.batches.lifecycle import State, Verb
 from core.bits.cache import Held
 from core.service import Service
 from core.storage.database import Database
@@ -263,7 +263,7 @@ def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     ack(service, (child, 0, 1))
     (new,) = nested_debts(service)
     assert (old.verb, new.verb) == (Verb.FAIL, Verb.ACK)
-    service.database.write(lambda tx: flush.flush(tx, nesting.payment(old).chunks(), Held()))
+    service.database.write(lambda tx: flush.flush(tx, parents.payment(old).chunks(), Held()))
     service.database.write(lambda tx: nesting.strike_out(tx, [old]))
     assert nested_debts(service) == [new]
     assert parents.sweep(service.database) == 1

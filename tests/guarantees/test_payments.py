@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.acks.combiner import Combiner
 from core.acks.parents import Stuck, sweep
 from core.batches import batch as batches
 from core.batches import nesting
+from core.batches.lifecycle import Verb
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId

@@ -14,11 +14,11 @@ import sqlalchemy as sa
 
 from core import errors, janitor, tables
 from core.acks import flush
-from core.acks.call import Answer, Rejected, Verb
+from core.acks.call import Answer, Rejected
 from core.acks.combiner import Inline
 from core.batches import batch as batches
 from core.batches import purge
-from core.batches.lifecycle import State
+from core.batches.lifecycle import State, Verb
 from core.service import Service
 from core.storage.database import Database
 from tests.guarantees.rounds import GROUP, ROUNDS, ack, newly, prepare, race, recount, told

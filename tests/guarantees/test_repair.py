@@ -12,11 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, tables
-from core.acks.call import Verb
 from core.acks.combiner import Inline
 from core.batches import nesting, verify
 from core.batches.batch import Opening
-from core.batches.lifecycle import State
+from core.batches.lifecycle import State, Verb
 from core.bits.cache import Held
 from core.service import Service
 from core.storage.database import Database

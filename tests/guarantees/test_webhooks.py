@@ -17,10 +17,11 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, tables
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.acks.combiner import Inline
 from core.acks.parents import sweep
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.consumer_groups.leases import Caller
 from core.dispatcher import Dispatcher
 from core.feed import New

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.acks.call import FLUSH_COST, UNIT_GROUPS, Call, Verb
+from core.acks.call import FLUSH_COST, UNIT_GROUPS, Call
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 
 items = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 20)), max_size=30)
 masks = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.binary(max_size=3)), max_size=5)

@@ -278,9 +278,9 @@ def test_a_rollback_that_fails_is_an_outage(sqlite_url: str) -> None:
 
 def test_trouble_is_classified_once() -> None:
     """What a bug of ours raises is none of them."""
-    assert faults.classify(faults.BeginAgain()) is faults.Fault.CONFLICT
+    assert faults.classify(faults.BeginAgain()) is errors.Fault.CONFLICT
     assert faults.classify(ValueError()) is None
-    assert faults.classify(sa.exc.TimeoutError()) is faults.Fault.OUTAGE
+    assert faults.classify(sa.exc.TimeoutError()) is errors.Fault.OUTAGE
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, janitor, tables
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.batches import batch as batches
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.explain import CHILDREN, COUNTED, SCAN, Explanation, Reason
 from core.service import Service
 from core.storage.database import Database

@@ -13,11 +13,11 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, janitor, tables
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.acks.combiner import Inline
 from core.batches import purge
 from core.batches.batch import Opening
-from core.batches.lifecycle import State
+from core.batches.lifecycle import State, Verb
 from core.janitor import Policy, run_once
 from core.service import Service
 from core.storage.database import Database

@@ -12,8 +12,9 @@ from sqlalchemy.engine import Connection
 
 from api.metrics import DatabaseGauges
 from core import errors, gauges, tables
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database

@@ -11,10 +11,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import feed, tables
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.acks.combiner import Inline
 from core.batches import ranges
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.processes import outbox
 from core.processes.instances import Instance
 from core.service import Service

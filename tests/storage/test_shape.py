@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.service import Service
 
 HUGE = 10**9

@@ -11,9 +11,10 @@ from bitarray import bitarray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.acks.call import Call, Verb
+from core.acks.call import Call
 from core.acks.combiner import Inline
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from core import tables
+from core import errors, tables
 from core.storage import faults
 from core.storage.checks import every, galera
 from core.storage.checks.findings import Finding, Verdict
@@ -99,7 +99,7 @@ def _replica(tx: Connection) -> Finding:
         try:
             rows = tx.exec_driver_sql(statement).all()
         except DBAPIError as error:
-            if faults.classify(error) is faults.Fault.OUTAGE:
+            if faults.classify(error) is errors.Fault.OUTAGE:
                 raise
             continue  # another kind of server, or an account that may not ask
         if not rows:
