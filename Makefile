@@ -14,7 +14,7 @@ TEST_PROCESSES ?= 3
 # For test-sdk-versions; from the path, or with their paths.
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: demo test test-slow test-spark test-sdk-versions test-soak explore chaos fuzz mutants serve lint format bench venv zip openapi screenshots constraints audit sbom image-check clean
+.PHONY: demo test test-slow test-spark test-sdk-versions test-soak explore chaos fuzz mutants serve lint prose format bench venv zip openapi screenshots constraints audit sbom image-check clean
 
 $(RUNS): pyproject.toml constraints/server.txt constraints/run.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -82,6 +82,9 @@ lint: $(READY) ## ruff, strict types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+prose: $(READY) ## how plainly the sources are written; LIST=1 names each place to rewrite, COMPARE=1 adds other projects
+	$(BIN)/python -m scripts.prose $(if $(LIST),--list,) $(if $(COMPARE),--compare,)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
