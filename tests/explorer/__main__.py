@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command == "replay":
         combination, steps = parse(given.schedule)
         with explored(), workers.DATABASES[given.database]() as database:
-            arena = Arena(database)
+            arena = Arena(database, every_stop=True)
             found = replay(arena, combination, steps)
             arena.close()
         print(found)

@@ -8,17 +8,21 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pymysql
 from pymysql.constants import CLIENT
 
 from core.storage.database import Database
 from tests import templates
-from tests.explorer.sessions import NEW_IDS, Session
+from tests.explorer.accesses import NEW_IDS
+from tests.explorer.sessions import Session
 from tests.servers import MariaDB
 
 Rows = list[tuple[Any, ...]]
+
+MANY: Final = 1_000_000
+"""Rows of each table, as the optimizer believes."""
 
 
 class Explored(Protocol):
@@ -35,6 +39,9 @@ class Explored(Protocol):
     def execute(self, texts: Sequence[str]) -> list[Rows]:
         """Execute statements and commit; the rows of each."""
 
+    def freeze(self) -> None:
+        """Called when a scene is laid: from here on the server does nothing of its own accord."""
+
     def close(self) -> None: ...
 
 
@@ -48,17 +55,41 @@ class OnMariaDB:
         with Database(self.url) as database:
             templates.migrate(database)
             url = database.url
-        self._connection = pymysql.connect(
-            host=url.host,
-            port=url.port or 3306,
-            user=url.username,
-            database=url.database,
-            autocommit=True,
-            ssl_disabled=True,
-            client_flag=CLIENT.MULTI_STATEMENTS,
+        self._connection, self._watcher = (
+            pymysql.connect(
+                host=url.host,
+                port=url.port or 3306,
+                user=url.username,
+                database=url.database,
+                autocommit=True,
+                ssl_disabled=True,
+                client_flag=CLIENT.MULTI_STATEMENTS,
+            )
+            for _ in range(2)
         )
         for table in ("batches", "webhooks", "deliveries", "delivery_attempts"):
             self.execute([f"ALTER TABLE {table} AUTO_INCREMENT = {NEW_IDS + 1}"])
+        self._pretend_many_rows()
+
+    def _pretend_many_rows(self) -> None:
+        """Have the optimizer choose indexes as in a large database, and the same ones in each schedule: it would scan a
+        table of a few rows, or not, and so lock rows that a statement doesn't name. The server runs with
+        `innodb_stats_auto_recalc` off."""
+        own = "database_name = DATABASE()"
+        whole = "SELECT database_name, table_name, index_name, MAX(stat_name) AS last FROM mysql.innodb_index_stats"
+        self.execute(
+            [
+                f"UPDATE mysql.innodb_table_stats SET n_rows = {MANY}, clustered_index_size = {MANY // 100},"
+                f" sum_of_other_index_sizes = {MANY // 100} WHERE {own}",
+                f"UPDATE mysql.innodb_index_stats SET stat_value = {MANY // 100} WHERE {own}"
+                " AND stat_name IN ('size', 'n_leaf_pages')",
+                f"UPDATE mysql.innodb_index_stats AS stats JOIN ({whole} WHERE stat_name LIKE 'n\\_diff%'"
+                " GROUP BY 1, 2, 3) AS longest USING (database_name, table_name, index_name)"
+                f" SET stat_value = POW({MANY}, RIGHT(stat_name, 2) / RIGHT(last, 2))"
+                f" WHERE {own} AND stat_name LIKE 'n\\_diff%'",
+                "FLUSH TABLES",
+            ]
+        )
 
     def waiting(self, sessions: Collection[Session]) -> set[Session]:
         ((row,),) = self.execute(["SHOW ENGINE INNODB STATUS"])
@@ -82,7 +113,13 @@ class OnMariaDB:
                 results.append(list(cursor.fetchall()))
         return results
 
+    def freeze(self) -> None:
+        """Keep the purge threads from what is deleted from here on: a lock wait ends when they remove its row."""
+        with self._watcher.cursor() as cursor:
+            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+
     def close(self) -> None:
+        self._watcher.close()
         self._connection.close()
         self._server.drop_database(self.url)
 
@@ -111,6 +148,9 @@ class OnSQLite:
         results = [self._connection.execute(text).fetchall() for text in texts]
         self._connection.execute("COMMIT")
         return results
+
+    def freeze(self) -> None:
+        """SQLite has no threads of its own."""
 
     def close(self) -> None:
         self._connection.close()

@@ -7,7 +7,7 @@ are a consumer group, a tally, a process with an instance, a feed with old event
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,21 +50,22 @@ class Scene:
         return f"{self.name}/{self.variant}"
 
 
-def empty() -> list[str]:
-    """Statements that remove whatever a schedule has left."""
-    return [
-        *(f"DELETE FROM {table.name}" for table in tables.metadata.sorted_tables if table.name not in _KEPT),
-        "UPDATE feed_head SET position = 3, trimmed = 0 WHERE id = 1",
-    ]
+def empty(names: Collection[str] | None = None) -> list[str]:
+    """Statements that remove whatever a schedule has left in these tables; None: in all of them."""
+    emptied = [table.name for table in tables.metadata.sorted_tables if table.name not in _KEPT]
+    statements = [f"DELETE FROM {name}" for name in emptied if names is None or name in names]
+    if names is None or "feed_head" in names:
+        statements.append("UPDATE feed_head SET position = 3, trimmed = 0 WHERE id = 1")
+    return statements
 
 
 _KEPT: Final = ("feed_head", "schema_support")
 
 
-def lay(scene: Scene) -> list[str]:
-    """Statements that lay the scene in an empty database."""
+def lay(scene: Scene, names: Collection[str] | None = None) -> list[str]:
+    """Statements that lay the scene in these tables, which are empty; None: in all of them."""
     rows = [*_batches(scene), *_companions()]
-    return [_insert(table, values) for table, values in rows]
+    return [_insert(table, values) for table, values in rows if names is None or table.name in names]
 
 
 def groups_of(scene: Scene) -> dict[int, tuple[set[int], set[int]]]:

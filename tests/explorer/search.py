@@ -8,9 +8,17 @@ chunks, may be interleaved between these, so the unit is the transaction and not
 schedule to its end, and at each step notes the other sessions that could have gone on instead, as far as the bound on
 preemptions allows. Each of those is another schedule, which begins again from the scene.
 
-*What is left out.* Two schedules meet where every session has seen the same results and each table was committed to in
-the same order; from there on they are the same, and one of them is enough. Combinations in which one operation touches
-nothing that another one writes or locks say nothing more than their parts.
+*What is left out.* Four things, none of which can hide an outcome:
+
+- Two schedules meet where every session has seen the same results and each table was committed to in the same order;
+  from there on they are the same, and one of them is enough.
+- A session stops only before statements whose order with those of the others makes a difference (`accesses`). What an
+  operation touches is found by running it alone, and then in every schedule of the combination: when a schedule shows
+  more than was assumed, the search of the combination begins again with that.
+- A session that holds no locks is not sent to wait for a row that another one will hold until its last COMMIT: the
+  other one would go on at once, and afterwards the session can be chosen at no higher price.
+- Combinations in which one operation touches nothing that another one writes or locks show nothing that their parts
+  don't.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tests.explorer import scene as scenes
+from tests.explorer.accesses import Access, Kind, clashes
 from tests.explorer.databases import Explored
 from tests.explorer.operations import OPERATIONS, shown
 from tests.explorer.scene import Scene
@@ -29,8 +38,12 @@ from tests.explorer.sessions import BLOCKED, DONE, PAUSED, RUNNING, Session
 
 MOST_STEPS: Final = 2000
 """Steps after which a schedule is taken for one that never ends."""
-PATIENCE: Final = 0.0005
+PATIENCE: Final = 0.005
 """Seconds until the server is asked whether a session waits for a lock."""
+SUSPICION: Final = 0.0003
+"""The same, where another session has locked one of its rows."""
+ATTEMPTS: Final = 5
+"""How often a combination is searched until one whose schedules don't repeat is a finding."""
 SILENCE: Final = 60.0
 """Seconds after which a session that neither reports nor waits for a lock is a finding."""
 
@@ -70,6 +83,10 @@ class Finding:
         return "\n".join([*lines, *(f"    {each}" for each in self.steps)])
 
 
+Outcome = tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]
+"""The responses, and the rows by table."""
+
+
 @dataclass
 class Searched:
     """What came of one combination."""
@@ -78,11 +95,12 @@ class Searched:
     """Schedules that were begun; some of them met an earlier one and were left there."""
     completed: int = 0
     outcomes: int = 0
+    """Of whole transactions in every order: those that are allowed."""
+    reached: set[Outcome] = field(default_factory=set)
+    """Of the interleaved schedules."""
     findings: list[Finding] = field(default_factory=list)
 
 
-Outcome = tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]
-"""The responses, and the rows by table."""
 Choose = Callable[["Arena", list[int], int | None], int | None]
 """Which of the sessions that can goes on, given the one that went last; None: leave the schedule here."""
 
@@ -90,8 +108,10 @@ Choose = Callable[["Arena", list[int], int | None], int | None]
 class Arena:
     """Sessions on one database; it runs one schedule after the other."""
 
-    def __init__(self, database: Explored, sessions: int = 3) -> None:
+    def __init__(self, database: Explored, sessions: int = 3, *, every_stop: bool = False) -> None:
+        """`every_stop`: sessions stop before each statement, even where it makes no difference."""
         self.database = database
+        self._every_stop = every_stop
         self._reports: queue.SimpleQueue[Session] = queue.SimpleQueue()
         self.all = [Session(number, database.url, self._reports) for number in range(sessions)]
         for session in self.all:
@@ -104,6 +124,13 @@ class Arena:
         """The sessions that wait for a lock, in the order in which they came to it."""
         self.schedule: list[int] = []
         self.steps: list[str] = []
+        self.taken: list[int] = []
+        """The session of each statement, those included before which it didn't stop."""
+        self._laid: Scene | None = None
+        """The scene in the database, but for the tables that were written since."""
+        self._dirty: set[str] = set()
+        self._profiles: list[Profile] = []
+        self.combination: Combination | None = None
 
     def close(self) -> None:
         for session in self.all:
@@ -112,29 +139,38 @@ class Arena:
 
     def run(self, combination: Combination, choose: Choose) -> bool:
         """Run one schedule from the scene; whether it went to its end."""
-        quiet_tables = self.footprints.quiet(combination) if len(combination.operations) > 1 else []
-        self.database.execute([*scenes.empty(), *scenes.lay(combination.scene)])
+        self._profiles = profiles = self.footprints.of(combination)
+        self.combination = combination
+        self._lay(combination.scene)
         self.sessions = self.all[: len(combination.operations)]
-        self.commits, self.blocked, self.schedule, self.steps = {}, [], [], []
-        for session in self.sessions:
+        self.commits, self.blocked, self.schedule, self.steps, self.taken = {}, [], [], [], []
+        for number, session in enumerate(self.sessions):
             session.begin_anew()
+            session.stops_everywhere = self._every_stop
+            session.concerns = profiles[number].concerns
+            session.taken = self.taken
+            session.committing = self._note_commit
             if combination.scene.warm:
                 held = session.service._held
                 held.put(scenes.warm(combination.scene), held.era)
                 held.journal([2] if combination.scene.journaled else [])
-        for number, quiet in enumerate(quiet_tables):
-            self.sessions[number].quiet = quiet
         for session, name in zip(self.sessions, combination.operations, strict=True):
             session.start(name, OPERATIONS[name])
-            self._settle()
+            self._settle(session)
         last: int | None = None
         while ready := self.ready():
-            number = choose(self, ready, last)
+            try:
+                number = choose(self, ready, last)
+            except Diverged:
+                self._abandon()
+                raise
             if number is None or len(self.schedule) >= MOST_STEPS:
+                self._observe()
                 self._abandon()
                 return False
             self._step(number)
             last = number
+        self._observe()
         if any(session.status != DONE for session in self.sessions):
             stuck = [str(session.number) for session in self.sessions if session.status != DONE]
             self._abandon()
@@ -150,23 +186,55 @@ class Arena:
             and self.database.may_run(session, [other for other in self.sessions if other is not session])
         ]
 
+    def _lay(self, scene: Scene) -> None:
+        """Put the database in the scene's state."""
+        tables = None if scene != self._laid else self._dirty
+        if tables != set():
+            self.database.execute([*scenes.empty(tables), *scenes.lay(scene, tables)])
+        self._laid, self._dirty = scene, set()
+        self.database.freeze()
+
+    def will_wait(self, number: int) -> bool:
+        """Whether the session, which holds no lock, would only wait for a row that another session holds until its last
+        COMMIT."""
+        session = self.sessions[number]
+        if self._every_stop or session.held or session.due is None or not session.due.exclusive or session.written:
+            return False
+        first = session.due.rows[0]
+        return any(
+            first in other.held and other.parts >= self._profiles[other.number].parts
+            for other in self.sessions
+            if other is not session
+        )
+
     def _step(self, number: int) -> None:
         session = self.sessions[number]
-        statement, writes = session.next, frozenset(session.written)
         self.schedule.append(number)
-        self.steps.append(f"{number} {' '.join(statement.split())[:200]}")
+        self.steps.append(f"{number} {' '.join(session.next.split())[:200]}")
+        session.releases = False
         session.go()
-        self._settle()
-        if statement == "COMMIT":
-            session.written.clear()
-            for table in writes:
-                self.commits.setdefault(table, []).append(number)
+        self._settle(session)
 
-    def _settle(self) -> None:
-        """Until every session has stopped, ended, or waits for a lock."""
-        waited, pause = 0.0, PATIENCE
+    def _observe(self) -> None:
+        for profile, session in zip(self._profiles, self.sessions, strict=True):
+            profile.observed |= session.accesses
+            profile.observed_parts = max(profile.observed_parts, session.parts)
+
+    def _note_commit(self, number: int, written: Collection[str]) -> None:
+        """A session calls it before its COMMIT."""
+        self._dirty.update(written)
+        for table in written:
+            self.commits.setdefault(table, []).append(number)
+
+    def _settle(self, moved: Session) -> None:
+        """Until every session has stopped, ended, or waits for a lock, after one was moved on."""
+        wanted = moved.due.rows if moved.due is not None and moved.due.exclusive else ()
+        waits = any(not other.held.isdisjoint(wanted) for other in self.sessions if other is not moved)
+        waited, pause = 0.0, SUSPICION if waits else PATIENCE
         while running := [each for each in self.sessions if each.status in (RUNNING, BLOCKED)]:
             fresh = any(each.status == RUNNING for each in running)
+            if not fresh and not moved.releases:
+                return
             try:
                 session = self._reports.get(timeout=pause if fresh or waited else 0.0001)
                 if session.number in self.blocked:
@@ -238,20 +306,32 @@ class Search:
         self._bound = bound
         self.found = Searched()
 
-    def run(self, *, most_findings: int = 1) -> Searched:
-        allowed = self._allowed()
-        self.found.outcomes = len(allowed)
+    def run(self) -> Searched:
+        """Up to the first finding."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                allowed = self._allowed()
+                self.found.outcomes = len(allowed)
+                while not self._finds(allowed) and self._arena.footprints.grow(self._combination):
+                    pass
+                break
+            except Diverged as error:
+                if attempt == ATTEMPTS:
+                    self._report(list(self._arena.taken), [str(error)])
+        return self.found
+
+    def _finds(self, allowed: Collection[Outcome]) -> bool:
         for schedule in self._schedules(self._bound):
             self.found.completed += 1
             outcome, trouble = self._arena.outcome()
             trouble += self._arena.verified()
+            self.found.reached.add(outcome)
             if outcome not in allowed:
                 trouble += _differences(outcome, allowed)
             if trouble:
                 self._report(schedule, trouble)
-                if len(self.found.findings) >= most_findings:
-                    break
-        return self.found
+                return True
+        return False
 
     def _allowed(self) -> set[Outcome]:
         """The outcomes of all orders of whole transactions."""
@@ -261,6 +341,7 @@ class Search:
             if trouble:
                 self._report(schedule, ["one after the other: " + each for each in trouble])
             allowed.add(outcome)
+        self._arena.footprints.grow(self._combination)
         return allowed
 
     def _report(self, schedule: list[int], what: list[str]) -> None:
@@ -275,10 +356,10 @@ class Search:
             try:
                 ended = self._arena.run(self._combination, branches.choose)
             except Stuck as error:
-                self._report(list(self._arena.schedule), [str(error)])
+                self._report(list(self._arena.taken), [str(error)])
                 continue
             if ended:
-                yield list(self._arena.schedule)
+                yield list(self._arena.taken)
 
 
 class Branches:
@@ -308,9 +389,12 @@ class Branches:
         depth = len(arena.schedule)
         if depth < len(self._prefix):
             if self._prefix[depth] not in ready:
-                raise Diverged(f"{self._prefix[: depth + 1]}: session {self._prefix[depth]} can't go on")
+                steps = "".join(map(str, self._prefix[: depth + 1]))
+                raise Diverged(f"{arena.combination}: after {steps[:-1]} session {steps[-1]} can't go on")
             return self._prefix[depth]
         going_on = last if last in ready else None
+        if not self._whole:
+            ready = [number for number in ready if number == going_on or not arena.will_wait(number)] or ready
         left = 0 if self._bound is None else self._bound - self._spent
         state = arena.state(), None if self._bound is None else going_on
         if self._visited.get(state, -1) >= left:
@@ -345,8 +429,9 @@ def _differences(outcome: Outcome, allowed: Iterable[Outcome]) -> list[str]:
     return ["no order of the transactions has this:", *lines]
 
 
-def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> Finding | None:
-    """Run one schedule; after its steps each session goes on to its end. What is wrong with it, if anything."""
+def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> Finding:
+    """Run one schedule, in an arena whose sessions stop before every statement; after its steps each session goes on to
+    its end. What is wrong with it, if anything."""
     search = Search(arena, combination, None)
     allowed = search._allowed()
 
@@ -361,46 +446,95 @@ def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> F
     trouble += arena.verified()
     if outcome not in allowed:
         trouble += _differences(outcome, allowed)
-    return Finding(combination, list(arena.schedule), trouble, list(arena.steps))
+    return Finding(combination, list(arena.taken), trouble, list(arena.steps))
 
 
 # Which combinations there are.
 
 
+class Profile:
+    """What one operation of a combination does, as far as the search assumes, and as far as it was observed since."""
+
+    def __init__(self, accesses: Collection[Access] = (), parts: int = 0) -> None:
+        self.accesses = frozenset(accesses)
+        self.parts = parts
+        """Its transactions; statements after the last one count as another."""
+        self.observed: set[Access] = set()
+        self.observed_parts = 0
+        self._later: dict[str, list[Access]] = {}
+        self._answers: dict[Access, bool] = {}
+
+    def beside(self, others: Iterable[Profile]) -> None:
+        """Take these for the others of the combination."""
+        self._answers = {}
+        self._later = {}
+        for access in frozenset().union(*(other.accesses for other in others)):
+            self._later.setdefault(access.table, []).append(access)
+
+    def concerns(self, accesses: Collection[Access]) -> bool:
+        """Whether one of these doesn't commute with something that the others do."""
+        return any(self._concerns(access) for access in accesses)
+
+    def _concerns(self, access: Access) -> bool:
+        if access not in self._answers:
+            self._answers[access] = clashes(access, self._later.get(access.table, ()))
+        return self._answers[access]
+
+    def grow(self) -> bool:
+        """Assume what was observed; whether that is more than before."""
+        if self.observed <= self.accesses and self.observed_parts <= self.parts:
+            return False
+        self.accesses |= self.observed
+        self.parts = max(self.parts, self.observed_parts)
+        return True
+
+
 class Footprints:
-    """Which tables an operation touches, and which of these it writes or locks, by itself, in each scene."""
+    """What operations touch: by themselves, in each scene, and in the combination that is searched."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._known: dict[tuple[Scene, str], tuple[frozenset[str], frozenset[str]]] = {}
+        self._alone: dict[tuple[Scene, str], Profile] = {}
+        self._combination: Combination | None = None
+        self._profiles: list[Profile] = []
 
-    def _of(self, scene: Scene, operation: str) -> tuple[frozenset[str], frozenset[str]]:
+    def _of(self, scene: Scene, operation: str) -> Profile:
         key = scene, operation
-        if key not in self._known:
+        if key not in self._alone:
             self._arena.run(Combination(scene, (operation,)), lambda arena, ready, last: ready[0])
             session = self._arena.sessions[0]
-            self._known[key] = frozenset(session.touched_ever), frozenset(session.changed_ever)
-        return self._known[key]
+            self._alone[key] = Profile(session.accesses, session.parts)
+        return self._alone[key]
+
+    def of(self, combination: Combination) -> list[Profile]:
+        """By operation. What was observed of the combination before the last one is forgotten."""
+        if len(combination.operations) == 1:
+            return [Profile()]
+        if combination != self._combination:
+            alone = [self._of(combination.scene, operation) for operation in combination.operations]
+            self._combination = combination
+            self._profiles = [Profile(each.accesses, each.parts) for each in alone]
+            self._acquaint()
+        return self._profiles
+
+    def grow(self, combination: Combination) -> bool:
+        """Assume what was observed of the combination; whether that is more than before."""
+        grown = [profile.grow() for profile in self.of(combination)]
+        self._acquaint()
+        return any(grown)
+
+    def _acquaint(self) -> None:
+        for number, profile in enumerate(self._profiles):
+            profile.beside(self._profiles[:number] + self._profiles[number + 1 :])
 
     def touches(self, scene: Scene, operation: str, table: str) -> bool:
-        return table in self._of(scene, operation)[0]
+        return any(access.table == table for access in self._of(scene, operation).accesses)
 
     def meet(self, scene: Scene, one: str, other: str) -> bool:
         """Whether one of the two writes or locks what the other touches."""
-        (touched, changed), (others_touched, others_changed) = self._of(scene, one), self._of(scene, other)
-        return bool(changed & others_touched or others_changed & touched)
-
-    def quiet(self, combination: Combination) -> list[frozenset[str]]:
-        """Of each operation, the tables in which it meets none of the others. Only those that it touches by itself: of
-        another one nothing is known."""
-        every = [self._of(combination.scene, operation) for operation in combination.operations]
-        quiet = []
-        for number, (touched, changed) in enumerate(every):
-            others = every[:number] + every[number + 1 :]
-            theirs = frozenset().union(*(each[0] for each in others))
-            changed_by_them = frozenset().union(*(each[1] for each in others))
-            quiet.append(touched - changed_by_them - (changed & theirs))
-        return quiet
+        mine, theirs = self._of(scene, one).accesses, self._of(scene, other).accesses
+        changed, changed_by_other = ({a.table for a in each if a.kind is not Kind.READ} for each in (mine, theirs))
+        return any(a.table in changed_by_other for a in mine) or any(a.table in changed for a in theirs)
 
     def connected(self, scene: Scene, operations: Sequence[str]) -> bool:
         """Whether the operations can't be taken apart into some that never meet the others."""

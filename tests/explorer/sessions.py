@@ -13,7 +13,7 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -25,7 +25,6 @@ import sqlalchemy as sa
 import structlog
 import tenacity
 
-from core import tables
 from core.acks import call, parents
 from core.acks.combiner import Inline
 from core.acks.parents import Payer
@@ -38,13 +37,9 @@ from core.service import Service
 from core.storage import database, statements
 from core.storage.database import Database
 from core.webhooks import deliveries
+from tests.explorer.accesses import Access, Kind, Row, Statement, analyzed
 
 PAUSED, RUNNING, BLOCKED, DONE = "paused", "running", "blocked", "done"
-NEW_IDS = 1_000_000
-"""Where a server's generated ids begin; the scene's own are far below."""
-
-_WRITES = re.compile(r"\s*(?:INSERT INTO|UPDATE|DELETE FROM)\s+`?(\w+)", re.IGNORECASE)
-_TABLES = re.compile(r"\b(" + "|".join(tables.metadata.tables) + r")\b", re.IGNORECASE)
 _NEW_ID = re.compile(r"\b1\d{6}\b")
 _TIME = re.compile(r"datetime\.datetime\([^)]*\)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?")
 
@@ -121,11 +116,18 @@ class Session:
         self.in_transaction = False
         self.writing = False
         self.written: set[str] = set()
-        self.touched: set[str] = set()
-        """The tables that the transaction has touched so far."""
-        self.touched_ever: set[str] = set()
-        self.changed_ever: set[str] = set()
-        """The tables that it has written or locked."""
+        self.held: frozenset[Row] = frozenset()
+        """The rows that the transaction has locked so far."""
+        self.due: Statement | None = None
+        """The statement before which the session has stopped; None: a COMMIT, or one that names no table."""
+        self.accesses: set[Access] = set()
+        """All that the operation has touched."""
+        self.parts = 0
+        """Transactions so far; statements after the last COMMIT count as one."""
+        self.releases = False
+        """Since its last stop it may have let another session go on: by a COMMIT or a ROLLBACK, or in a deadlock."""
+        self._in_part = False
+        self._unpublished: set[Access] = set()
         self.steps: list[str] = []
         self.abandoned = False
         self.drawn = 0
@@ -133,8 +135,14 @@ class Session:
         self._snapshot_is_due = False
         self._has_snapshot = False
         """What the transaction reads from here on is as it was at its first statement."""
-        self.quiet: frozenset[str] = frozenset()
-        """Tables that are of no concern to the other sessions: it doesn't stop at statements that name only these."""
+        self.concerns: Callable[[Collection[Access]], bool] = bool
+        """Whether the order makes a difference to the others; the session stops only before such statements."""
+        self.stops_everywhere = False
+        """It stops before every statement, concern or not."""
+        self.taken: list[int] = []
+        """Where each statement that is executed is entered, by the session's number."""
+        self.committing: Callable[[int, Collection[str]], None] = lambda number, written: None
+        """Called before each COMMIT, with the tables that the transaction has written."""
         self._ids: dict[str, str] = {}
         self._digest = hashlib.blake2b(digest_size=12)
         self.service._held = Held()
@@ -180,14 +188,17 @@ class Session:
             self.status = DONE
             self._reports.put(self)
 
-    def _before(self, tx: Any, cursor: Any, text: str, *_: object) -> None:
+    def _before(self, tx: Any, cursor: Any, text: str, parameters: Any, _: object, many: bool) -> None:
         if not self._exploring:
             return
         if text.startswith(("SET ", "SHOW ", "DO ")):
             self._snapshot_is_due |= "REPEATABLE READ" in text
             return
-        named = {name.lower() for name in _TABLES.findall(text)}
-        alone = self._is_alone(text, named)
+        commits = text == "COMMIT"
+        full = cursor.mogrify(text, parameters) if hasattr(cursor, "mogrify") and parameters and not many else text
+        self.due = None if commits else analyzed(full)
+        accesses = self._published() if self.due is None else self.due.accesses(self.held)
+        alone = self._is_alone(text, accesses)
         if not self.abandoned and not alone:
             driver = tx.connection.dbapi_connection
             self.thread_id = driver.thread_id() if hasattr(driver, "thread_id") else 0
@@ -196,40 +207,53 @@ class Session:
             self._reports.put(self)
             self._turn.acquire()
         if self.abandoned:
-            if text == "COMMIT":
-                return  # what it leaves is removed; a failed COMMIT would cost it its connection
+            if commits:  # a failed COMMIT would cost it its connection; what it leaves is removed
+                self.committing(self.number, self.written)
+                return
             raise Abandoned
         self.steps.append(" ".join(text.split()))
-        if text == "COMMIT":
-            self.in_transaction = self.writing = self._has_snapshot = False
-            self.touched.clear()
-            self.drawn = 0
+        self.taken.append(self.number)
+        if not self._in_part:
+            self._in_part = True
+            self.parts += 1
+        if commits:
+            self.committing(self.number, self.written)
+            self.written.clear()
+            self._ended()
+            self._in_part = False
             return
+        self.accesses.update(accesses)
         self.in_transaction |= not alone
-        self.touched |= named
-        self.touched_ever |= named
-        if text == "BEGIN IMMEDIATE":
-            self.writing = True
-        if found := _WRITES.match(text):
-            self.written.add(found[1].lower())
-            self.changed_ever.add(found[1].lower())
-        elif text.endswith("FOR UPDATE"):
-            self.changed_ever |= named
+        self.writing |= text == "BEGIN IMMEDIATE"
+        self.releases |= any(each.kind is not Kind.READ for each in accesses)
+        self._unpublished.update(Access(each.table, each.key, each.kind) for each in accesses)
+        if self.due is not None and self.due.changed:
+            self.written.add(self.due.changed)
 
-    def _is_alone(self, text: str, named: set[str]) -> bool:
+    def _published(self) -> list[Access]:
+        """What a COMMIT of the transaction changes for others: rows that it wrote are seen, others are unlocked."""
+        kinds = {Kind.WRITE: Kind.PUBLISH, Kind.LOCK: Kind.LOCK}
+        return [Access(each.table, each.key, kinds[each.kind]) for each in self._unpublished if each.kind in kinds]
+
+    def _is_alone(self, text: str, accesses: Collection[Access]) -> bool:
         """Whether it makes no difference to the others, nor they to it, when the statement is executed."""
-        if self._snapshot_is_due:
+        if self._snapshot_is_due or self.stops_everywhere or text.startswith("BEGIN"):
             return False
         if self._has_snapshot or (self.database.is_sqlite and self.in_transaction):
             return text != "COMMIT"
-        concerned = self.touched if text == "COMMIT" else named
-        return concerned <= self.quiet and bool(concerned)
+        return not self.concerns(accesses)
 
     def _after(self, tx: Any, cursor: Any, text: str, *_: object) -> None:
         if not self._exploring or text.startswith(("SET ", "SHOW ", "DO ")):
             return
         if hasattr(cursor, "_rows"):
             self._note((cursor._rows, cursor.rowcount))
+            if (
+                self.due is not None
+                and self.due.exclusive
+                and (cursor.rowcount == len(self.due.rows) or text.startswith("INSERT"))
+            ):
+                self.held |= frozenset(self.due.rows)
         elif self._snapshot_is_due or text == "BEGIN IMMEDIATE":
             # SQLite's cursors don't show what they will return. It follows from what was committed when the
             # transaction took its snapshot: with BEGIN IMMEDIATE, or with its first statement.
@@ -238,11 +262,17 @@ class Session:
         self._snapshot_is_due = text == "BEGIN DEFERRED"
 
     def _rolled_back(self, tx: Any) -> None:
-        self.in_transaction = self.writing = False
+        self._ended()
         self.written.clear()
-        self.touched.clear()
-        self._has_snapshot = self._snapshot_is_due = False
+        self._snapshot_is_due = False
+
+    def _ended(self) -> None:
+        """The transaction has."""
+        self.in_transaction = self.writing = self._has_snapshot = False
+        self.held = frozenset()
+        self._unpublished.clear()
         self.drawn = 0
+        self.releases = True
 
     def _note(self, seen: object) -> None:
         if self._exploring:

@@ -1,11 +1,11 @@
-"""The explorer in CI: what was found before, and a share of the pairs; in the slow tests every pair, and some triples.
+"""The explorer in CI: the pairs and a share of the triples; in the slow tests a larger share.
 
 `make explore` runs every combination in every scene.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -13,21 +13,22 @@ from tests.conftest import need
 from tests.explorer.databases import OnMariaDB, OnSQLite
 from tests.explorer.operations import MANIFOLD
 from tests.explorer.scene import Scene
-from tests.explorer.search import Arena, Search, combinations, parse
+from tests.explorer.search import Arena, Search, combinations, parse, replay
 from tests.explorer.sessions import explored
-from tests.explorer.workers import QUICKEST
+from tests.explorer.workers import SETTINGS
 from tests.guarantees import mutants
 from tests.servers import MariaDB, sqlite_file
 
 mutants.from_environment()
 
-PARTS = 8
-"""Tests among which the pairs are divided, so that processes can share them."""
+PARTS = 3
+"""Tests among which the combinations are divided, so that processes can share them."""
 SCENES = [Scene("growing", "cold"), Scene("ending", "journaled-warm")]
 EVERY_PAIR = 9
-"""Of the pairs, one of this many is run where not all are."""
-EVERY_TRIPLE = 1501
-"""Of the triples, one of this many."""
+"""On SQLite, one of this many pairs is run."""
+EVERY_TRIPLE = 400
+"""One of this many triples is run; in the slow tests, one of `EVERY_SLOW_TRIPLE`."""
+EVERY_SLOW_TRIPLE = 60
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +40,23 @@ def on_one_file() -> Iterator[Arena]:
 
 
 @pytest.fixture(scope="module")
-def arena() -> Iterator[Arena]:
-    server = MariaDB(options=QUICKEST)
+def server() -> Iterator[MariaDB]:
+    server = MariaDB(options=SETTINGS)
     need("mariadb-server", server.available)
     try:
         server.install()
         server.start()
-        with explored():
-            arena = Arena(OnMariaDB(server))
-            yield arena
-            arena.close()
+        yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="module")
+def arena(server: MariaDB) -> Iterator[Arena]:
+    with explored():
+        arena = Arena(OnMariaDB(server))
+        yield arena
+        arena.close()
 
 
 FOUND_BEFORE = [
@@ -74,31 +80,32 @@ def test_what_was_found_before_is_not_found_again(arena: Arena, text: str) -> No
     assert not found.findings, "\n".join(map(str, found.findings))
 
 
-def explore(arena: Arena, many: int, first: int, step: int) -> None:
-    """Of all combinations of so many operations, each `step`th one from the `first` on."""
-    wanted = list(combinations(arena, many, SCENES, in_one=True, without=MANIFOLD))[first::step]
-    assert wanted
-    for combination in wanted:
+def explore(arena: Arena, many: int, first: int, step: int, without: Collection[str] = MANIFOLD) -> None:
+    """Search each `step`th combination of `many` operations, starting with the one numbered `first`."""
+    chosen = list(combinations(arena, many, SCENES, in_one=True, without=without))[first::step]
+    assert chosen
+    for combination in chosen:
         found = Search(arena, combination, None if many == 2 else 2).run()
         assert not found.findings, "\n".join(map(str, found.findings))
 
 
 @pytest.mark.mariadb
-def test_two_operations_do_what_one_after_the_other_does(arena: Arena) -> None:
-    """With all interleavings of their statements; of the pairs a fixed share."""
-    explore(arena, 2, 0, EVERY_PAIR)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_two_operations_do_what_one_after_the_other_does(arena: Arena, part: int) -> None:
+    """Every pair, with all interleavings of its statements."""
+    explore(arena, 2, part, PARTS)
 
 
-@pytest.mark.slow
 @pytest.mark.mariadb
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(600)
 def test_three_operations_do_what_one_after_the_other_does(arena: Arena) -> None:
-    """With two preemptions; of the triples a fixed share."""
+    """A fixed share of the triples, with two preemptions."""
     explore(arena, 3, 0, EVERY_TRIPLE)
 
 
 def test_two_operations_on_sqlite_do_what_one_after_the_other_does(on_one_file: Arena) -> None:
-    """With all interleavings of their transactions; of the pairs a fixed share."""
+    """A fixed share of the pairs, with all interleavings of their transactions."""
     explore(on_one_file, 2, 0, EVERY_PAIR)
 
 
@@ -106,6 +113,42 @@ def test_two_operations_on_sqlite_do_what_one_after_the_other_does(on_one_file: 
 @pytest.mark.mariadb
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_pair_of_operations_does_what_one_after_the_other_does(arena: Arena, part: int) -> None:
-    """With all interleavings of their statements. (Those of many transactions, in `make explore`.)"""
-    explore(arena, 2, part, PARTS)
+def test_more_triples_do_what_one_after_the_other_does(arena: Arena, part: int) -> None:
+    explore(arena, 3, 1 + part * EVERY_SLOW_TRIPLE, PARTS * EVERY_SLOW_TRIPLE)
+
+
+@pytest.mark.slow
+@pytest.mark.mariadb
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_operations_of_many_transactions_do_what_one_after_the_other_does(arena: Arena, part: int) -> None:
+    """Every pair, those included that take hundreds of schedules."""
+    explore(arena, 2, part, PARTS, without=())
+
+
+ALIKE = ["growing/cold:ack-few+extend", "ending/warm:ack-other-group+seal", "growing/cold:apply+sync-newcomer"]
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("text", ALIKE)
+def test_stops_that_are_left_out_hide_no_outcome(server: MariaDB, arena: Arena, text: str) -> None:
+    """Stopping before every statement reaches the same outcomes, with more schedules."""
+    combination, _ = parse(text)
+    few = Search(arena, combination, None).run()
+    everywhere = Arena(OnMariaDB(server), every_stop=True)
+    many = Search(everywhere, combination, None).run()
+    everywhere.close()
+    assert few.reached == many.reached
+    assert few.schedules < many.schedules
+
+
+@pytest.mark.mariadb
+def test_a_schedule_is_replayed_by_its_steps(server: MariaDB, arena: Arena) -> None:
+    combination, _ = parse("growing/cold:ack-few+extend")
+    arena.run(combination, lambda arena, ready, last: ready[-1])
+    steps, (outcome, _) = list(arena.taken), arena.outcome()
+    everywhere = Arena(OnMariaDB(server), every_stop=True)
+    again = replay(everywhere, combination, steps)
+    assert again.schedule == steps
+    assert everywhere.outcome()[0] == outcome
+    everywhere.close()

@@ -1,0 +1,165 @@
+"""What a statement touches, and which statements of different sessions commute.
+
+Two statements commute when executing them in either order has the same results. A session needs to stop only before a
+statement that doesn't commute with something another session may still do: stopping before any other one only repeats
+schedules. Statements of two transactions (READ COMMITTED) commute when one of these holds:
+
+- They touch different tables, or rows with different primary keys.
+- Neither writes, or one reads without a lock what the other has not committed yet. A COMMIT publishes what its
+  transaction wrote and releases its locks, so that it commutes with nothing that touches those rows.
+- Both transactions hold a common row lock at that point, so that they can't both be there. (Lock sets: Savage,
+  Burrows, Nelson, Sobalvarro and Anderson, "Eraser", 1997.)
+- The rows are already locked by the statement's own transaction.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import itertools
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+
+from core import tables
+
+NEW_IDS: Final = 1_000_000
+"""Where a server's generated ids begin; the scene's own are far below."""
+
+Row = tuple[str, tuple[str, ...]]
+"""A table and the values of a primary key, as they stand in a statement."""
+Key = tuple[frozenset[str] | None, ...]
+"""By column of the primary key, the values that a statement names; None: any value."""
+
+_NAMES: Final = re.compile(r"\b(" + "|".join(tables.metadata.tables) + r")\b", re.IGNORECASE)
+_WRITES: Final = re.compile(r"\s*(?:INSERT INTO|UPDATE|DELETE FROM)\s+`?(\w+)", re.IGNORECASE)
+_VALUE: Final = r"(?:\d+|[xX]?'[^']*')"
+_INSERT: Final = re.compile(r"INSERT INTO `?\w+`? \(([^()]*)\) VALUES (.*?)(?: ON DUPLICATE KEY .*)?$", re.DOTALL)
+_TUPLE: Final = re.compile(rf"\(((?:(?:{_VALUE}|NULL),\s*)*(?:{_VALUE}|NULL))\)")
+_GENERATED: Final = re.compile(r"1\d{6}")
+
+
+class Kind(enum.Enum):
+    READ = "read"
+    """Without a lock: it sees what is committed."""
+    LOCK = "lock"
+    WRITE = "write"
+    PUBLISH = "publish"
+    """By a COMMIT."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One table that a statement touches; `held` are the rows that its transaction had locked before."""
+
+    table: str
+    key: Key | None
+    kind: Kind
+    held: frozenset[Row] = frozenset()
+
+
+_CLASHES: Final = {
+    Kind.READ: {Kind.WRITE},
+    Kind.LOCK: {Kind.LOCK, Kind.WRITE},
+    Kind.WRITE: {Kind.LOCK, Kind.WRITE},
+    Kind.PUBLISH: {Kind.READ, Kind.LOCK, Kind.WRITE},
+}
+"""By kind of a statement that is due, the kinds of statements of other sessions with which it doesn't commute."""
+
+
+def clashes(due: Access, later: Iterable[Access]) -> bool:
+    """Whether a statement that is due doesn't commute with one of those that other sessions may still execute."""
+    return any(
+        due.table == other.table
+        and other.kind in _CLASHES[due.kind]
+        and _overlap(due.key, other.key)
+        and (due.kind is Kind.PUBLISH or not due.held & other.held)
+        for other in later
+    )
+
+
+def _overlap(one: Key | None, other: Key | None) -> bool:
+    if one is None or other is None:
+        return True
+    return all(a is None or b is None or a & b for a, b in zip(one, other, strict=True))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement, as far as it matters here."""
+
+    tables: frozenset[str]
+    kind: Kind
+    key: Key | None
+    """Of the only table, if there is one."""
+    rows: tuple[Row, ...]
+    """The rows, where it names them all by their whole primary keys, in their order."""
+    exclusive: bool
+    """It waits for the locks of these rows, and they are the only ones that it takes."""
+
+    def accesses(self, held: frozenset[Row]) -> list[Access]:
+        """What it touches in a transaction that has these rows locked."""
+        if self.rows and held.issuperset(self.rows):
+            return []
+        changed = {self.changed} if self.changed else self.tables if self.kind is Kind.LOCK else frozenset()
+        return [
+            Access(table, self.key, self.kind if table in changed else Kind.READ, held) for table in sorted(self.tables)
+        ]
+
+    changed: str | None = None
+    """The table that it writes."""
+
+
+@functools.lru_cache(maxsize=100_000)
+def analyzed(text: str) -> Statement:
+    """`text` has its parameters in it; without them no row is recognized."""
+    text = re.sub(r"UTC_TIMESTAMP\(6\)|@\w+", "NULL", " ".join(text.split()))
+    names = frozenset(name.lower() for name in _NAMES.findall(text))
+    written = _WRITES.match(text)
+    changed = written[1].lower() if written else None
+    locks = " FOR UPDATE" in text or "LOCK IN SHARE MODE" in text
+    kind = Kind.WRITE if changed else Kind.LOCK if locks else Kind.READ
+    key = _key(text, next(iter(names))) if len(names) == 1 else None
+    rows: tuple[Row, ...] = ()
+    if key is not None and all(key):
+        (table,) = names
+        every = itertools.product(*(sorted(values, key=_order) for values in key if values))
+        rows = tuple((table, values) for values in every)
+    waits = not any(words in text for words in ("SKIP LOCKED", "NOWAIT", "SHARE MODE"))
+    return Statement(names, kind, key, rows, bool(rows) and kind is not Kind.READ and waits, changed)
+
+
+def _order(value: str) -> tuple[int, int | str]:
+    return (0, int(value)) if value.isdigit() else (1, value)
+
+
+def _key(text: str, name: str) -> Key | None:
+    table = tables.metadata.tables[name]
+    columns = [column.name for column in table.primary_key]
+    if insert := _INSERT.match(text):
+        if any(isinstance(each, sa.UniqueConstraint) for each in table.constraints):
+            return None
+        return _inserted(insert[1], insert[2], columns)
+    _, _, where = text.partition(" WHERE ")
+    if not where or " OR " in where or "SELECT" in where:
+        return None
+    column = rf"(?<![\w`.])(?:`?{name}`?\.)?`?%s`? (?:= ({_VALUE})|IN \(([^()]*)\))"
+    found = (re.search(column % each, where) for each in columns)
+    return tuple(_values(each[1] or each[2]) if each else None for each in found)
+
+
+def _inserted(names: str, values: str, columns: Collection[str]) -> Key | None:
+    places = [name.strip(" `") for name in names.split(",")]
+    rows = [match.split(",") for match in _TUPLE.findall(values)]
+    if not rows or _TUPLE.sub("", values).strip(", ") or any(each not in places for each in columns):
+        return None
+    return tuple(_values(",".join(row[places.index(each)] for row in rows)) for each in columns)
+
+
+def _values(text: str) -> frozenset[str] | None:
+    """The values of a list; None where one is generated, since that one differs from schedule to schedule."""
+    values = frozenset(value.strip() for value in text.split(","))
+    return None if any(_GENERATED.fullmatch(value) for value in values) else values

@@ -1,0 +1,79 @@
+"""Which statements commute, as the explorer judges them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.explorer.accesses import Access, Kind, analyzed, clashes
+
+BATCH_2 = ("batches", ("2",))
+LOCKS_BATCH_2 = "SELECT id, state\nFROM batches\nWHERE batches.id = 2 FOR UPDATE"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "rows", "exclusive"),
+    [
+        (LOCKS_BATCH_2, Kind.LOCK, [BATCH_2], True),
+        ("SELECT id FROM batches WHERE id IN (2) FOR UPDATE SKIP LOCKED", Kind.LOCK, [BATCH_2], False),
+        ("SELECT id FROM batches WHERE batches.id = 2", Kind.READ, [BATCH_2], False),
+        ("SELECT id FROM batches WHERE batches.id = 2 OR batches.id = 3", Kind.READ, [], False),
+        ("SELECT id FROM batches WHERE batches.parent_batch = 2 FOR UPDATE", Kind.LOCK, [], False),
+        ("SELECT id FROM batches WHERE batches.id = 1000007 FOR UPDATE", Kind.LOCK, [], False),
+        (
+            "SELECT 1 FROM item_groups WHERE (batch_id IN (2) AND group_no IN (10,9)) FOR UPDATE",
+            Kind.LOCK,
+            [("item_groups", ("2", "9")), ("item_groups", ("2", "10"))],
+            True,
+        ),
+        (
+            "INSERT INTO item_groups (batch_id, group_no, resolved) VALUES (2,0,x'00'),(2,1,NULL)"
+            " ON DUPLICATE KEY UPDATE resolved = VALUES(resolved)",
+            Kind.WRITE,
+            [("item_groups", ("2", "0")), ("item_groups", ("2", "1"))],
+            True,
+        ),
+        # The event's id is unique, too: the position alone doesn't say which rows it may meet.
+        ("INSERT INTO feed (position, event_id) VALUES (4, 'e')", Kind.WRITE, [], False),
+    ],
+)
+def test_a_statement_names_the_rows_that_it_locks(
+    text: str, kind: Kind, rows: list[tuple[str, tuple[str, ...]]], exclusive: bool
+) -> None:
+    statement = analyzed(text)
+    assert (statement.kind, list(statement.rows), statement.exclusive) == (kind, rows, exclusive)
+
+
+def test_rows_that_the_own_transaction_has_locked_are_nobody_elses() -> None:
+    update = analyzed("UPDATE batches SET items = 3 WHERE batches.id = 2")
+    assert update.accesses(frozenset({BATCH_2})) == []
+    assert [each.kind for each in update.accesses(frozenset())] == [Kind.WRITE]
+
+
+@pytest.mark.parametrize(
+    ("due", "later", "clash"),
+    [
+        (Kind.READ, Kind.READ, False),
+        (Kind.READ, Kind.LOCK, False),
+        (Kind.READ, Kind.WRITE, True),
+        (Kind.LOCK, Kind.READ, False),
+        (Kind.LOCK, Kind.LOCK, True),
+        (Kind.WRITE, Kind.READ, False),  # not before its COMMIT
+        (Kind.WRITE, Kind.WRITE, True),
+        (Kind.PUBLISH, Kind.READ, True),
+        (Kind.PUBLISH, Kind.LOCK, True),
+    ],
+)
+def test_kinds_that_commute(due: Kind, later: Kind, clash: bool) -> None:
+    assert clashes(Access("batches", None, due), [Access("batches", None, later)]) is clash
+    assert not clashes(Access("batches", None, due), [Access("feed", None, later)])
+
+
+def test_different_rows_commute_and_a_common_lock_keeps_two_transactions_apart() -> None:
+    two, three = (frozenset({"2"}),), (frozenset({"3"}),)
+    assert not clashes(Access("batches", two, Kind.WRITE), [Access("batches", three, Kind.WRITE)])
+    assert clashes(Access("batches", two, Kind.WRITE), [Access("batches", None, Kind.WRITE)])
+    guarded = [Access("failures", None, Kind.WRITE, frozenset({BATCH_2}))]
+    assert not clashes(Access("failures", None, Kind.WRITE, frozenset({BATCH_2})), guarded)
+    assert clashes(Access("failures", None, Kind.WRITE), guarded)
+    # A COMMIT releases the lock that kept them apart.
+    assert clashes(Access("failures", None, Kind.PUBLISH, frozenset({BATCH_2})), guarded)
