@@ -28,8 +28,8 @@ from bench import measure
 from bench.measure import Scale
 from bench.peer import tasks
 from lastbit import Client
-from tests.brokers import RedisServer, redis_server
-from tests.servers import ROOT, ServiceProcess
+from tests.support.brokers import RedisServer, redis_server
+from tests.support.servers import ROOT, ServiceProcess
 
 PREFORK = "prefork, 2 processes"
 POOLS = {PREFORK: ("prefork", 2), "16 threads": ("threads", 16)}

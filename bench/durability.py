@@ -8,7 +8,7 @@ import contextlib
 from bench import acks, load, measure
 from bench.load import Load
 from bench.measure import Scale
-from tests.servers import MariaDB
+from tests.support.servers import MariaDB
 
 BINLOG = ("--log-bin=binlog", "--sync-binlog=1")
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from core.storage import schema
 from core.storage.database import Database
-from tests.servers import ROOT, MariaDB, ServiceProcess, free_port, running_service
+from tests.support.servers import ROOT, MariaDB, ServiceProcess, free_port, running_service
 
 
 @dataclass(frozen=True)

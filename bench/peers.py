@@ -26,8 +26,8 @@ from bench.peer.recipe import Recipe
 from bench.peer.redis_bits import RedisBits
 from bench.peer.rows import Rows
 from lastbit.ids import DEFAULT_GROUP_SIZE, item_id
-from tests.brokers import SYNCED, RedisServer, redis_server
-from tests.servers import MariaDB
+from tests.support.brokers import SYNCED, RedisServer, redis_server
+from tests.support.servers import MariaDB
 
 IDS = 100
 """Of a transaction."""

@@ -23,7 +23,7 @@ from lastbit import Client
 from lastbit.models import Event
 from lastbit.processes import Command, Finish, Process
 from lastbit.processes import run as work
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 PARTITIONS = 16
 SHAPES = ((1, 1), (4, 1), (1, 8), (4, 8))

@@ -33,7 +33,7 @@ from core import tables
 from core.storage import schema
 from core.storage.database import Database
 from lastbit.ids import DEFAULT_GROUP_SIZE, item_id
-from tests.servers import ServiceProcess
+from tests.support.servers import ServiceProcess
 
 REASON = "the parser gave up: unexpected end of the document"
 

@@ -20,7 +20,7 @@ from pymysql.constants import CLIENT
 
 from bench import load, measure
 from bench.measure import Scale
-from tests.servers import MariaDB
+from tests.support.servers import MariaDB
 
 ENTRIES = 1000
 KEYS = 2000

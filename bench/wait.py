@@ -27,7 +27,7 @@ from typing import Any
 from bench import load, measure
 from bench.measure import Scale
 from lastbit.ids import item_id
-from tests.servers import MariaDB
+from tests.support.servers import MariaDB
 
 PACE = 200
 """Batches that end a second, where the pace is steady."""

@@ -15,12 +15,12 @@ import structlog
 from core.acks.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
-from tests import templates
-from tests.brokers import RabbitMQ, RedisServer, redis_server
-from tests.galera import Cluster
-from tests.nursery import Nursery
-from tests.receivers import Receiver, receiving
-from tests.servers import MariaDB, ServiceProcess, running_service, sqlite_file
+from tests.support import templates
+from tests.support.brokers import RabbitMQ, RedisServer, redis_server
+from tests.support.galera import Cluster
+from tests.support.nursery import Nursery
+from tests.support.receivers import Receiver, receiving
+from tests.support.servers import MariaDB, ServiceProcess, running_service, sqlite_file
 
 hypothesis.settings.register_profile(
     "lastbit",

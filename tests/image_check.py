@@ -29,8 +29,8 @@ from lastbit.cli import cli
 from scripts.constraints import read
 from scripts.sbom import applies
 from tests.conftest import need
-from tests.dockerfile import let_in, stages
-from tests.servers import ROOT, free_port
+from tests.support.dockerfile import let_in, stages
+from tests.support.servers import ROOT, free_port
 
 USER = "10001"
 NEW_MOUNT_NAMESPACE = 0x20000

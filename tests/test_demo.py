@@ -14,7 +14,7 @@ import pytest
 from examples.demo.broker import Statistics
 from examples.demo.proof import Ledger
 from lastbit import AckResult, Batch, Completed, Counted, Verification
-from tests.examples import Example
+from tests.support.examples import Example
 
 
 def test_the_demo_ends_with_the_completed_batch_and_its_proof(tmp_path: Path) -> None:

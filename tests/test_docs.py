@@ -27,8 +27,8 @@ from core.settings import Settings
 from core.webhooks import subscriptions
 from examples.demo import __main__ as demo
 from lastbit.cli import cli
-from tests.servers import ROOT, MariaDB, running_service
 from tests.spark.conftest import LOOPBACK
+from tests.support.servers import ROOT, MariaDB, running_service
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]

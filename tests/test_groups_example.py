@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from examples.groups.ledger import Ledger, Move, Step, equal_shares, most_moves_of_a_join
-from tests.examples import Example
+from tests.support.examples import Example
 
 
 def test_the_moves_match_the_arithmetic_of_equal_shares(tmp_path: Path) -> None:

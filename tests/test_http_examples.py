@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.receivers import Receiver, receiving
-from tests.servers import ROOT, running_service
+from tests.support.receivers import Receiver, receiving
+from tests.support.servers import ROOT, running_service
 
 PAGES: Final = [ROOT / "docs/http.md", *sorted(ROOT.glob("docs/http/*.md"))]
 SERVICE: Final = "http://127.0.0.1:8000"

@@ -11,7 +11,7 @@ import pytest
 from examples.ordered.files import Event, Files, invent
 from examples.ordered.proof import Crash, Ledger
 from lastbit.streams import Snapshot
-from tests.examples import Example
+from tests.support.examples import Example
 
 
 def test_the_example_ends_with_its_proof(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from examples.orders.proof import faults
 from lastbit import Event
-from tests.examples import Example
+from tests.support.examples import Example
 
 
 def test_each_order_ships_once_though_a_worker_is_killed(tmp_path: Path) -> None:

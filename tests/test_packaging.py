@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.dockerfile import copied, instructions, let_in, stages
-from tests.servers import ROOT
+from tests.support.dockerfile import copied, instructions, let_in, stages
+from tests.support.servers import ROOT
 
 SERVER = ("lastbit", "core", "senders", "migrations", "jobs", "api")
 OUTSIDE_OF_THE_WHEEL = ("core", "senders", "api", "jobs", "migrations", "tests", "examples")

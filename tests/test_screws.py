@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.examples import Example
+from tests.support.examples import Example
 
 
 def test_the_screws_are_counted_to_the_truth_though_everybody_dies(tmp_path: Path) -> None:

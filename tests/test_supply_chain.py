@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts import audit, constraints, sbom
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DIGEST = "0" * 64

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import pymysql
 
 from bench.peer.direct import ask, connect
-from tests.servers import MariaDB
+from tests.support.servers import MariaDB
 
 GROUP = 64
 INSERTED = 5_000

@@ -17,7 +17,7 @@ from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
 from lastbit.ids import DEFAULT_GROUP_SIZE
-from tests.servers import MariaDB
+from tests.support.servers import MariaDB
 
 
 class Writer(Protocol):

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from sqlalchemy.dialects.mysql import VARBINARY
 
 from lastbit.ids import DEFAULT_GROUP_SIZE
-from tests.servers import ROOT, MariaDB, free_port, wait_until_it_says
+from tests.support.servers import ROOT, MariaDB, free_port, wait_until_it_says
 
 THREADS = 40
 """Of the endpoint, as FastAPI has it; each needs a connection."""

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import redis
 
 from bench.load import Load
-from tests.brokers import RedisServer
+from tests.support.brokers import RedisServer
 
 ANSWERED = 6
 """Lines that answer a MULTI with two commands: +OK, +QUEUED twice, *2, the bit that was there, the count."""

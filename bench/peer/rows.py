@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import pymysql
 
 from bench.peer.direct import ask, connect
-from tests.servers import MariaDB
+from tests.support.servers import MariaDB
 
 INSERTED = 100_000
 """Rows of one INSERT: one with all would be a transaction of minutes."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from lastbit import errors
 from tests.chaos.record import Record
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 _REFUSED = re.compile(r"\((\d{3}) (\w+)\)")
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from core import tables
 from core.storage.database import Database
 from tests.chaos.plans import Plan
-from tests.receivers import Got
+from tests.support.receivers import Got
 
 
 @dataclass(slots=True)

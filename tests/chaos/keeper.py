@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 
 class Kept:

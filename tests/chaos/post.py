@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 
 from tests.chaos.worlds import Trouble
-from tests.receivers import Got, Receiver, raw, receiving, status
+from tests.support.receivers import Got, Receiver, raw, receiving, status
 
 FINE = status(204, Content_Length="0")
 

@@ -35,8 +35,8 @@ from tests.chaos.post import Post
 from tests.chaos.report import Report
 from tests.chaos.trouble import Troublemaker
 from tests.chaos.worlds import Trouble, World
-from tests.guarantees.rounds import recount
-from tests.servers import ROOT, free_port
+from tests.guarantees.drivers.rounds import recount
+from tests.support.servers import ROOT, free_port
 
 GROWING = ("growing-producer", "growing-sync", "growing-async", "growing-bulk", "growing-masks", "verifier")
 ACTORS = (

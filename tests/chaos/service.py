@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from api.__main__ import main
-from tests.guarantees import journaled, mutants
+from tests.guarantees import mutants
+from tests.guarantees.drivers import journaled
 
 # Not below: worker processes import this module again, under another name.
 if "LASTBIT_CHAOS_ALL_LARGE" in os.environ:

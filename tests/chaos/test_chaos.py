@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.run import GROWING, Run
 from tests.chaos.worlds import LEFT, OneServer, ThreeNodes
 from tests.conftest import need
-from tests.galera import until
+from tests.support.galera import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.timeout(1200)]
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from tests.chaos.checks import Checks
 from tests.chaos.evidence import Ask, Evidence, Group, Stored
 from tests.chaos.plans import Fate
-from tests.receivers import receiving
+from tests.support.receivers import receiving
 
 EARLY, LATE, WITHHELD = 1, 2, 3
 """Of three items each: cancelled before Spark's report was asked for, cancelled after it was answered, and sealed."""

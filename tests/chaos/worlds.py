@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tests.galera import Cluster, Node
-from tests.proxies import Cut, Proxy
-from tests.servers import MariaDB
+from tests.support.galera import Cluster, Node
+from tests.support.proxies import Cut, Proxy
+from tests.support.servers import MariaDB
 
 Trouble = Callable[[random.Random], None]
 """Makes a trouble and takes it back, in its own time. Nothing else of the same world is made meanwhile."""

@@ -23,7 +23,7 @@ from tests.explorer.scene import SCENES, VARIANTS, Scene
 from tests.explorer.search import Arena, combinations, parse, replay
 from tests.explorer.sessions import explored
 from tests.guarantees import mutants
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 RACES = ("test_races.py", "test_growing.py::test_a_batch", "test_growing.py::test_no_child")
 """The tests that find one race each; the explorer must find them all."""

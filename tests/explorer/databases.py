@@ -14,10 +14,10 @@ import pymysql
 from pymysql.constants import CLIENT
 
 from core.storage.database import Database
-from tests import templates
 from tests.explorer.accesses import NEW_IDS
 from tests.explorer.sessions import Session
-from tests.servers import MariaDB
+from tests.support import templates
+from tests.support.servers import MariaDB
 
 Rows = list[tuple[Any, ...]]
 

@@ -17,7 +17,7 @@ from tests.explorer.search import Arena, Search, combinations, parse, replay
 from tests.explorer.sessions import explored
 from tests.explorer.workers import SETTINGS
 from tests.guarantees import mutants
-from tests.servers import MariaDB, sqlite_file
+from tests.support.servers import MariaDB, sqlite_file
 
 mutants.from_environment()
 

@@ -10,7 +10,7 @@ from tests.explorer.databases import Explored, OnMariaDB, OnSQLite
 from tests.explorer.search import Arena, Combination, Search
 from tests.explorer.sessions import explored
 from tests.guarantees import mutants
-from tests.servers import MariaDB, sqlite_file
+from tests.support.servers import MariaDB, sqlite_file
 
 SETTINGS = (
     "--innodb-flush-log-at-trx-commit=0",

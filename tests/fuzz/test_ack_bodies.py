@@ -23,8 +23,8 @@ from api.acks.routes import MAX_GROUPS, MAX_IDS
 from core.batches.lifecycle import State
 from tests.fuzz.sizes import examples
 from tests.fuzz.wire import Answer, Served, answers, served
-from tests.guarantees.model import Model, perform
-from tests.servers import ROOT
+from tests.guarantees.models.service import Model, perform
+from tests.support.servers import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz-bodies"), pytest.mark.timeout(3600)]
 

@@ -29,7 +29,7 @@ from lastbit import tokens
 from lastbit.streams.snapshot import Snapshot
 from lastbit.tokens import Role
 from tests.fuzz.sizes import LONG, SEED, examples
-from tests.servers import ROOT, running_service, sqlite_file
+from tests.support.servers import ROOT, running_service, sqlite_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz-contract"), pytest.mark.timeout(3600 if LONG else 300)]
 load_all_checks()

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from api.acks.routes import AckRoutes
 from api.app import create
 from core.settings import Settings
-from tests.servers import sqlite_file
+from tests.support.servers import sqlite_file
 
 
 class Transport(asyncio.Transport):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.guarantees import journaled, mutants
+from tests.guarantees import mutants
+from tests.guarantees.drivers import journaled
 
 mutants.from_environment()
 

@@ -78,10 +78,10 @@ _MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_does_what
 _COMBINER = "test_combiner.py::"
 _FAILURES = "test_failures.py::"
 _ANCESTOR = "test_ancestor.py::"
-_GROUPS = "test_groups.py::test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest"
+_GROUPS = "test_consumer_groups.py::test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest"
 
 _FOLLOW = "test_feed.py::test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do"
-_TREE = "test_nested.py::test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die"
+_TREE = "test_nesting.py::test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die"
 
 _WORLDS = "test_tallies.py::test_every_total_is_the_models_whatever_goes_wrong_on_the_way"
 _WRITERS = "test_tallies.py::test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock"
@@ -98,7 +98,7 @@ _DIES = _STREAMS + (
     "test_killed.py::test_a_stream_whose_process_dies_at_any_point_is_handled_at_least_once_and_in_order"
 )
 
-_PAYMENTS = "test_payments.py::"
+_PAYMENTS = "test_parents.py::"
 _LOCKED_PARENT = _PAYMENTS + "test_a_locked_parent_keeps_nobody_waiting_but_the_call_that_ended_its_child"
 
 _GALERA = "test_galera.py::"
@@ -111,12 +111,12 @@ _PRUNED = "test_what_was_pruned_and_comes_again_is_a_repeat"
 _DELETED = "../storage/test_ranges.py::test_a_batch_that_is_deleted_while_it_is_read_is_read_whole"
 
 _JOURNAL = "test_journal.py::"
-_TURNS = "test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits"
+_TURNS = "test_cache.py::test_processes_that_take_turns_at_a_group_see_each_others_bits"
 
-_FORGOTTEN = "test_held.py::test_what_was_held_is_forgotten_when_"
+_FORGOTTEN = "test_cache.py::test_what_was_held_is_forgotten_when_"
 _OTHER_SERVER = _FORGOTTEN + "a_proxy_leads_to_another_server"
 
-_WAITING = "../http/test_waiting.py::"
+_WAITING = "../http/test_long_polls.py::"
 _JANITOR = "../storage/test_janitor.py::"
 
 _LOCK = "batch, now = lock(tx, batch_id)"
@@ -136,7 +136,7 @@ MUTANTS = [
         "core.consumer_groups.leases:_look",
         "not drained.isdisjoint({(number, epoch), (number, None)})",
         "any(number == each for each, _ in drained)",
-        "test_groups.py::test_a_late_word_of_an_earlier_release_frees_nothing",
+        "test_consumer_groups.py::test_a_late_word_of_an_earlier_release_frees_nothing",
     ),
     Mutant(
         "a-worker-does-not-say-at-which-epoch-it-drained",
@@ -185,21 +185,21 @@ MUTANTS = [
         "api.server.upgrades:Http1Protocol._is_coding_known",
         "return not codings or",
         "return True or",
-        "../http/test_short_way.py::test_a_transfer_coding_that_is_not_known_is_refused",
+        "../http/test_fast_path.py::test_a_transfer_coding_that_is_not_known_is_refused",
     ),
     Mutant(
         "half-a-connection-is-none",
         "api.server.connection:WatchedProtocol.eof_received",
         "not self.between",
         "True",
-        "../http/test_short_way.py::test_a_client_that_closes_its_half_gets_its_answers",
+        "../http/test_fast_path.py::test_a_client_that_closes_its_half_gets_its_answers",
     ),
     Mutant(
         "a-page-of-another-site-may-ack",
         "api.acks.fast_path:AckProtocol._take",
         "if names_site and digest is None",
         "if False",
-        "../http/test_short_way.py::test_another_sites_page_can_ack_nothing",
+        "../http/test_fast_path.py::test_another_sites_page_can_ack_nothing",
     ),
     Mutant(
         "a-limited-token-may-fence",
@@ -1018,14 +1018,14 @@ MUTANTS = [
         "core.bits.cache:Held.take",
         "if group is None or group.resolved_count != resolved_count or group.failed_count != failed_count:",
         "if group is None:",
-        "test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
+        "test_cache.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
     ),
     Mutant(
         "the-number-of-held-groups-only-grows",
         "core.bits.cache:Held._drop",
         "self._known_groups -= len(known.groups)",
         "pass",
-        "test_held.py::test_a_commit_costs_the_same_however_many_batches_are_held",
+        "test_cache.py::test_a_commit_costs_the_same_however_many_batches_are_held",
     ),
     Mutant(
         "held-bitfields-outlive-the-database",
@@ -1039,14 +1039,14 @@ MUTANTS = [
         "core.storage.continuity:watch",
         "if origin != last:",
         "if True:",
-        "test_held.py::test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice",
+        "test_cache.py::test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice",
     ),
     Mutant(
         "connections-of-a-crowd-are-thrown-away",
         "core.storage.database:_pool",
         '"pool_size": connections, "max_overflow": 0',
         '"pool_size": 10, "max_overflow": connections - 10',
-        "test_held.py::test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice",
+        "test_cache.py::test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice",
     ),
     Mutant(
         "no-new-connection-is-a-doubt",
@@ -1067,7 +1067,7 @@ MUTANTS = [
         "core.storage.database:_replace_old_connections",
         "record.info[_USED] == made",
         "False",
-        "../storage/test_db.py::test_a_connection_that_is_made_while_others_break_is_used",
+        "../storage/test_database.py::test_a_connection_that_is_made_while_others_break_is_used",
     ),
     Mutant(
         "a-restart-is-not-seen",
@@ -1088,14 +1088,14 @@ MUTANTS = [
         "core.bits.bitfield:Group.patches",
         "self.stored != -(-issued // 8)",
         "self.stored is None",
-        "test_held.py::test_a_group_that_grew_keeps_bits_beyond_its_stored_blob",
+        "test_cache.py::test_a_group_that_grew_keeps_bits_beyond_its_stored_blob",
     ),
     Mutant(
         "another-byte-is-patched",
         "core.bits.bitfield:Group.ack_one",
         "self.changed.add(index >> 3)",
         "self.changed.add(0)",
-        "test_held.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
+        "test_cache.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
     ),
     # The feed.
     Mutant(
@@ -1221,7 +1221,7 @@ MUTANTS = [
         "core.batches.nesting:owed",
         " and failed == 0",
         "",
-        "test_nested.py::test_a_childs_end_is_told_to_its_parent",
+        "test_nesting.py::test_a_childs_end_is_told_to_its_parent",
     ),
     Mutant("a-resolved-item-gets-a-child", "core.batches.nesting:adopt", "    if resolved:", "    if False:", _MACHINE),
     Mutant(
@@ -1236,7 +1236,7 @@ MUTANTS = [
         "core.batches.nesting:strike_out",
         "_batches.id.in_(children), _batches.parent_due == verb",
         "_batches.id.in_(children)",
-        "test_nested.py::test_a_late_payment_of_a_failure_does_not_undo_the_redrive",
+        "test_nesting.py::test_a_late_payment_of_a_failure_does_not_undo_the_redrive",
     ),
     # Tallies.
     Mutant(
@@ -1338,7 +1338,7 @@ MUTANTS = [
         "core.consumer_groups.groups:fence",
         "row.owner != worker or ",
         "",
-        "test_groups.py::test_a_worker_whose_partition_is_free_may_not_write",
+        "test_consumer_groups.py::test_a_worker_whose_partition_is_free_may_not_write",
     ),
     Mutant(
         "the-fence-asks-for-the-owner-alone", "core.consumer_groups.groups:fence", "or row.epoch != epoch", "", _GROUPS
@@ -1348,35 +1348,35 @@ MUTANTS = [
         "core.consumer_groups.groups:fence",
         ".with_for_update()",
         "",
-        "test_groups.py::test_a_commit_is_with_the_next_owner_or_refused",
+        "test_consumer_groups.py::test_a_commit_is_with_the_next_owner_or_refused",
     ),
     Mutant(
         "a-sync-does-not-lock-its-group",
         "core.consumer_groups.groups:_find",
         "query.with_for_update() if locked else query",
         "query",
-        "test_groups.py::test_azure_python_38812_the_first_create_makes_no_two_owners",
+        "test_consumer_groups.py::test_azure_python_38812_the_first_create_makes_no_two_owners",
     ),
     Mutant(
         "the-clock-is-read-before-the-lock",
         "core.consumer_groups.leases:sync",
         "group = groups.lock(tx, name)\n    now = tables.clock(tx)",
         "now = tables.clock(tx)\n    group = groups.lock(tx, name)",
-        "test_groups.py::test_the_time_of_a_sync_is_that_of_after_its_wait",
+        "test_consumer_groups.py::test_the_time_of_a_sync_is_that_of_after_its_wait",
     ),
     Mutant(
         "the-larger-share-goes-to-newcomers",
         "core.consumer_groups.shares:targets",
         "-holding[worker]",
         "holding[worker]",
-        "test_groups.py::test_a_worker_that_joins_takes_its_share_and_nothing_else_moves",
+        "test_consumer_groups.py::test_a_worker_that_joins_takes_its_share_and_nothing_else_moves",
     ),
     Mutant(
         "a-newcomer-that-holds-nothing-is-not-counted",
         "core.consumer_groups.leases:_look",
         "dict.fromkeys(live, 0)",
         "dict.fromkeys(sorted(live), 0)",
-        "test_groups.py::test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen",
+        "test_consumer_groups.py::test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen",
         also=(
             (
                 "    if latest > deadline:",
@@ -1390,14 +1390,14 @@ MUTANTS = [
         "core.consumer_groups.leases:_look",
         "elif release_by <= now:",
         "elif False:",
-        "test_groups.py::test_kcl_1718_1765_no_hand_over_gets_stuck",
+        "test_consumer_groups.py::test_kcl_1718_1765_no_hand_over_gets_stuck",
     ),
     Mutant(
         "each-sync-puts-the-release-off",
         "core.consumer_groups.leases:_look",
         "if latest > deadline:",
         "if True:",
-        "test_groups.py::test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays",
+        "test_consumer_groups.py::test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays",
         also=(("_positions.release_by > deadline)", "_positions.release_by.is_not(None))"),),
     ),
     Mutant(
@@ -1405,56 +1405,56 @@ MUTANTS = [
         "core.consumer_groups.leases:_look",
         "elif owner not in found.holding:",
         "elif owner not in found.holding or any(number == each for each, _ in drained):",
-        "test_groups.py::test_kafka_12984_no_two_members_claim_a_partition_in_one_generation",
+        "test_consumer_groups.py::test_kafka_12984_no_two_members_claim_a_partition_in_one_generation",
     ),
     Mutant(
         "leases-outlast-a-clock-that-jumped-back",
         "core.consumer_groups.leases:_clamp_leases",
         "tx.execute(",
         "str(",
-        "test_groups.py::test_a_clock_that_jumps_back_keeps_nobody_waiting",
+        "test_consumer_groups.py::test_a_clock_that_jumps_back_keeps_nobody_waiting",
     ),
     Mutant(
         "a-zombie-takes-its-name-back",
         "core.consumer_groups.leases:sync",
         "caller.session in before.replaced.split()",
         "False",
-        "test_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+        "test_consumer_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
     ),
     Mutant(
         "a-zombies-zombie-takes-the-name",
         "core.consumer_groups.leases:_renew",
         "[before.session, *before.replaced.split()]",
         "[before.session]",
-        "test_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+        "test_consumer_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
     ),
     Mutant(
         "after-an-outage-the-first-takes-it-all",
         "core.consumer_groups.leases:_gone",
         "before is not None and before.lease_until < now",
         "False",
-        "test_groups.py::test_nothing_moves_where_all_were_cut_off_and_come_back",
+        "test_consumer_groups.py::test_nothing_moves_where_all_were_cut_off_and_come_back",
     ),
     Mutant(
         "who-is-always-late-spares-the-dead",
         "core.consumer_groups.leases:_gone",
         " and row.last_seen + group.ttl >= before.last_seen",
         "",
-        "test_groups.py::test_a_worker_that_is_always_late_spares_a_dead_one_once",
+        "test_consumer_groups.py::test_a_worker_that_is_always_late_spares_a_dead_one_once",
     ),
     Mutant(
         "a-group-that-is-made-again-begins-anew",
         "core.consumer_groups.groups:put",
         "0 if row is None else row.first_epoch",
         "0",
-        "test_groups.py::test_a_group_that_is_made_again_begins_above_the_epochs_of_the_one_before",
+        "test_consumer_groups.py::test_a_group_that_is_made_again_begins_above_the_epochs_of_the_one_before",
     ),
     Mutant(
         "a-late-commit-overwrites",
         "core.consumer_groups.groups:commit",
         "snapshot if stored is None else stored.merge(snapshot)",
         "snapshot",
-        "test_groups.py::test_commits_may_be_repeated_and_overtaken",
+        "test_consumer_groups.py::test_commits_may_be_repeated_and_overtaken",
     ),
     Mutant(
         "a-replica-claims-what-is-anothers",
@@ -1475,7 +1475,7 @@ MUTANTS = [
         "core.service:Service.append",
         "if fence is not None:",
         "if False:",
-        "test_groups.py::test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing",
+        "test_consumer_groups.py::test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing",
     ),
     # Process managers.
     Mutant(

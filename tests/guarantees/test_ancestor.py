@@ -22,8 +22,8 @@ from core.bits.cache import Held
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
-from tests.guarantees.model import LONG_AGO
-from tests.servers import MariaDB
+from tests.guarantees.models.service import LONG_AGO
+from tests.support.servers import MariaDB
 
 T = TypeVar("T")
 GROUP = 64

@@ -21,8 +21,8 @@ from core.service import Service
 from core.storage import checks, schema
 from core.storage.checks import Verdict
 from core.storage.database import Database
-from tests.guarantees.load import Load, check, open_shared
-from tests.servers import ROOT, MariaDB, run_module, running_service
+from tests.guarantees.drivers.load import Load, check, open_shared
+from tests.support.servers import ROOT, MariaDB, run_module, running_service
 
 NEXT_ID = 1_000_000
 """From which ids begin in the restored database, as the page has it."""

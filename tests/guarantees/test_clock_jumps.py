@@ -29,11 +29,11 @@ from lastbit import Client
 from lastbit.errors import StaleEpoch
 from lastbit.groups import Granted
 from lastbit.streams import AckWindow
-from tests.clocks import LIBRARY, WallClock
 from tests.conftest import need, running_mariadb
-from tests.guarantees.releases import Everything, assert_nothing_lost
-from tests.receivers import Receiver
-from tests.servers import ROOT, ServiceProcess, running_service, sqlite_file
+from tests.guarantees.drivers.releases import Everything, assert_nothing_lost
+from tests.support.clocks import LIBRARY, WallClock
+from tests.support.receivers import Receiver
+from tests.support.servers import ROOT, ServiceProcess, running_service, sqlite_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.timeout(300)]
 

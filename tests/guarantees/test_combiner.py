@@ -29,7 +29,7 @@ from core.bits.cache import Held
 from core.service import Service
 from core.storage import database, schema
 from core.storage.database import Database
-from tests.guarantees.strangers import locked
+from tests.guarantees.drivers.strangers import locked
 
 GROUP = 64
 

@@ -21,10 +21,10 @@ from core.acks.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
-from tests.guarantees import journaled
-from tests.guarantees.dying import Mortals, mortals
-from tests.guarantees.model import Model, Request, assert_equal, bits, perform
-from tests.servers import ServiceProcess
+from tests.guarantees.drivers import journaled
+from tests.guarantees.models.service import Model, Request, assert_equal, bits, perform
+from tests.guarantees.programs.dying import Mortals, mortals
+from tests.support.servers import ServiceProcess
 
 GROUP = 64
 numbers = itertools.count()
@@ -312,7 +312,7 @@ def test_a_service_that_died_after_the_commit_tells_the_retry_newly_again(databa
     with Database(database_url) as database:
         schema.migrate(database)
     dying = ServiceProcess(
-        database_url, module="tests.guarantees.dying_api", environment={"LASTBIT_DIE_AFTER": verb}
+        database_url, module="tests.guarantees.programs.dying_api", environment={"LASTBIT_DIE_AFTER": verb}
     ).start()
     headers = {"Idempotency-Key": "delivery-1"}
     try:

@@ -20,9 +20,9 @@ import pytest
 from core.storage import schema
 from core.storage.database import Database
 from tests.conftest import running_mariadb
-from tests.guarantees.load import Load, check, open_shared
-from tests.proxies import Cut, Proxy, proxied
-from tests.servers import MariaDB, ServiceProcess, running_service
+from tests.guarantees.drivers.load import Load, check, open_shared
+from tests.support.proxies import Cut, Proxy, proxied
+from tests.support.servers import MariaDB, ServiceProcess, running_service
 
 SOAK = "LASTBIT_SOAK" in os.environ
 STOPS = 200 if SOAK else 10
@@ -50,7 +50,7 @@ def under_load() -> UnderLoad:
         with Database(url) as database:
             schema.migrate(database)
             shared = open_shared(database)
-            module = "tests.guarantees.mutated_api"
+            module = "tests.guarantees.programs.mutated_api"
             with running_service(through or url, module=module, LASTBIT_LOG_LEVEL="error") as running:
                 with Load(running.url, shared) as load:
                     load.reaches(40)

@@ -14,7 +14,7 @@ from core import errors, feed, janitor, tables
 from core.batches import batch as batches
 from core.service import Service
 from core.storage.database import Database
-from tests.guarantees.rounds import ROUNDS
+from tests.guarantees.drivers.rounds import ROUNDS
 
 WRITERS = 4
 

@@ -30,10 +30,10 @@ from core.service import Service
 from core.storage import checks, schema
 from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
-from tests.galera import Cluster, Node, Policy, until
-from tests.guarantees.load import Load, check, open_shared
-from tests.guarantees.rounds import GROUP, ack, newly, prepare, race, recount
-from tests.servers import running_service
+from tests.guarantees.drivers.load import Load, check, open_shared
+from tests.guarantees.drivers.rounds import GROUP, ack, newly, prepare, race, recount
+from tests.support.galera import Cluster, Node, Policy, until
+from tests.support.servers import running_service
 
 pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.xdist_group("galera"), pytest.mark.timeout(300)]
 

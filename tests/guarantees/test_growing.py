@@ -21,7 +21,7 @@ from core.batches.lifecycle import State, Verb
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
-from tests.guarantees.rounds import GROUP, ack
+from tests.guarantees.drivers.rounds import GROUP, ack
 
 FIRST = GROUP + 8
 """Items that are issued before the batch grows: group 1 is cut after its first byte."""

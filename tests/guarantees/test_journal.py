@@ -19,8 +19,8 @@ from core.bits.cache import Held
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
-from tests.guarantees import journaled
-from tests.guarantees.rounds import recount
+from tests.guarantees.drivers import journaled
+from tests.guarantees.drivers.rounds import recount
 
 SIZE = journal.WIDE
 GROUPS = 32

@@ -19,9 +19,9 @@ from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
 from lastbit import Client, Retry
-from tests.guarantees.model import events_of
-from tests.guarantees.rounds import ack
-from tests.servers import MariaDB, ServiceProcess
+from tests.guarantees.drivers.rounds import ack
+from tests.guarantees.models.service import events_of
+from tests.support.servers import MariaDB, ServiceProcess
 
 T = TypeVar("T")
 WORKERS = 3

@@ -28,8 +28,9 @@ from core.acks.combiner import Acks, Combiner, Commit, Inline
 from core.batches.lifecycle import State
 from core.service import Service
 from core.storage.database import Database
-from tests.guarantees import journaled, mutants
-from tests.guarantees.model import Model, Request, assert_equal, assert_equal_batch, bits, call, perform
+from tests.guarantees import mutants
+from tests.guarantees.drivers import journaled
+from tests.guarantees.models.service import Model, Request, assert_equal, assert_equal_batch, bits, call, perform
 
 GROUP = 64
 EXAMPLES = 20 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1)

@@ -22,9 +22,8 @@ from core.processes.inbox import Status
 from core.processes.instances import Handling
 from core.service import Service
 from core.storage.database import Database
-from tests.clocks import Clock
-from tests.guarantees.dying import Mortals, mortals
-from tests.guarantees.orders import (
+from tests.guarantees.drivers.rounds import race
+from tests.guarantees.models.orders import (
     NEEDED,
     PARTITIONS,
     PROCESS,
@@ -38,7 +37,8 @@ from tests.guarantees.orders import (
     ship_again_and_again,
     ship_in_time,
 )
-from tests.guarantees.rounds import race
+from tests.guarantees.programs.dying import Mortals, mortals
+from tests.support.clocks import Clock
 
 ROUNDS = 40
 

@@ -21,7 +21,7 @@ from core.batches import purge
 from core.batches.lifecycle import State, Verb
 from core.service import Service
 from core.storage.database import Database
-from tests.guarantees.rounds import GROUP, ROUNDS, ack, newly, prepare, race, recount, told
+from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, newly, prepare, race, recount, told
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(7200), pytest.mark.usefixtures("some_journaled")]
 

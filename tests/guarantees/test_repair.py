@@ -20,8 +20,8 @@ from core.bits.cache import Held
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
-from tests.guarantees import journaled
-from tests.guarantees.rounds import GROUP, ack, recount
+from tests.guarantees.drivers import journaled
+from tests.guarantees.drivers.rounds import GROUP, ack, recount
 
 ITEMS = 2 * GROUP + 40
 """Of a batch of three groups, the last one partly issued."""

@@ -18,9 +18,9 @@ from core.service import Service
 from core.storage.database import Database
 from lastbit import Client, Retry, ServiceUnreachable, SourceChain
 from lastbit.ids import INTEGER_LIMIT
-from tests.guarantees.dying import Mortals, mortals
-from tests.guarantees.model import tally_entry
-from tests.guarantees.streams import World
+from tests.guarantees.models.service import tally_entry
+from tests.guarantees.models.streams import World
+from tests.guarantees.programs.dying import Mortals, mortals
 from tests.sdk.conftest import scripted  # noqa: F401  # a fixture
 
 SOAK = os.environ.get("LASTBIT_SOAK") == "1"

@@ -19,8 +19,8 @@ from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
 from jobs import dispatcher, janitor
-from tests.guarantees.releases import THIS, Everything, Release, assert_nothing_lost, earlier, later
-from tests.servers import MariaDB
+from tests.guarantees.drivers.releases import THIS, Everything, Release, assert_nothing_lost, earlier, later
+from tests.support.servers import MariaDB
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -33,12 +33,12 @@ from core.webhooks.replicas import GROUP, Replica
 from core.webhooks.subscriptions import Answer, Delivery, Progress
 from lastbit.ids import ItemId
 from senders.webhooks import WebhookSender
-from tests.clocks import Clock
-from tests.guarantees.dying import Written, dispatch, mortals
-from tests.guarantees.rounds import nobody_pays
-from tests.guarantees.strangers import lock_waits, locked
-from tests.receivers import Got, Handler, Receiver, receiving, status
-from tests.servers import ROOT, free_port, run_module, wait_until_it_says
+from tests.guarantees.drivers.rounds import nobody_pays
+from tests.guarantees.drivers.strangers import lock_waits, locked
+from tests.guarantees.programs.dying import Written, dispatch, mortals
+from tests.support.clocks import Clock
+from tests.support.receivers import Got, Handler, Receiver, receiving, status
+from tests.support.servers import ROOT, free_port, run_module, wait_until_it_says
 
 EVENTS = 300
 
@@ -118,7 +118,7 @@ def test_one_that_dies_between_send_and_record_sends_the_same_id_again(service: 
     """Once its lease is over, and not before; what was recorded is not sent again."""
     webhook = subscribe(service, receiver)
     service.append([New("one", "x")])
-    assert dispatcher(service, "--once", module="tests.guarantees.dying_dispatcher").wait(60) == 9
+    assert dispatcher(service, "--once", module="tests.guarantees.programs.dying_dispatcher").wait(60) == 9
     assert [got.id for got in receiver.got] == ["one"]
     (delivery,) = log(service, webhook)
     assert (delivery.state, delivery.log) == (Progress.PENDING, [])

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from core.storage.database import Database
-from tests import templates
 from tests.guarantees import mutants
-from tests.servers import running_service, sqlite_file
+from tests.support import templates
+from tests.support.servers import running_service, sqlite_file
 
 mutants.from_environment()
 

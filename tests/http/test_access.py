@@ -28,10 +28,10 @@ from core.storage import schema
 from core.storage.database import Database
 from lastbit import tokens
 from lastbit.tokens import Role, Token
-from tests.exposition import eventually
-from tests.http.test_process import run
-from tests.http.test_short_way import JSON, Wire, chunked, request
-from tests.servers import ROOT, ServiceProcess, running_service, sqlite_file
+from tests.http.test_fast_path import JSON, Wire, chunked, request
+from tests.http.test_main import run
+from tests.support.exposition import eventually
+from tests.support.servers import ROOT, ServiceProcess, running_service, sqlite_file
 
 RULES = [(f"{method} {path}", rule) for method, path, rule in rules(create(Settings()).fastapi)]
 ASKED = [(route, rule) for route, rule in RULES if not rule.everybody]

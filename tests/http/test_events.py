@@ -20,7 +20,7 @@ from core import feed
 from core.storage import schema
 from core.storage.database import Database
 from tests.http.test_batches import ack, code, opened
-from tests.servers import running_service
+from tests.support.servers import running_service
 
 MANY = 400
 

@@ -12,7 +12,7 @@ import pytest
 
 from api.server.bodies import DEPTH
 from tests.http.test_batches import code
-from tests.servers import running_service, sqlite_file
+from tests.support.servers import running_service, sqlite_file
 
 JSON = {"Content-Type": "application/json"}
 PROCESS = "/v1/processes/deep"

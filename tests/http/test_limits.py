@@ -20,8 +20,8 @@ from api.server.connection import HEAD
 from api.server.watchdog import IDLE_IN_CROWD, SILENT, Connections, raise_open_files
 from core.storage import schema
 from core.storage.database import Database
-from tests.proxies import proxied
-from tests.servers import MariaDB, ServiceProcess, running_service
+from tests.support.proxies import proxied
+from tests.support.servers import MariaDB, ServiceProcess, running_service
 
 SOAK = "LASTBIT_SOAK" in os.environ
 IDLE = 5000 if SOAK else 400

@@ -18,9 +18,9 @@ import pytest
 import structlog
 
 from core import logs
-from tests.exposition import eventually
 from tests.http.test_batches import opened
-from tests.servers import ServiceProcess, sqlite_file
+from tests.support.exposition import eventually
+from tests.support.servers import ServiceProcess, sqlite_file
 
 MADE = re.compile("[0-9a-f]{32}")
 

@@ -18,10 +18,10 @@ import pytest
 
 from core.storage import schema
 from core.storage.database import Database
-from tests.exposition import eventually, families, value
 from tests.http.test_acks import bits, send
 from tests.http.test_batches import opened
-from tests.servers import ROOT, MariaDB, ServiceProcess, running_service, sqlite_file
+from tests.support.exposition import eventually, families, value
+from tests.support.servers import ROOT, MariaDB, ServiceProcess, running_service, sqlite_file
 
 
 def acks(http: httpx.Client) -> dict[tuple[str, str], float]:

@@ -14,8 +14,8 @@ from bench import load
 from core.storage import schema
 from core.storage.database import Database
 from lastbit import Client
-from tests.proxies import proxied
-from tests.servers import MariaDB, running_service
+from tests.support.proxies import proxied
+from tests.support.servers import MariaDB, running_service
 
 CROWD = 300
 MOST = 200

@@ -16,7 +16,7 @@ from core.webhooks.addresses import Unfit
 from core.webhooks.subscriptions import Answer
 from lastbit import __version__
 from senders.webhooks import WebhookSender
-from tests.receivers import Got, Handler, Receiver, raw, receiving, status
+from tests.support.receivers import Got, Handler, Receiver, raw, receiving, status
 
 BODY = b'{"type":"x"}'
 

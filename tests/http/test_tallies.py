@@ -14,7 +14,7 @@ from core import tables
 from core.storage import schema
 from core.storage.database import Database
 from tests.http.test_batches import code
-from tests.servers import running_service
+from tests.support.servers import running_service
 
 LIMIT = 2**53
 

@@ -16,8 +16,8 @@ import pytest
 from standardwebhooks import Webhook
 
 from tests.http.test_batches import code
-from tests.receivers import Receiver, raw, receiving, status
-from tests.servers import ROOT, ServiceProcess, running_service, sqlite_file
+from tests.support.receivers import Receiver, raw, receiving, status
+from tests.support.servers import ROOT, ServiceProcess, running_service, sqlite_file
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from tests.page.browser import program, running_browser
-from tests.receivers import Receiver
-from tests.servers import running_service, sqlite_file
+from tests.support.receivers import Receiver
+from tests.support.servers import running_service, sqlite_file
 
 expect.set_options(timeout=20_000)
 

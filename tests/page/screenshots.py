@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from lastbit import tokens
 from tests.page.browser import program, running_browser
-from tests.servers import ROOT, running_service, sqlite_file
+from tests.support.servers import ROOT, running_service, sqlite_file
 
 FOLDER = ROOT / "docs/images"
 DESKTOP = {"width": 1180, "height": 860}

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from lastbit import tokens
 from lastbit.tokens import Role
 from tests.page.test_page import PHONE, live, opened, row
-from tests.servers import running_service, sqlite_file
+from tests.support.servers import running_service, sqlite_file
 
 pytestmark = pytest.mark.xdist_group("page")
 

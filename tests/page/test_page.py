@@ -15,8 +15,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Error, Locator, Page, expect
 
 from api import page as served
-from tests.receivers import Receiver, raw, status
-from tests.servers import ServiceProcess, running_service, sqlite_file
+from tests.support.receivers import Receiver, raw, status
+from tests.support.servers import ServiceProcess, running_service, sqlite_file
 
 pytestmark = pytest.mark.xdist_group("page")
 

@@ -22,7 +22,7 @@ import pytest
 
 from lastbit import AsyncClient, BatchCounts, Client, ItemIds, Repair
 from tests.sdk.test_protocol import BATCH
-from tests.servers import ROOT, run_module, running_service
+from tests.support.servers import ROOT, run_module, running_service
 
 COMMANDS = [
     *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "verify"),

@@ -29,7 +29,7 @@ from lastbit import (
 )
 from lastbit._protocol import Failure, Outcome, Request
 from tests.sdk.test_protocol import World, answer, problem, script
-from tests.servers import running_service
+from tests.support.servers import running_service
 
 EVENT = {
     "position": 3,

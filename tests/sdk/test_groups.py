@@ -37,7 +37,7 @@ from lastbit.streams import (
     WindowClosed,
     WindowFull,
 )
-from tests.servers import ROOT, run_module, running_service, sqlite_file
+from tests.support.servers import ROOT, run_module, running_service, sqlite_file
 
 PATIENCE = 30
 """Seconds until what should happen is missed."""

@@ -18,7 +18,7 @@ import pytest
 from lastbit import AsyncClient, Client, ConsumerGroupInUse, InstanceNotFound, InvalidArgument, ProcessNotFound
 from lastbit.models import Event
 from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, process, run, timer_of
-from tests.servers import ROOT, run_module, running_service, sqlite_file
+from tests.support.servers import ROOT, run_module, running_service, sqlite_file
 
 NEEDED = ("charged", "complete", "reserved")
 

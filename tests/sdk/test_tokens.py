@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lastbit import Client, Forbidden, Unauthorized, tokens
 from lastbit.tokens import InvalidTokens, Role, Token
 from tests.sdk.test_cli import Lastbit
-from tests.servers import running_service, sqlite_file
+from tests.support.servers import running_service, sqlite_file
 
 SECRET = tokens.new()
 KNOWN = tokens.known(SECRET, "ci", [Role.PRODUCE, Role.CONSUME], "shop-")

@@ -14,8 +14,8 @@ from standardwebhooks import Webhook as Verifier
 
 from lastbit import AsyncClient, Client, InvalidArgument, InvalidRequest, Retry, ServiceUnreachable, WebhookNotFound
 from lastbit.webhooks import Webhook
-from tests.receivers import Receiver, status
-from tests.servers import run_module, running_service, sqlite_file
+from tests.support.receivers import Receiver, status
+from tests.support.servers import run_module, running_service, sqlite_file
 
 
 @pytest.fixture(scope="module")

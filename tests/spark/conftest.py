@@ -19,7 +19,7 @@ import pytest
 from lastbit import Client
 from scripts import zip_sdk
 from tests.sdk.conftest import scripted, unused_port  # noqa: F401  # fixtures
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 LOOPBACK = {
     "spark.ui.enabled": "false",

@@ -19,7 +19,7 @@ from jobs import bulk_ack, tally_stream
 from lastbit import Client
 from lastbit.ids import InvalidItemId, ItemId
 from tests.fuzz.sizes import LONG, examples
-from tests.servers import running_service, sqlite_file
+from tests.support.servers import running_service, sqlite_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(3600 if LONG else 300)]
 

@@ -18,8 +18,8 @@ import pytest
 
 from lastbit import Client
 from lastbit.spark import item_id
-from tests.servers import ROOT, free_port, wait_until_it_says
 from tests.spark.conftest import BULK_ACK, submit
+from tests.support.servers import ROOT, free_port, wait_until_it_says
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 

@@ -14,8 +14,8 @@ import pytest
 from jobs import tally_stream as job
 from lastbit import Client, InvalidArgument, OutOfOrder, SourceChain
 from lastbit.spark import TallyReport, apply_tally, tally_stream
-from tests.servers import ROOT
 from tests.spark.conftest import submit
+from tests.support.servers import ROOT
 
 pytestmark = pytest.mark.xdist_group("spark")
 

@@ -19,7 +19,7 @@ from core.storage.checks import Finding, Verdict, sqlite
 from core.storage.checks.sqlite import file_system
 from core.storage.database import Database
 from tests.conftest import running_mariadb
-from tests.servers import MariaDB, run_module
+from tests.support.servers import MariaDB, run_module
 
 FLUSH = "SET GLOBAL innodb_flush_log_at_trx_commit"
 PACKET = "SET GLOBAL max_allowed_packet"

@@ -22,7 +22,7 @@ from core.webhooks.addresses import Unfit
 from core.webhooks.backoff import Backoff
 from core.webhooks.deliveries import Claim
 from core.webhooks.subscriptions import Answer, Delivery, Progress, State
-from tests.clocks import Clock
+from tests.support.clocks import Clock
 
 DAY = timedelta(days=1)
 LEASE = timedelta(seconds=60)

@@ -21,7 +21,7 @@ from core.batches.lifecycle import State, Verb
 from core.janitor import Policy, run_once
 from core.service import Service
 from core.storage.database import Database
-from tests.servers import run_module
+from tests.support.servers import run_module
 
 DAY = timedelta(days=1)
 

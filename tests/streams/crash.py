@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 KEYS = ("a", "b", "c", "d")
 COUNT = 80

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from lastbit.streams import Snapshot
-from tests.servers import ROOT
 from tests.streams.dying_stream import KEYS, LOG, stored
+from tests.support.servers import ROOT
 
 LIVES = 8
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 from tests.test_docs import blocks
 
 

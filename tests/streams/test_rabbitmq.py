@@ -14,8 +14,8 @@ import pytest
 from lastbit import MissingExtra
 from lastbit.streams import AckWindow, SessionEnded, StreamError, run_ordered
 from lastbit.streams.sources.rabbitmq import Message, RabbitQueue, RabbitStream
-from tests.brokers import RabbitMQ, Wire
 from tests.streams import crash
+from tests.support.brokers import RabbitMQ, Wire
 
 pytestmark = pytest.mark.xdist_group("rabbitmq")
 

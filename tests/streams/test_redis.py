@@ -14,8 +14,8 @@ import redis as client
 
 from lastbit import MissingExtra
 from lastbit.streams.sources.redis_streams import PAGE, Entry, RedisStream
-from tests.brokers import RedisServer, Wire
 from tests.streams import crash
+from tests.support.brokers import RedisServer, Wire
 
 STREAM = "orders"
 GROUP = "billing"

@@ -12,9 +12,9 @@ import pytest
 import redis as client
 
 from lastbit.streams import Snapshot
-from tests.brokers import RabbitMQ, RedisServer
-from tests.servers import ROOT
 from tests.streams.test_kafka import mock_cluster  # noqa: F401  # a fixture
+from tests.support.brokers import RabbitMQ, RedisServer
+from tests.support.servers import ROOT
 from tests.test_docs import blocks
 
 pytestmark = pytest.mark.xdist_group("rabbitmq")

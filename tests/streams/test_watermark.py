@@ -20,7 +20,7 @@ from core.storage import schema
 from core.storage.database import Database
 from lastbit.streams import AckWindow
 from lastbit.watermark import Piece, first_unresolved
-from tests.servers import sqlite_file
+from tests.support.servers import sqlite_file
 
 SIZE = 64
 

@@ -16,10 +16,10 @@ from core.storage import schema
 from core.storage.database import Database
 from core.webhooks.replicas import GROUP
 from lastbit.streams.snapshot import Snapshot
-from tests.exposition import eventually, value
 from tests.http.test_bad_input import JSON
 from tests.http.test_batches import code
-from tests.servers import running_service
+from tests.support.exposition import eventually, value
+from tests.support.servers import running_service
 
 
 def path(group: str, *rest: object) -> str:

@@ -23,7 +23,7 @@ from bench import load
 from core.acks.admission import CALM, CROWD, LEAST
 from tests.fuzz.wire import Connection, Served, answers, served
 from tests.http.test_overload import Answer, answer
-from tests.servers import ServiceProcess
+from tests.support.servers import ServiceProcess
 
 AFTER = 0.3
 BURST = 140

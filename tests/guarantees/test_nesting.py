@@ -22,9 +22,9 @@ from core.bits.cache import Held
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
-from tests.guarantees.dying import mortals
-from tests.guarantees.model import events_of
-from tests.guarantees.rounds import ack, nobody_pays
+from tests.guarantees.drivers.rounds import ack, nobody_pays
+from tests.guarantees.models.service import events_of
+from tests.guarantees.programs.dying import mortals
 
 pytestmark = pytest.mark.usefixtures("some_journaled")
 

@@ -4,8 +4,8 @@ The points of a request are: before each statement, before each COMMIT, and afte
 answer. After a statement is before the next one: nothing that lasts happens in between. They are counted at the driver,
 so that each statement of an executemany is one.
 
-`python -m tests.guarantees.dying` is a server for that: it reads a job a line, forks, lets the child die, and says
-where it did. `Mortals` talks to it.
+`python -m tests.guarantees.programs.dying` is a server for that: it reads a job a line, forks, lets the child die, and
+says where it did. `Mortals` talks to it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from core.storage.database import Database
 from core.webhooks.backoff import Backoff
 from core.webhooks.subscriptions import Answer
 from lastbit.streams.snapshot import Snapshot
-from tests.guarantees import journaled, mutants, orders
-from tests.guarantees.model import Request, perform
-from tests.servers import ROOT
+from tests.guarantees import mutants
+from tests.guarantees.drivers import journaled
+from tests.guarantees.models import orders
+from tests.guarantees.models.service import Request, perform
+from tests.support.servers import ROOT
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Mortals:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.guarantees.dying"],
+            [sys.executable, "-m", "tests.guarantees.programs.dying"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

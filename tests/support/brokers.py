@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.servers import free_port, memory, wait_until_it_says
+from tests.support.servers import free_port, memory, wait_until_it_says
 
 SYNCED = ("--appendonly", "yes", "--appendfsync", "always")
 """Options with which a write is on disk before it is answered."""

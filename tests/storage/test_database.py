@@ -23,8 +23,8 @@ from core.batches.batch import Opening
 from core.service import Service
 from core.storage import faults, schema
 from core.storage.database import MOST_AGE, MOST_IDLE, Database
-from tests import templates
-from tests.servers import MariaDB, sqlite_file
+from tests.support import templates
+from tests.support.servers import MariaDB, sqlite_file
 
 
 def test_mariadb_sessions_are_set_by_us(mariadb_database: Database) -> None:

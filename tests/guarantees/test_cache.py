@@ -22,8 +22,8 @@ from core.bits.journal import Known
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
-from tests.proxies import proxied
-from tests.servers import MariaDB
+from tests.support.proxies import proxied
+from tests.support.servers import MariaDB
 
 SIZE = 128
 

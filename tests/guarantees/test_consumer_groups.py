@@ -31,10 +31,10 @@ from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
-from tests.clocks import Clock
 from tests.guarantees import mutants
-from tests.guarantees.dying import Mortals, mortals
-from tests.guarantees.rounds import race
+from tests.guarantees.drivers.rounds import race
+from tests.guarantees.programs.dying import Mortals, mortals
+from tests.support.clocks import Clock
 
 TTL, RELEASE = 10, 30
 SOAK = 20 if os.environ.get("LASTBIT_SOAK") == "1" else 1

@@ -15,8 +15,8 @@ from core.batches.lifecycle import Verb
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
-from tests.guarantees.rounds import ack, nobody_pays
-from tests.guarantees.strangers import lock_waits, locked
+from tests.guarantees.drivers.rounds import ack, nobody_pays
+from tests.guarantees.drivers.strangers import lock_waits, locked
 
 GROUP = 64
 

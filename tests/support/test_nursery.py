@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 
-from tests.nursery import Child
+from tests.support.nursery import Child
 
 
 def test_a_signal_to_a_child_that_has_ended_unheard_goes_nowhere() -> None:

@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 import pymysql
 
-from tests.servers import MariaDB, free_port
+from tests.support.servers import MariaDB, free_port
 
 PROVIDER: Final = "galera/libgalera_smm.so"
 SYNCED: Final = "4"

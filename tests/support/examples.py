@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 
 class Example:

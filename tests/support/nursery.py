@@ -1,8 +1,8 @@
 """Processes that start at once: forked from one that has imported the service and the command line already.
 
-`python -m tests.nursery FD` is that process: it is sent what to run over the socket FD, forks, and says each child's
-process id and how it ended. A child is what `python -m MODULE ARGUMENTS` would be, but for the second of imports.
-`Nursery` talks to it.
+`python -m tests.support.nursery FD` is that process: it gets what to run over the socket FD, forks, and returns each
+child's process id and how it ended. A child is what `python -m MODULE ARGUMENTS` would be, but for the second of
+imports. `Nursery` talks to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MESSAGE = 2**20
 """Bytes of the longest."""
 
@@ -79,7 +79,7 @@ class Nursery:
         if self._control is None:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE)
-            command = [sys.executable, "-m", "tests.nursery", str(theirs.fileno())]
+            command = [sys.executable, "-m", "tests.support.nursery", str(theirs.fileno())]
             with theirs:
                 self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
         return self._control

@@ -21,7 +21,7 @@ from api.__main__ import DOORS, configuration, listening
 from core.settings import Settings
 from core.storage import schema
 from core.storage.database import Database
-from tests.servers import free_port, run_module, running_service
+from tests.support.servers import free_port, run_module, running_service
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -20,9 +20,9 @@ from typing import IO, ClassVar
 import httpx
 import pymysql
 
-from tests.nursery import Child, Nursery
+from tests.support.nursery import Child, Nursery
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 PORTS = range(11_000, 32_768)
@@ -181,7 +181,9 @@ class ServiceProcess:
         self.database_url = database_url
         self.workers = workers
         # A mutant is put in place in the service too.
-        self.module = "tests.guarantees.mutated_api" if module == "api" and "LASTBIT_MUTANT" in os.environ else module
+        self.module = (
+            "tests.guarantees.programs.mutated_api" if module == "api" and "LASTBIT_MUTANT" in os.environ else module
+        )
         self.environment = dict(environment or {})
         self.log = log
         """Where its standard error goes, if not to ours."""

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers import running_service, sqlite_file
+from tests.support.servers import running_service, sqlite_file
 
 JSON = "Content-Type: application/json\r\n"
 

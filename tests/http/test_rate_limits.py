@@ -13,9 +13,9 @@ import pytest
 from api.access.rate_limits import Bucket, Rates
 from lastbit import AsyncClient, Client, RateLimited, Retry, tokens
 from lastbit.tokens import Role, Token
-from tests.http.test_short_way import JSON, Wire, request
+from tests.http.test_fast_path import JSON, Wire, request
 from tests.sdk.test_cli import Lastbit
-from tests.servers import ServiceProcess, running_service, sqlite_file
+from tests.support.servers import ServiceProcess, running_service, sqlite_file
 
 ALL = (Role.READ, Role.PRODUCE, Role.CONSUME)
 FREE, FEW_CALLS, FEW_ITEMS = tokens.new(), tokens.new(), tokens.new()

@@ -1,5 +1,5 @@
 """Databases with the current schema, copied from the first one that was migrated: a copy takes a hundredth of a second,
-the migrations a fifth. That they run, and from every release, is what `tests/storage/test_db.py` is about."""
+the migrations a fifth. That they run, and from every release, is what `tests/storage/test_database.py` is about."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pymysql.constants import CLIENT
 
 from core.storage import schema
 from core.storage.database import Database
-from tests.servers import sqlite_file
+from tests.support.servers import sqlite_file
 
 _mariadb: list[str] = []
 """What makes the tables and their first rows."""

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 
 @dataclass

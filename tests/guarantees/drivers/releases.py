@@ -21,9 +21,9 @@ from core.acks.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
-from tests.guarantees.load import GROUP, SHARED, Load, check
-from tests.guarantees.model import events_of
-from tests.servers import ROOT, ServiceProcess
+from tests.guarantees.drivers.load import GROUP, SHARED, Load, check
+from tests.guarantees.models.service import events_of
+from tests.support.servers import ROOT, ServiceProcess
 
 EARLIER = "3aeaca27cb473415f415b70215e9923c2bb6b784"
 """The last commit of this repository with the schema of revision 0003: it has the feed and webhooks, and knows of no
