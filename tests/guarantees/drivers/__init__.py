@@ -1,3 +1,3 @@
-"""What scenarios drive the service with: load, rounds of a race, sessions that hold rows locked, releases beside each
+"""Helpers that drive the service in a scenario: load, rounds of a race, sessions that hold rows locked, releases beside each
 other, journaled batches.
 """
