@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         with Database(settings.database_url) as database:
             if command == "check":
                 return _check(database, settings.workers, as_json)
-            if command == "migrate" or database.is_sqlite:
+            if command == "migrate" or database.is_embedded:
                 schema.migrate(database)
             database.read(schema.check)
             if finish:

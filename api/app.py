@@ -68,7 +68,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         logs.configure(settings.log_level)  # in a worker process nobody has
         database = Database(settings.database_url)
-        if database.is_sqlite:
+        if database.is_embedded:
             schema.migrate(database)
         sender = WebhookSender(timeout=settings.webhooks_timeout, allow_private=settings.webhooks_allow_private)
         combiner = functools.partial(
@@ -94,11 +94,11 @@ def create(settings: Settings | None = None) -> AckRoutes:
             if settings.tokens_file is not None:
                 running.enter_context(ticking("tokens", tokens.reload_if_changed, LOOK_EVERY))
                 running.enter_context(_on_hang_up(tokens.reload))
-            if database.is_sqlite and settings.janitor_every:
+            if database.is_embedded and settings.janitor_every:
                 # One command is the whole product; a server's database has a janitor by cron, once for all replicas.
                 tidy = functools.partial(janitor.run_once, database, janitor.Policy())
                 running.enter_context(ticking("janitor", tidy, settings.janitor_every))
-            if database.is_sqlite and settings.dispatcher_every:
+            if database.is_embedded and settings.dispatcher_every:
                 dispatcher = Dispatcher(
                     database,
                     sender,

@@ -45,7 +45,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from core import errors, tables
-from core.storage import faults, statements
+from core.storage import dialects, faults, statements
 from core.storage.statements import LIST, chunks
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
@@ -141,7 +141,7 @@ def apply(tx: Connection, tally: str, entries: Sequence[Entry]) -> Applied:
             if _is_notable(value, after[1]):
                 notable.add(counter[0])
             (new if before is None else old).append(_values(tx, named, counter, after))
-    upsert = _UPSERT[tx.dialect.name]
+    upsert = dialects.of(tx).upsert(_KEY, _VALUES)
     _write(tx, [*(_INSERT + rows + upsert for rows in _lists(old)), *(_INSERT + rows for rows in _lists(new))])
     _check_totals(tx, named, {key: changes[key] for key in sorted(notable)}, entries)
     return Applied(applied, len(entries) - applied)
@@ -222,26 +222,21 @@ def _select(tx: Connection, tally: str, wanted: Sequence[_Counter]) -> str:
     )
     # Forced: a scan would wait for rows that are nobody's business, and lock in another order.
     where = f"WHERE tally = {tally} AND ({among})"
-    if tx.dialect.name == "sqlite":
-        return statements.select(tx, _COLUMNS, f"tallies {where}", len(wanted))
-    return statements.select(tx, _COLUMNS, f"tallies FORCE INDEX (PRIMARY) {where} FOR UPDATE", len(wanted))
+    dialect = dialects.of(tx)
+    found = f"{dialect.by_primary_key('tallies')} {where}{dialect.for_update}"
+    return statements.select(tx, _COLUMNS, found, len(wanted))
 
 
 def _literal(tx: Connection, digits: str) -> str:
     """A text by its bytes."""
-    return f"CAST(x'{digits}' AS TEXT)" if tx.dialect.name == "sqlite" else f"x'{digits}'"
+    return dialects.of(tx).text(digits)
 
 
 _INSERT: Final = (
     "INSERT INTO tallies (tally, tally_key, topic, partition_no, generation, high_offset, high_child, value) VALUES "
 )
-_UPSERT: Final = {
-    "mysql": " ON DUPLICATE KEY UPDATE high_offset = VALUES(high_offset), high_child = VALUES(high_child), "
-    "value = VALUES(value)",
-    "sqlite": " ON CONFLICT (tally, tally_key, topic, partition_no, generation) DO UPDATE SET "
-    "high_offset = excluded.high_offset, high_child = excluded.high_child, value = excluded.value",
-}
-"""For rows that are ours, locked: a multi-row update."""
+_KEY: Final = ("tally", "tally_key", "topic", "partition_no", "generation")
+_VALUES: Final = ("high_offset", "high_child", "value")
 
 
 def _values(tx: Connection, tally: str, counter: _Counter, row: _Row) -> str:
@@ -300,11 +295,11 @@ def _totals(tx: Connection, tally: str, keys: Sequence[str], *, locked: bool = F
     """The totals of the keys and what is kept free for their small sub-counters, where these are large together. Texts
     are their bytes in hexadecimal."""
     high, low = _SUMS
-    server = tx.dialect.name != "sqlite"
-    table = "tallies FORCE INDEX (PRIMARY)" if server else "tallies"
+    dialect = dialects.of(tx)
+    table = dialect.by_primary_key("tallies")
     # Not exact, as divisions may round; `LOCKED` is far above what that amounts to.
     rest = f"GROUP BY tally_key HAVING ABS({high} + {low} / {_PART}) + {_ROOM} / {_PART} >= {LOCKED // _PART // 2}"
-    rest += " FOR UPDATE" if locked and server else ""
+    rest += dialect.for_update if locked else ""
     texts = [
         f"SELECT LOWER(HEX(tally_key)), {high}, {low}, {_ROOM} FROM {table} "  # noqa: S608
         f"WHERE tally = {tally} AND tally_key IN ({','.join(_literal(tx, key) for key in part)}) {rest}"

@@ -12,6 +12,7 @@ from core.acks import flush
 from core.acks.call import Unit
 from core.bits import group_rows
 from core.bits.cache import Held
+from core.storage import dialects
 from core.storage.database import Database
 from core.storage.statements import LIST, chunks
 
@@ -43,7 +44,7 @@ def locked(tx: Connection, units: Sequence[Unit]) -> frozenset[int]:
     """The batches of which a row that these units need is locked at the moment, their own or a group's. Waits for
     nothing, and ends with the caller's rollback. A group that another transaction has inserted and not committed is not
     seen."""
-    if tx.dialect.name == "sqlite":
+    if not dialects.of(tx).locks_rows:
         return frozenset()
     by_batch: dict[int, set[int]] = {}
     for unit in units:

@@ -19,7 +19,7 @@ from core.acks.call import Completed, Unit
 from core.batches import batch as batches
 from core.batches import nesting
 from core.batches.lifecycle import TAKES_ACKS, State, completes
-from core.storage import faults, statements
+from core.storage import dialects, faults, statements
 from core.storage.statements import chunks
 
 PREFIX_STEP: Final = 64
@@ -77,7 +77,7 @@ def write(
     if unlocked or unseen:
         # One round trip. The untouched are read plainly, and after the groups were locked: whoever resolved their items
         # has committed, or we would not have the lock.
-        locking = "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
+        locking = dialects.of(tx).for_update
         looks = [select(tx, unlocked, locking)] if unlocked else []
         looks += [select(tx, unseen)] if unseen else []
         found = execute(tx, [*before, *looks])[len(before) :]
@@ -103,7 +103,7 @@ def select(tx: Connection, wanted: Collection[int], locking: str = "") -> str:
     return statements.select(tx, _READ, f"batches WHERE id IN ({_ids(wanted)}){locking}", len(wanted))
 
 
-def execute(tx: Connection, texts: Sequence[str]) -> list[statements.Rows]:
+def execute(tx: Connection, texts: Sequence[str]) -> list[dialects.Rows]:
     """Raises `faults.BeginAgain` where somebody else has made the row of a group that had none."""
     try:
         return statements.run(tx, *texts)
@@ -133,7 +133,7 @@ class Row(NamedTuple):
     journal_next: int
 
 
-def rows(tx: Connection, found: statements.Rows) -> dict[int, Row]:
+def rows(tx: Connection, found: dialects.Rows) -> dict[int, Row]:
     return {int(record[0]): _row(record) for record in statements.records(tx, found)}
 
 
@@ -207,7 +207,7 @@ def _judge(
         if state is State.COMPLETE:
             complete[batch] = Complete(batch, key, failed, completed_by, succeeded_by, completed_now, succeeded_now)
         writes.append(written)
-    execute(tx, [*before, *(_update(tx.dialect.name, part) for part in chunks(writes, _ROWS))])
+    execute(tx, [*before, *(_update(dialects.of(tx), part) for part in chunks(writes, _ROWS))])
     _announce(tx, [each for each in complete.values() if each.completed_now or each.succeeded_now])
     return complete
 
@@ -246,10 +246,10 @@ class _Written:
     journal_next: int | None = None
 
 
-def _update(dialect: str, rows: Sequence[_Written]) -> str:
+def _update(dialect: dialects.Dialect, rows: Sequence[_Written]) -> str:
     """One statement for all, as each costs a round trip. The values are integers and bytes of our own, so they stand in
     the text."""
-    now, latest = ("lastbit_now()", "max") if dialect == "sqlite" else ("UTC_TIMESTAMP(6)", "GREATEST")
+    now, latest = dialect.now, dialect.greatest
     values: dict[str, dict[int, str]] = {}
     for row in rows:
         changes = {"acked": str(row.acked)}

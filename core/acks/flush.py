@@ -54,15 +54,13 @@ from core.acks.call import Outcome, Unit
 from core.batches.lifecycle import State, Verb, completes
 from core.bits import bitfield, group_rows, journal
 from core.bits.cache import Held, Key
-from core.storage import faults, statements
+from core.storage import dialects, faults, statements
 from core.storage.statements import LIST, chunks
 
 REDRIVEN: Final = 8192
 """About how many reasons of items that had failed one transaction removes."""
 FEW_REASONS: Final = 64
 """Up to as many of a group are removed by their numbers."""
-REASONS: Final = 4096
-"""Rows of one INSERT."""
 
 
 class Flushed(NamedTuple):
@@ -126,7 +124,7 @@ class _Begun(NamedTuple):
     """The rows of groups that are locked: batch, group and both counts."""
     held: Mapping[int, journal.Known | None]
     """By journaled batch, what is known of it in memory."""
-    entries: statements.Rows
+    entries: dialects.Rows
     """Those that are missing to it."""
 
 
@@ -206,7 +204,7 @@ def _look(tx: Connection, batches: Collection[int]) -> str:
     return statements.select(tx, ("id", "state", "group_size", "items", "journal_next"), wanted, len(batches))
 
 
-def _seen(tx: Connection, rows: statements.Rows) -> dict[int, Seen]:
+def _seen(tx: Connection, rows: dialects.Rows) -> dict[int, Seen]:
     return {
         int(batch): Seen(state, int(size), int(items), int(journal_next))
         for batch, state, size, items, journal_next in statements.records(tx, rows)
@@ -225,7 +223,7 @@ def _lock(tx: Connection, units: Sequence[Unit]) -> str:
 
 
 def _for_update(tx: Connection) -> str:
-    return "" if tx.dialect.name == "sqlite" else " FOR UPDATE"
+    return dialects.of(tx).for_update
 
 
 def _load_journaled(tx: Connection, work: Work, begun: _Begun) -> None:
@@ -306,7 +304,7 @@ def _check(key: Key, group: bitfield.Group, issued: int) -> None:
 
 def _write_groups(tx: Connection, work: Work) -> list[str]:
     """The statements that write what has changed; all but those that fill the last round trip have been executed."""
-    dialect = tx.dialect.name
+    dialect = dialects.of(tx)
     texts, old = _write_journaled(tx, work) if work.known else ([], [])
     new: list[str] = []
     patched: list[group_rows.Patch] = []
@@ -315,11 +313,11 @@ def _write_groups(tx: Connection, work: Work) -> list[str]:
         _check(key, group, issued)
         if key in work.missing:
             new.append(group_rows.row(key, group, issued))
-        elif dialect != "sqlite" and (patches := group.patches(issued)) is not None:
+        elif dialect.patches_blobs and (patches := group.patches(issued)) is not None:
             patched.append((key, group, patches))
         else:
             old.append(group_rows.row(key, group, issued))
-    texts += group_rows.patch(patched) + group_rows.upsert(dialect, old) + group_rows.insert(new)
+    texts += group_rows.patch(patched) + group_rows.upsert(tx, old) + group_rows.insert(new)
     while len(texts) > 1 and sum(map(len, texts)) > 2 * group_rows.TEXT:
         completion.execute(tx, [texts.pop(0)])
     if not work.locked.keys().isdisjoint(batch for batch, _ in work.missing & work.changed):
@@ -364,7 +362,7 @@ def _write_reasons(tx: Connection, work: Work) -> None:
     for item, reason in sorted(work.reasons.items()):
         by_reason.setdefault(reason, []).append(item)
     for reason, items in by_reason.items():
-        _insert_reason(tx, reason, items)
+        dialects.of(tx).insert_reason(tx, reason, items)
 
 
 def _remove_reasons(tx: Connection, work: Work) -> None:
@@ -400,7 +398,7 @@ def _remove_ranges(tx: Connection, ranges: Sequence[tuple[int, int, int]]) -> li
         f"FROM failures WHERE batch_id = {batch} AND number >= {first} AND number < {end}"
         for batch, first, end in ranges
     ]
-    if tx.dialect.name == "sqlite":
+    if not dialects.of(tx).locks_rows:
         return [f"DELETE {each}" for each in wanted]
     counts = statements.run(tx, *(f"SELECT COUNT(*) {each}" for each in wanted))
     return [
@@ -408,17 +406,3 @@ def _remove_ranges(tx: Connection, ranges: Sequence[tuple[int, int, int]]) -> li
         for each, ((count,),) in zip(wanted, counts, strict=True)
         if count
     ]
-
-
-def _insert_reason(tx: Connection, reason: str, items: list[tuple[int, int]]) -> None:
-    """All these items have failed with it."""
-    insert = "INSERT INTO failures (batch_id, number, reason, failed_at) VALUES "
-    if tx.dialect.name == "sqlite":
-        rows = [(batch, number, reason) for batch, number in items]
-        tx.exec_driver_sql(f"{insert}(?, ?, ?, lastbit_now())", rows)
-        return
-    # As digits, like all that stands in our statements, and once.
-    name = f"SET @lastbit_reason = _utf8mb4 x'{reason.encode().hex()}'"
-    for part in chunks(items, REASONS):
-        values = ",".join([f"({batch},{number},@lastbit_reason,UTC_TIMESTAMP(6))" for batch, number in part])
-        statements.run(tx, name, insert + values)

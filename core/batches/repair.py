@@ -180,10 +180,10 @@ def _recount(tx: Connection, batch: Batch, *, write: bool) -> tuple[_Recounted, 
         first = stored.number * batch.group_size
         stray += [first + i for i in stored.reasons if i >= issued or group.failed is None or not group.failed[i]]
         if sum(map(len, rows)) > group_rows.TEXT:
-            statements.run(tx, *group_rows.upsert(tx.dialect.name, rows))
+            statements.run(tx, *group_rows.upsert(tx, rows))
             rows.clear()
     if write:
-        statements.run(tx, *group_rows.upsert(tx.dialect.name, rows))
+        statements.run(tx, *group_rows.upsert(tx, rows))
         for part in chunks(stray, LIST):
             tx.execute(sa.delete(tables.failures).where(_failures.batch_id == batch.id, _failures.number.in_(part)))
     return found, recount.verification().faults

@@ -19,6 +19,6 @@ def fold(tx: Connection, batch: int, group_size: int, items: int, journal_next: 
         group_rows.row((batch, number), known.groups[number], min(group_size, items - number * group_size))
         for number in written
     ]
-    for text in (*group_rows.upsert(tx.dialect.name, rows), *texts):
+    for text in (*group_rows.upsert(tx, rows), *texts):
         statements.run(tx, text)
     return known.next

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from sqlalchemy.engine import Connection
+
 from core.bits import bitfield
 from core.bits.cache import Key
+from core.storage import dialects
 from core.storage.statements import LIST, chunks
 
 _INSERT: Final = "INSERT INTO item_groups (batch_id, group_no, resolved, failed, resolved_count, failed_count) VALUES "
-_UPSERT: Final = {
-    "mysql": " ON DUPLICATE KEY UPDATE resolved = VALUES(resolved), failed = VALUES(failed), "
-    "resolved_count = VALUES(resolved_count), failed_count = VALUES(failed_count)",
-    "sqlite": " ON CONFLICT (batch_id, group_no) DO UPDATE SET resolved = excluded.resolved, "
-    "failed = excluded.failed, resolved_count = excluded.resolved_count, failed_count = excluded.failed_count",
-}
+_KEY: Final = ("batch_id", "group_no")
+_VALUES: Final = ("resolved", "failed", "resolved_count", "failed_count")
 _PATCHED: Final = 64
 """Rows of one patching UPDATE; the server looks for each among the others, so the work grows with the square."""
 TEXT: Final = 500_000
@@ -53,9 +52,10 @@ def insert(rows: Sequence[str]) -> list[str]:
     return [_INSERT + part for part in _lists(rows)]
 
 
-def upsert(dialect: str, rows: Sequence[str]) -> list[str]:
+def upsert(tx: Connection, rows: Sequence[str]) -> list[str]:
     """Of rows that nobody else writes, there or not."""
-    return [_INSERT + part + _UPSERT[dialect] for part in _lists(rows)]
+    replace = dialects.of(tx).upsert(_KEY, _VALUES)
+    return [_INSERT + part + replace for part in _lists(rows)]
 
 
 def patch(wanted: list[Patch]) -> list[str]:

@@ -16,23 +16,18 @@ and the caller's Idempotency-Key sorts it out.
 from __future__ import annotations
 
 import contextlib
-import math
-import ssl
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-import pymysql
 import sqlalchemy as sa
 import tenacity
-from pymysql.constants import CLIENT
-from sqlalchemy.engine import Connection, Engine, ExceptionContext
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from core import errors, metrics
-from core.storage import continuity, faults, galera, statements
+from core.storage import continuity, dialects, faults, galera
+from core.storage.dialects.mariadb import LOCK_WAIT as LOCK_WAIT_OPTION
 
 T = TypeVar("T")
 
@@ -40,12 +35,6 @@ APPENDED: Final = "lastbit.appended"
 """In a connection's `info`: the feed's last position, where its transaction moved it."""
 LOCK_WAIT: Final = 2
 """Seconds that a statement waits for a row."""
-MOST_AGE: Final = 1800
-"""Seconds after which a connection to a server is replaced."""
-MOST_IDLE: Final = 300
-"""Seconds without use after which it is: proxies and firewalls drop idle connections, some of them silently."""
-_MADE: Final = "lastbit.made"
-_USED: Final = "lastbit.used"
 
 
 class _Faulted(Exception):  # it carries the trouble to the retry, and never leaves this module
@@ -78,19 +67,20 @@ class Database:
         self._on_doubt: list[Callable[[], None]] = []
         self.most_connections = connections
         backend = self.url.get_backend_name()
-        if backend in ("mysql", "mariadb"):
+        dialect = dialects.named(backend)
+        if dialect is None:
+            raise errors.Misconfigured(f"{backend} is not supported; expected sqlite, mysql or mariadb")
+        if not dialect.is_embedded:
             # One driver, one dialect name: what is compiled for "mysql" serves both servers.
             self.url = self.url.set(drivername="mysql+pymysql")
-            self.engine, origin_of = _mysql_engine(self.url, connections), continuity.server
-        elif backend == "sqlite":
-            self.engine, origin_of = _sqlite_engine(self.url, connections), continuity.file
-        else:
-            raise errors.Misconfigured(f"{backend} is not supported; expected sqlite, mysql or mariadb")
-        continuity.watch(self.engine, origin_of, self._doubt)
+        self.dialect = dialect
+        self.engine = dialect.engine(self.url, connections, LOCK_WAIT)
+        continuity.watch(self.engine, dialect.origin(), self._doubt)
 
     @property
-    def is_sqlite(self) -> bool:
-        return self.engine.dialect.name == "sqlite"
+    def is_embedded(self) -> bool:
+        """The database is a file that this service has for itself."""
+        return self.dialect.is_embedded
 
     def write(
         self,
@@ -143,10 +133,9 @@ class Database:
         outcome = metrics.ROLLED_BACK
         try:
             with self._connected() as tx:
-                if self.is_sqlite:
-                    tx = tx.execution_options(lastbit_begin="IMMEDIATE")
-                elif lock_wait is not None:
-                    tx = tx.execution_options(**{statements.LOCK_WAIT: lock_wait})
+                tx = tx.execution_options(**self.dialect.begin_writing)
+                if lock_wait is not None:
+                    tx = tx.execution_options(**{LOCK_WAIT_OPTION: lock_wait})
                 try:
                     # Said here, not left to the first statement: SQLAlchemy doesn't see those of `statements`.
                     tx.begin()
@@ -216,7 +205,7 @@ class Database:
         """Run `work`, which only reads, on one snapshot of the whole database."""
         # Said as a statement and not as SQLAlchemy's `isolation_level`, which it sets behind its own back: a connection
         # that is found dead there is neither classified as an outage nor taken out of the pool.
-        return self._reading(work, "" if self.is_sqlite else "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        return self._reading(work, self.dialect.begin_snapshot)
 
     def _reading(self, work: Callable[[Connection], T], first: str) -> T:
         def attempt() -> T:
@@ -278,127 +267,3 @@ class Database:
 
     def __repr__(self) -> str:
         return f"<Database {self.url.render_as_string(hide_password=True)}>"
-
-
-class _Connection(pymysql.connections.Connection):  # type: ignore[misc]  # it has no types
-    """PyMySQL's own reads all certificates of the machine for each connection that may use TLS, though it verifies none
-    unless it is told to: a tenth of a second in which no other thread runs, fifty times after an outage. Here such
-    connections share what it has read."""
-
-    _shared: ssl.SSLContext | None = None
-
-    def _create_ssl_ctx(self, wanted: Any) -> Any:
-        if wanted:
-            return super()._create_ssl_ctx(wanted)
-        if _Connection._shared is None:
-            _Connection._shared = super()._create_ssl_ctx(wanted)
-        return _Connection._shared
-
-
-def _pool(connections: int) -> dict[str, Any]:
-    """Connections stay when they are given back: to make one takes longer than most transactions. Those that were used
-    last are used first, so that the others grow old, and a crowd that is gone leaves no work behind."""
-    return {"pool_size": connections, "max_overflow": 0, "pool_timeout": 10, "pool_use_lifo": True}
-
-
-def _mysql_engine(url: sa.URL, connections: int) -> Engine:
-    session = (
-        "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
-        f"innodb_lock_wait_timeout = {LOCK_WAIT}, group_concat_max_len = {statements.CONCATENATED}"
-    )
-    engine = sa.create_engine(
-        url,
-        isolation_level="READ COMMITTED",
-        hide_parameters=True,  # an error's text ends up in logs; secrets are among the parameters
-        **_pool(connections),
-        # What ends here has been committed or rolled back already; another ROLLBACK would be a round trip for nothing.
-        pool_reset_on_return=None,
-        connect_args={
-            "charset": "utf8mb4",
-            "client_flag": CLIENT.MULTI_STATEMENTS,  # see `statements`
-            "init_command": session,
-            "connect_timeout": 5,
-            "read_timeout": 60,
-            "write_timeout": 60,
-        },
-    )
-
-    @sa.event.listens_for(engine, "do_connect")
-    def connect(_: object, __: object, arguments: Any, named: Any) -> _Connection:
-        return _Connection(*arguments, **named)
-
-    @sa.event.listens_for(engine, "connect")
-    def prepare(connection: Any, record: Any) -> None:
-        galera.prepare(connection, record.info)
-
-    _replace_old_connections(engine)
-    return engine
-
-
-def _replace_old_connections(engine: Engine) -> None:
-    """Those that are older than `MOST_AGE` or idle for `MOST_IDLE`, and after one was found broken all that were made
-    before.
-
-    SQLAlchemy does both by the wall clock. One that was ahead when a connection broke, and was set right, would have it
-    take all new connections for older than that: each transaction would make its own, until the clock has caught up.
-    """
-    broken = -math.inf
-
-    @sa.event.listens_for(engine, "connect")
-    def made(_: object, record: ConnectionPoolEntry) -> None:
-        record.info[_MADE] = record.info[_USED] = time.monotonic()
-
-    @sa.event.listens_for(engine, "checkin")
-    def given_back(_: object, record: ConnectionPoolEntry) -> None:
-        record.info[_USED] = time.monotonic()
-
-    @sa.event.listens_for(engine, "handle_error")
-    def look(trouble: ExceptionContext) -> None:
-        nonlocal broken
-        if trouble.is_disconnect and trouble.connection is not None and not trouble.connection.invalidated:
-            trouble.invalidate_pool_on_disconnect = False
-            if (
-                trouble.connection.info[_MADE] > broken
-            ):  # of those that were made together, the first one speaks for all
-                broken = time.monotonic()
-
-    @sa.event.listens_for(engine, "checkout")
-    def check(_: object, record: ConnectionPoolEntry, __: object) -> None:
-        made, now = record.info[_MADE], time.monotonic()
-        if record.info[_USED] == made:
-            return  # it has just been made; refused twice in a row, it would be an error of SQLAlchemy's
-        if made <= broken or now - made > MOST_AGE or now - record.info[_USED] > MOST_IDLE:
-            raise sa.exc.DisconnectionError("it may be broken")  # the pool makes a new one, and goes on
-
-
-def _sqlite_engine(url: sa.URL, connections: int) -> Engine:
-    if url.database in (None, "", ":memory:") or "mode=memory" in str(url.database):
-        raise errors.Misconfigured("SQLite in memory forgets what it has answered; expected a file: sqlite:///PATH")
-    engine = sa.create_engine(
-        url,
-        **_pool(connections),
-        hide_parameters=True,
-        connect_args={"timeout": LOCK_WAIT, "check_same_thread": False},
-    )
-
-    @sa.event.listens_for(engine, "connect")
-    def prepare(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # we say BEGIN ourselves, below
-        with contextlib.closing(connection.cursor()) as cursor:
-            cursor.execute("PRAGMA journal_mode = WAL")
-            cursor.execute("PRAGMA synchronous = FULL")
-        # Deterministic, as SQLite has it: the same throughout one statement.
-        connection.create_function("lastbit_now", 0, _sqlite_now, deterministic=True)
-
-    @sa.event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        # A deferred transaction that turns from reader to writer can fail with BUSY at any statement; so writers say
-        # at once that they are.
-        kind = connection.get_execution_options().get("lastbit_begin", "DEFERRED")
-        connection.exec_driver_sql(f"BEGIN {kind}")
-
-    return engine
-
-
-def _sqlite_now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")

@@ -82,8 +82,8 @@ def migrate(database: Database, revision: str = "head") -> None:
     `errors.LockTimeout` where somebody uses a table for so long that it can't be changed.
     """
     with database.connection() as connection:
-        if database.is_sqlite:
-            connection = connection.execution_options(lastbit_begin="IMMEDIATE")
+        if database.is_embedded:
+            connection = connection.execution_options(**database.dialect.begin_writing)
             _migrate(connection, revision)
             return
         # Data definition commits by itself on MariaDB; a lock by name keeps two from migrating at once.

@@ -239,7 +239,7 @@ class Session:
         """Whether it makes no difference to the others, nor they to it, when the statement is executed."""
         if self._snapshot_is_due or self.stops_everywhere or text.startswith("BEGIN"):
             return False
-        if self._has_snapshot or (self.database.is_sqlite and self.in_transaction):
+        if self._has_snapshot or (self.database.is_embedded and self.in_transaction):
             return text != "COMMIT"
         return not self.concerns(accesses)
 

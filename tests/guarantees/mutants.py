@@ -607,12 +607,12 @@ MUTANTS = [
             ),
         )
     ),
-    Mutant("groups-are-not-locked", "core.acks.flush:_for_update", '" FOR UPDATE"', '""', _TWICE),
+    Mutant("groups-are-not-locked", "core.acks.flush:_for_update", "dialects.of(tx).for_update", '""', _TWICE),
     Mutant(
         "a-new-group-overwrites-anothers",
         "core.acks.flush:_write_groups",
         "group_rows.insert(new)",
-        "group_rows.upsert(dialect, new)",
+        "group_rows.upsert(tx, new)",
         _RETRY,
     ),
     Mutant(
@@ -1043,7 +1043,7 @@ MUTANTS = [
     ),
     Mutant(
         "connections-of-a-crowd-are-thrown-away",
-        "core.storage.database:_pool",
+        "core.storage.engines:pool",
         '"pool_size": connections, "max_overflow": 0',
         '"pool_size": 10, "max_overflow": connections - 10',
         "test_cache.py::test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice",
@@ -1064,7 +1064,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-connection-that-was-just-made-is-doubted",
-        "core.storage.database:_replace_old_connections",
+        "core.storage.engines:replace_old_connections",
         "record.info[_USED] == made",
         "False",
         "../storage/test_database.py::test_a_connection_that_is_made_while_others_break_is_used",

@@ -158,7 +158,7 @@ def commit(client: Client, worker: str, held: Granted) -> None:
 
 def pass_of_the_jobs(database: Database) -> None:
     """On SQLite the service does it by itself."""
-    if not database.is_sqlite:
+    if not database.is_embedded:
         janitor.run_once(database, janitor.Policy())
         timers.fire(database)
 

@@ -69,7 +69,7 @@ def test_this_release_serves_beside_a_later_one_and_is_the_way_back_from_it(afte
     hands of the one that runs."""
     with Database(database_url) as database:
         schema.migrate(database)
-        sqlite = database.is_sqlite
+        sqlite = database.is_embedded
     with THIS.running(database_url) as old, Everything(old) as load:
         load.reaches(30)
         if not sqlite:

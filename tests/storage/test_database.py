@@ -311,7 +311,7 @@ def test_the_databases_of_tests_are_what_the_migrations_make(
     """They are copies of one that was migrated, table by table, with the first rows."""
 
     def lines(each: Database) -> list[str]:
-        if not each.is_sqlite:
+        if not each.is_embedded:
             dumped = templates.dump(each)
         else:
             assert each.url.database is not None
@@ -320,7 +320,7 @@ def test_the_databases_of_tests_are_what_the_migrations_make(
         # In which order indexes are made is nobody's promise.
         return sorted(line.rstrip(",") for text in dumped for line in text.splitlines())
 
-    server: MariaDB | None = None if database.is_sqlite else request.getfixturevalue("mariadb")
+    server: MariaDB | None = None if database.is_embedded else request.getfixturevalue("mariadb")
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(sqlite_file()) if server is None else server.new_database() for _ in range(2)]
         # The test's own may be the one that was copied.

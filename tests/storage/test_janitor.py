@@ -32,7 +32,7 @@ def age(database: Database, batch: int, by: timedelta) -> None:
         row = connection.execute(sa.text("SELECT updated_at, ended_at FROM batches WHERE id = :b"), {"b": batch}).one()
         shift = (
             "strftime('%Y-%m-%d %H:%M:%f', {0}, '-{1} seconds') || '000'"
-            if database.is_sqlite
+            if database.is_embedded
             else "DATE_SUB({0}, INTERVAL {1} SECOND)"
         )
         columns = ["updated_at"] + (["ended_at"] if row.ended_at is not None else [])
@@ -199,7 +199,7 @@ def test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended(
     assert statements() == alone
     look, values = next((text, values) for text, values in executed if "ended_at <=" in text)
     with database.engine.connect() as tx:
-        if database.is_sqlite:
+        if database.is_embedded:
             plan = tx.exec_driver_sql(f"EXPLAIN QUERY PLAN {look}", values).all()
             assert "batches_ended" in str(plan)
         else:

@@ -20,7 +20,7 @@ class Clock:
 
     def __init__(self, database: Database) -> None:
         self.now = START
-        if database.is_sqlite:
+        if database.is_embedded:
 
             @sa.event.listens_for(database.engine, "connect")
             def replace(connection: Any, _: object) -> None:

@@ -21,7 +21,7 @@ _mariadb: list[str] = []
 
 def migrate(database: Database) -> None:
     """Bring an empty database to the current schema."""
-    if database.is_sqlite:
+    if database.is_embedded:
         assert database.url.database is not None
         Path(database.url.database).write_bytes(_sqlite())
     elif _mariadb:

@@ -24,7 +24,7 @@ __all__ = ["Finding", "Verdict", "as_json", "check", "clock_ahead"]
 
 def check(database: Database, *, workers: int = 1) -> list[Finding]:
     """All findings, in the order in which they matter. `workers` is how many processes will serve."""
-    if database.is_sqlite:
+    if database.is_embedded:
         file = sqlite.path_of(database.url.database or "")
         if not file.exists():
             return [

@@ -165,7 +165,7 @@ def _live_and_die(job: dict[str, Any], said: int) -> None:
         journaled.everything(pytest.MonkeyPatch())
     database = Database(job["url"])
     service = Service(database, combiner=Combiner if job["combined"] else Inline)
-    if database.is_sqlite:
+    if database.is_embedded:
         points.watch_sqlite(database)
     else:
         points.watch_mysql()

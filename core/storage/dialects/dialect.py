@@ -1,0 +1,73 @@
+"""What a database must provide, where databases differ."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+Rows = Sequence[Sequence[Any]]
+
+
+class Dialect(abc.ABC):
+    """The differences. Statements are text without parameters; their values are integers, and bytes in hexadecimal."""
+
+    is_embedded: ClassVar[bool]
+    """The database is a file that one service has for itself: it migrates the schema when it starts, and runs the
+    janitor and the dispatcher. Transactions that write run one after another."""
+    locks_rows: ClassVar[bool]
+    """Transactions lock the rows that they write. If not, they lock the whole database when they begin."""
+    patches_blobs: ClassVar[bool]
+    """An UPDATE can replace single bytes of a blob."""
+    for_update: ClassVar[str]
+    """The end of a SELECT that locks the rows it finds."""
+    now: ClassVar[str]
+    """The database's clock, in UTC, to the microsecond."""
+    greatest: ClassVar[str]
+    """The function that returns the largest of its arguments."""
+    begin_writing: ClassVar[dict[str, Any]]
+    """Execution options of a transaction that will write."""
+    begin_snapshot: ClassVar[str]
+    """The statement before a transaction whose reads all see the same state; "" if every transaction is one."""
+
+    @abc.abstractmethod
+    def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
+        """An engine of at most `connections` connections, whose statements wait for a lock for `lock_wait` seconds.
+
+        Raises `errors.Misconfigured` for a URL that can't serve.
+        """
+
+    @abc.abstractmethod
+    def origin(self) -> Callable[[Any], tuple[Any, ...]]:
+        """A function that returns what identifies the server or file behind a driver's connection."""
+
+    @abc.abstractmethod
+    def by_primary_key(self, table: str) -> str:
+        """The table in a FROM clause, to be searched by its primary key and no other index."""
+
+    @abc.abstractmethod
+    def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
+        """The end of an INSERT that replaces `columns` in rows whose `key` exists."""
+
+    @abc.abstractmethod
+    def text(self, digits: str) -> str:
+        """A literal of a text column, from the hexadecimal digits of its UTF-8 bytes."""
+
+    @abc.abstractmethod
+    def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
+        """See `statements.run`."""
+
+    @abc.abstractmethod
+    def select(self, columns: Sequence[str], rest: str, expected: int) -> str:
+        """See `statements.select`."""
+
+    @abc.abstractmethod
+    def records(self, rows: Rows) -> Sequence[Sequence[Any]]:
+        """See `statements.records`."""
+
+    @abc.abstractmethod
+    def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
+        """Insert rows of `failures` for these items, (batch, number), all with the same reason."""

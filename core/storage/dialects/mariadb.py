@@ -1,0 +1,184 @@
+"""MariaDB and MySQL.
+
+What a statement costs in an ack transaction is mostly not the database's work. It is the driver's parsing of columns
+and rows in Python, and a switch of threads for each round trip. So statements travel in one packet, and integers come
+back as one concatenated value instead of rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final
+
+import pymysql
+import sqlalchemy as sa
+from pymysql.constants import CLIENT
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from core.storage import continuity, engines, faults, galera
+from core.storage.dialects.dialect import Dialect, Rows
+
+LOCK_WAIT: Final = "lastbit_lock_wait"
+"""An option of a connection: seconds that a SELECT … FOR UPDATE may take, lock waits included."""
+CONCATENATED: Final = 16 * 2**20
+"""Bytes of a concatenated value, at most; sessions set it. 512 groups take about 20 KB."""
+ROWS: Final = 24
+"""Up to this many rows come as rows. The server makes a temporary table to concatenate them, which costs about as much
+as parsing this many rows in the driver."""
+REASONS: Final = 4096
+"""Rows of one INSERT into `failures`."""
+
+
+class MariaDB(Dialect):
+    is_embedded = False
+    locks_rows = True
+    patches_blobs = True
+    for_update = " FOR UPDATE"
+    now = "UTC_TIMESTAMP(6)"
+    greatest = "GREATEST"
+    begin_writing: ClassVar[dict[str, Any]] = {}
+    begin_snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+
+    def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
+        session = (
+            "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
+            f"innodb_lock_wait_timeout = {lock_wait}, group_concat_max_len = {CONCATENATED}"
+        )
+        engine = sa.create_engine(
+            url,
+            isolation_level="READ COMMITTED",
+            hide_parameters=True,  # an error's text ends up in logs; secrets are among the parameters
+            **engines.pool(connections),
+            # Every transaction was committed or rolled back by now; another ROLLBACK would be a useless round trip.
+            pool_reset_on_return=None,
+            connect_args={
+                "charset": "utf8mb4",
+                "client_flag": CLIENT.MULTI_STATEMENTS,  # see `run`
+                "init_command": session,
+                "connect_timeout": 5,
+                "read_timeout": 60,
+                "write_timeout": 60,
+            },
+        )
+
+        @sa.event.listens_for(engine, "do_connect")
+        def connect(_: object, __: object, arguments: Any, named: Any) -> _Connection:
+            return _Connection(*arguments, **named)
+
+        @sa.event.listens_for(engine, "connect")
+        def prepare(connection: Any, record: Any) -> None:
+            galera.prepare(connection, record.info)
+
+        engines.replace_old_connections(engine)
+        return engine
+
+    def origin(self) -> Callable[[Any], tuple[Any, ...]]:
+        return continuity.server
+
+    def by_primary_key(self, table: str) -> str:
+        return f"{table} FORCE INDEX (PRIMARY)"
+
+    def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
+        return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = VALUES({column})" for column in columns)
+
+    def text(self, digits: str) -> str:
+        return f"x'{digits}'"
+
+    def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
+        if not texts:
+            return []
+        text = ";".join(_hurried(tx, texts))
+        driver = tx.connection.dbapi_connection
+        assert driver is not None
+        cursor = driver.cursor()
+        rows: list[Rows] = []
+        try:
+            _announce(tx.dispatch.before_cursor_execute, tx, cursor, texts)
+            cursor.execute(text)
+            rows.append(cursor.fetchall())
+            while cursor.nextset():
+                rows.append(cursor.fetchall())
+            _announce(tx.dispatch.after_cursor_execute, tx, cursor, texts)
+        except pymysql.MySQLError as error:
+            wrapped = DBAPIError.instance(
+                text[:200],
+                None,
+                error,
+                pymysql.MySQLError,
+                dialect=tx.dialect,
+                connection_invalidated=faults.is_lost(error),
+            )
+            # There may be unread responses on this connection, so nobody else may use it.
+            if not isinstance(error, pymysql.err.IntegrityError | pymysql.err.OperationalError) or faults.is_lost(
+                error
+            ):
+                tx.invalidate()
+            raise wrapped from error
+        finally:
+            with contextlib.suppress(pymysql.MySQLError):
+                cursor.close()
+        return rows
+
+    def select(self, columns: Sequence[str], rest: str, expected: int) -> str:
+        row = f"CONCAT_WS(' ', {', '.join(columns)})"
+        if expected <= ROWS:
+            return f"SELECT {row} FROM {rest}"  # noqa: S608
+        return f"SELECT COUNT(*), GROUP_CONCAT({row} SEPARATOR ';') FROM {rest}"  # noqa: S608
+
+    def records(self, rows: Rows) -> Sequence[Sequence[Any]]:
+        if not rows or len(rows[0]) == 1:
+            return [_text(row[0]).split(" ") for row in rows]
+        count, text = rows[0]
+        if not count:
+            return ()
+        records = [record.split(" ") for record in _text(text).split(";")]
+        if len(records) != count:
+            raise RuntimeError(
+                f"{count} rows came as {len(records)}: group_concat_max_len is not as our session set it"
+            )
+        return records
+
+    def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
+        # The reason is sent once, as digits.
+        name = f"SET @lastbit_reason = _utf8mb4 x'{reason.encode().hex()}'"
+        for first in range(0, len(items), REASONS):
+            values = ",".join(
+                [f"({batch},{number},@lastbit_reason,{self.now})" for batch, number in items[first : first + REASONS]]
+            )
+            self.run(tx, [name, f"INSERT INTO failures (batch_id, number, reason, failed_at) VALUES {values}"])  # noqa: S608
+
+
+def _hurried(tx: Connection, texts: Sequence[str]) -> Sequence[str]:
+    seconds = tx.get_execution_options().get(LOCK_WAIT)
+    if seconds is None or not getattr(tx.dialect, "is_mariadb", False):
+        return texts
+    hurry = f"SET STATEMENT max_statement_time={seconds} FOR "
+    return [hurry + text if text.endswith(" FOR UPDATE") else text for text in texts]
+
+
+def _announce(listeners: Iterable[Callable[..., object]], tx: Connection, cursor: Any, texts: Sequence[str]) -> None:
+    """Notify the engine's listeners, such as tracing, of these statements too."""
+    for listener in listeners:
+        for text in texts:
+            listener(tx, cursor, text, (), None, False)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+class _Connection(pymysql.connections.Connection):  # type: ignore[misc]  # it has no types
+    """Shares one TLS context. PyMySQL reads all certificates of the machine for each connection that may use TLS, even
+    if it won't verify any: it holds the GIL for a tenth of a second, fifty times after an outage."""
+
+    _shared: ssl.SSLContext | None = None
+
+    def _create_ssl_ctx(self, wanted: Any) -> Any:
+        if wanted:
+            return super()._create_ssl_ctx(wanted)
+        if _Connection._shared is None:
+            _Connection._shared = super()._create_ssl_ctx(wanted)
+        return _Connection._shared

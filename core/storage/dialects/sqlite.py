@@ -1,0 +1,86 @@
+"""SQLite: a file, in which one transaction writes at a time. It has no round trips to save, so statements are executed
+one by one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from core import errors
+from core.storage import continuity, engines
+from core.storage.dialects.dialect import Dialect, Rows
+
+
+class SQLite(Dialect):
+    is_embedded = True
+    locks_rows = False
+    patches_blobs = False
+    for_update = ""
+    now = "lastbit_now()"
+    greatest = "max"
+    begin_writing: ClassVar[dict[str, Any]] = {"lastbit_begin": "IMMEDIATE"}
+    begin_snapshot = ""
+
+    def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
+        if url.database in (None, "", ":memory:") or "mode=memory" in str(url.database):
+            raise errors.Misconfigured("SQLite in memory forgets what it has answered; expected a file: sqlite:///PATH")
+        engine = sa.create_engine(
+            url,
+            **engines.pool(connections),
+            hide_parameters=True,
+            connect_args={"timeout": lock_wait, "check_same_thread": False},
+        )
+
+        @sa.event.listens_for(engine, "connect")
+        def prepare(connection: Any, _: object) -> None:
+            connection.isolation_level = None  # `begin` below executes BEGIN
+            with contextlib.closing(connection.cursor()) as cursor:
+                cursor.execute("PRAGMA journal_mode = WAL")
+                cursor.execute("PRAGMA synchronous = FULL")
+            # Deterministic in SQLite's sense: it is constant during one statement.
+            connection.create_function("lastbit_now", 0, _now, deterministic=True)
+
+        @sa.event.listens_for(engine, "begin")
+        def begin(connection: Connection) -> None:
+            # A deferred transaction that turns from reader to writer can fail with BUSY at any statement, so writers
+            # begin with IMMEDIATE.
+            kind = connection.get_execution_options().get("lastbit_begin", "DEFERRED")
+            connection.exec_driver_sql(f"BEGIN {kind}")
+
+        return engine
+
+    def origin(self) -> Callable[[Any], tuple[Any, ...]]:
+        return continuity.file
+
+    def by_primary_key(self, table: str) -> str:
+        return table
+
+    def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
+        updates = ", ".join(f"{column} = excluded.{column}" for column in columns)
+        return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}"
+
+    def text(self, digits: str) -> str:
+        return f"CAST(x'{digits}' AS TEXT)"
+
+    def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
+        results = [tx.exec_driver_sql(text) for text in texts]
+        return [result.all() if result.returns_rows else () for result in results]
+
+    def select(self, columns: Sequence[str], rest: str, expected: int) -> str:
+        return f"SELECT {', '.join(columns)} FROM {rest}"  # noqa: S608
+
+    def records(self, rows: Rows) -> Sequence[Sequence[Any]]:
+        return rows
+
+    def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
+        insert = f"INSERT INTO failures (batch_id, number, reason, failed_at) VALUES (?, ?, ?, {self.now})"  # noqa: S608
+        tx.exec_driver_sql(insert, [(batch, number, reason) for batch, number in items])
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")

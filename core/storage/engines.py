@@ -1,0 +1,61 @@
+"""How engines pool and replace connections, whatever the database."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine, ExceptionContext
+from sqlalchemy.pool import ConnectionPoolEntry
+
+MOST_AGE: Final = 1800
+"""Seconds after which a connection to a server is replaced."""
+MOST_IDLE: Final = 300
+"""Seconds without use after which a connection is replaced: proxies and firewalls drop idle connections, some of them
+silently."""
+_MADE: Final = "lastbit.made"
+_USED: Final = "lastbit.used"
+
+
+def pool(connections: int) -> dict[str, Any]:
+    """Settings of the pool. Returned connections stay open: making one takes longer than most transactions. The most
+    recently used ones are used first, so that after a peak the others become idle and are closed."""
+    return {"pool_size": connections, "max_overflow": 0, "pool_timeout": 10, "pool_use_lifo": True}
+
+
+def replace_old_connections(engine: Engine) -> None:
+    """Replace connections that are older than `MOST_AGE` or were idle for `MOST_IDLE`; after one was found broken, also
+    all that were made before.
+
+    SQLAlchemy can do both, but by the wall clock. If that clock was ahead when a connection broke, and was then
+    corrected, SQLAlchemy would take every new connection for an old one, and each transaction would make its own until
+    the clock had caught up.
+    """
+    broken = -math.inf
+
+    @sa.event.listens_for(engine, "connect")
+    def made(_: object, record: ConnectionPoolEntry) -> None:
+        record.info[_MADE] = record.info[_USED] = time.monotonic()
+
+    @sa.event.listens_for(engine, "checkin")
+    def given_back(_: object, record: ConnectionPoolEntry) -> None:
+        record.info[_USED] = time.monotonic()
+
+    @sa.event.listens_for(engine, "handle_error")
+    def look(trouble: ExceptionContext) -> None:
+        nonlocal broken
+        if trouble.is_disconnect and trouble.connection is not None and not trouble.connection.invalidated:
+            trouble.invalidate_pool_on_disconnect = False
+            # Connections of the same age break together: the first one found broken condemns them all.
+            if trouble.connection.info[_MADE] > broken:
+                broken = time.monotonic()
+
+    @sa.event.listens_for(engine, "checkout")
+    def check(_: object, record: ConnectionPoolEntry, __: object) -> None:
+        made, now = record.info[_MADE], time.monotonic()
+        if record.info[_USED] == made:
+            return  # a new connection; SQLAlchemy raises an error when one is refused twice in a row
+        if made <= broken or now - made > MOST_AGE or now - record.info[_USED] > MOST_IDLE:
+            raise sa.exc.DisconnectionError("it may be broken")  # the pool makes a new one
