@@ -155,8 +155,8 @@ MUTANTS = [
     Mutant(
         "sources-reach-the-limit-unseen-by-each-other",
         "core.tallies:_totals",
-        "locked and server",
-        "False",
+        'dialect.for_update if locked else ""',
+        '""',
         "test_tallies.py::test_two_calls_that_do_not_see_each_other_bring_no_total_over_the_limit",
     ),
     Mutant(
@@ -337,7 +337,13 @@ MUTANTS = [
         also=(("locked, looked = found[-2:]", "locked, looked = found[-2:] if little else found[:-3:-1]"),),
     ),
     # The last two acks.
-    Mutant("completion-decided-on-a-plain-read", "core.acks.completion:write", '" FOR UPDATE"', '""', _TWO_LAST),
+    Mutant(
+        "completion-decided-on-a-plain-read",
+        "core.acks.completion:write",
+        "dialects.of(tx).for_update",
+        '""',
+        _TWO_LAST,
+    ),
     Mutant(
         "batches-are-looked-at-with-the-groups",
         "core.acks.flush:_begin",
@@ -1300,7 +1306,7 @@ MUTANTS = [
         "self._ack(call)\n            call = call._replace(acks=[])\n            if call.entries:",
         _BUFFER,
     ),
-    Mutant("sub-counters-are-not-locked", "core.tallies:_select", " FOR UPDATE", "", _WRITERS),
+    Mutant("sub-counters-are-not-locked", "core.tallies:_select", "{dialect.for_update}", "", _WRITERS),
     Mutant(
         "a-new-sub-counter-overwrites-anothers",
         "core.tallies:apply",

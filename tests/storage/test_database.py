@@ -22,7 +22,8 @@ from core import errors, tables
 from core.batches.batch import Opening
 from core.service import Service
 from core.storage import faults, schema
-from core.storage.database import MOST_AGE, MOST_IDLE, Database
+from core.storage.database import Database
+from core.storage.engines import MOST_AGE, MOST_IDLE
 from tests.support import templates
 from tests.support.servers import MariaDB, sqlite_file
 
