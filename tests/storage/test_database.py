@@ -470,9 +470,7 @@ def test_a_connection_that_is_made_while_others_break_is_used(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that were made before are replaced; this one is new, whatever the clock says: here it stands still."""
-    monkeypatch.setattr(
-        "core.storage.database.time", SimpleNamespace(monotonic=lambda: 5.0, perf_counter=time.perf_counter)
-    )
+    monkeypatch.setattr("core.storage.engines.time", SimpleNamespace(monotonic=lambda: 5.0))
     with Database(mariadb_url) as database:
         with database.engine.connect() as broken, database.engine.connect() as killer:
             killer.exec_driver_sql(f"KILL {broken.exec_driver_sql('SELECT CONNECTION_ID()').scalar()}")
