@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing.util
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -48,6 +50,8 @@ _arena: Arena
 def begin(database: str) -> None:
     """In a worker process: a server of its own."""
     global _arena
+    # A pool that ends early sends SIGTERM; by default that would leave the server running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     mutants.from_environment()
     resources = ExitStack()
     resources.enter_context(explored())
