@@ -1,20 +1,29 @@
-# Everything that people run. Each target needs nothing before it but Debian, Python 3.11 and, for Spark, a JDK 17.
+# The commands that people run. They need Debian or Ubuntu, Python 3.11 and, for Spark, a JDK 17. `make` lists them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Two steps, so that the first look does not wait for PySpark: the service and the SDK, then what tests need.
+# Two steps, so that `make demo` doesn't wait for PySpark: first the service and the SDK, then what tests need.
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
-# Of PySpark alone there is no wheel: no other package's code runs while it is installed.
+# PySpark is the only package without a wheel; no other package runs code while it is installed.
 PIP := -m pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes --no-build-isolation --only-binary :all: --no-binary pyspark
 TOOLS := .tools
-# pytest-xdist: three processes, one MariaDB each; with two, two cores would wait a third of the time.
+# Processes of pytest-xdist, each with its own MariaDB. With only two, two cores would be idle a third of the time.
 TEST_PROCESSES ?= 3
-# For test-sdk-versions; from the path, or with their paths.
+# The interpreters of test-sdk-versions: names on the path, or paths.
 PYTHONS ?= python3.11 python3.12 python3.13
+TEST_SERVERS := mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
+QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
-.PHONY: demo test test-slow test-spark test-sdk-versions test-soak explore chaos fuzz mutants serve lint prose format bench venv zip openapi screenshots constraints audit sbom image-check clean
+.DEFAULT_GOAL := help
+.PHONY: help demo serve venv lint format prose openapi screenshots constraints clean test test-slow test-spark \
+	test-sdk-versions coverage bench test-soak explore chaos fuzz mutants zip sbom audit image-check
+
+help: ## print this list
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 $(RUNS): pyproject.toml constraints/server.txt constraints/run.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -32,90 +41,108 @@ $(TOOLS)/.ready: constraints/tools.txt
 	$(TOOLS)/bin/python $(LOCKED) -r constraints/tools.txt
 	@touch $@
 
-venv: $(READY) ## .venv: the service, its jobs, all test dependencies, lastbit itself editable
+##@ Try it
 
-demo: $(RUNS) ## a real fan-out, with crashes and duplicates, to its exact end
+demo: $(RUNS) ## run a fan-out with crashes and duplicates to its exact end
 	@$(BIN)/python -m examples.demo
 
-serve: $(RUNS) ## the service on SQLite at 127.0.0.1:8000
+serve: $(RUNS) ## run the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api
 
-test: $(READY) ## what holds the guarantees, on SQLite, a MariaDB, a RabbitMQ, a Redis, a Spark of its own and in a Chromium
-	@scripts/need.sh curl mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
-	$(BIN)/pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup --durations 25
+##@ Develop
 
-test-slow: $(READY) ## the rest: a Galera cluster, a Spark cluster and its pipeline, chaos, upgrades under load, clocks that jump, fuzz
-	@scripts/need.sh mariadb-server galera-4 rsync sqlite3 default-jre-headless faketime
-	$(BIN)/pytest -m slow -n $(TEST_PROCESSES) --dist loadgroup --durations 10
+venv: $(READY) ## install everything into .venv, lastbit itself as editable
 
-test-spark: $(READY) ## of these, lastbit.spark and its job alone
-	@scripts/need.sh default-jre-headless
-	$(BIN)/pytest tests/spark
 
-test-sdk-versions: ## the SDK's tests on each Python of PYTHONS that is there, in .venv-X.Y; names those that are missing
-	@scripts/need.sh rabbitmq-server redis-server
-	@TEST_PROCESSES=$(TEST_PROCESSES) scripts/test_sdk_versions.sh $(PYTHONS)
-
-test-soak: $(READY) ## the races and the state machine for much longer
-	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 faketime
-	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
-
-explore: $(READY) ## every pair of operations with all interleavings of their statements, every triple with two preemptions; can be interrupted
-	@scripts/need.sh mariadb-server
-	$(BIN)/python -m tests.explorer all --progress .explored
-	$(BIN)/python -m tests.explorer --database sqlite all --of 2 --progress .explored-sqlite
-
-chaos: $(READY) ## everything is killed at random for MINUTES (20), then judged to the last bit; SEED=N repeats, GALERA=1
-	@scripts/need.sh mariadb-server galera-4 rsync default-jre-headless
-	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED)) $(if $(GALERA),--galera)
-
-fuzz: $(READY) ## more requests, bodies and files than `make test-slow` tries, others each time; within half an hour
-	@scripts/need.sh default-jre-headless
-	LASTBIT_FUZZ=1 $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup tests/fuzz tests/spark/test_bad_inputs.py
-
-mutants: $(READY) ## break the code in known ways; each must make its test fail
-	@scripts/need.sh mariadb-server
-	$(BIN)/python -m tests.guarantees.mutants
-
-lint: $(READY) ## ruff, strict types, import rules
+lint: $(READY) ## check style, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-prose: $(READY) ## how plainly the sources are written; LIST=1 names each place to rewrite, COMPARE=1 adds other projects
-	$(BIN)/python -m scripts.prose $(if $(LIST),--list,) $(if $(COMPARE),--compare,)
-
-format: $(READY)
+format: $(READY) ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-screenshots: $(READY) ## the pictures of docs/page.md, taken anew
+prose: $(READY) ## measure the prose; LIST=1: what to rewrite, COMPARE=1
+	$(BIN)/python -m scripts.prose $(if $(LIST),--list,) $(if $(COMPARE),--compare,)
+
+openapi: $(READY) ## write openapi.yaml from the application
+	$(BIN)/python -m scripts.openapi
+
+screenshots: $(READY) ## take the pictures in docs/page.md again
 	@scripts/need.sh chromium fonts-inter
 	$(BIN)/python -m tests.page.screenshots
 
-openapi: $(READY) ## write openapi.yaml from the app
-	$(BIN)/python -m scripts.openapi
+constraints: $(TOOLS)/.ready ## write constraints/ from requirements/; UPGRADE=1
+	$(TOOLS)/bin/python -m scripts.constraints $(if $(UPGRADE),--upgrade,)
 
-bench: $(READY) ## the benchmark tables; QUICK=1 runs them small
+clean: ## remove environments, caches and built files
+	rm -rf $(VENV) $(VENV)-* $(TOOLS) dist build .coverage .coverage.* .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+##@ Test
+
+test: $(READY) ## run all tests but the slow ones, on real servers
+	@scripts/need.sh $(TEST_SERVERS)
+	$(BIN)/$(QUICK_TESTS) --durations 25
+
+test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fuzz
+	@scripts/need.sh mariadb-server galera-4 rsync sqlite3 default-jre-headless faketime
+	$(BIN)/pytest -m slow -n $(TEST_PROCESSES) --dist loadgroup --durations 10
+
+test-spark: $(READY) ## run only the tests of lastbit.spark and its job
+	@scripts/need.sh default-jre-headless
+	$(BIN)/pytest tests/spark
+
+test-sdk-versions: ## run the SDK's tests on each Python in PYTHONS
+	@scripts/need.sh rabbitmq-server redis-server
+	@TEST_PROCESSES=$(TEST_PROCESSES) scripts/test_sdk_versions.sh $(PYTHONS)
+
+coverage: $(READY) ## run the tests of `make test` and print their coverage
+	@scripts/need.sh $(TEST_SERVERS)
+	@rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m $(QUICK_TESTS); status=$$?; \
+		$(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$status
+
+bench: $(READY) ## print the benchmark tables; QUICK=1: a small run
 	@scripts/need.sh mariadb-server redis-server
 	$(BIN)/python -m bench $(if $(QUICK),--quick,)
 
-zip: ## dist/lastbit.zip, the SDK for Spark's --py-files
+##@ Test for longer
+
+test-soak: $(READY) ## run the races and the state machine for much longer
+	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 faketime
+	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
+
+explore: $(READY) ## try each interleaving of operations; can be interrupted
+	@scripts/need.sh mariadb-server
+	$(BIN)/python -m tests.explorer all --progress .explored
+	$(BIN)/python -m tests.explorer --database sqlite all --of 2 --progress .explored-sqlite
+
+chaos: $(READY) ## kill everything at random; MINUTES=20 SEED=N GALERA=1
+	@scripts/need.sh mariadb-server galera-4 rsync default-jre-headless
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED)) $(if $(GALERA),--galera)
+
+fuzz: $(READY) ## fuzz for up to half an hour, with new inputs each time
+	@scripts/need.sh default-jre-headless
+	LASTBIT_FUZZ=1 $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup tests/fuzz tests/spark/test_bad_inputs.py
+
+mutants: $(READY) ## break the code in known ways; each break must fail a test
+	@scripts/need.sh mariadb-server
+	$(BIN)/python -m tests.guarantees.mutants
+
+##@ Release
+
+zip: ## build dist/lastbit.zip, the SDK for Spark's --py-files
 	@mkdir -p dist
 	$(PYTHON) -m scripts.zip_sdk dist/lastbit.zip
 
-constraints: $(TOOLS)/.ready ## write constraints/ after a change of requirements/; UPGRADE=1 takes the newest that fit
-	$(TOOLS)/bin/python -m scripts.constraints $(if $(UPGRADE),--upgrade,)
-
-audit: $(TOOLS)/.ready ## ask for known vulnerabilities of all that is locked; exit 2: could not ask
-	@$(TOOLS)/bin/python -m scripts.audit
-
-sbom: $(READY) ## dist/: the wheel, and sbom.cdx.json of it and of the image
+sbom: $(READY) ## build the wheel and its bill of materials in dist/
 	$(BIN)/python -m scripts.sbom dist
 
-image-check: $(READY) ## the Dockerfile's steps without Docker, and the service from what they leave; Linux, as root
-	$(BIN)/pytest --timeout 900 tests/image_check.py
+# Make's own exit status is 2 whether a vulnerability is known or no service answered; the output tells which.
+audit: $(TOOLS)/.ready ## look up known vulnerabilities of all locked packages
+	@$(TOOLS)/bin/python -m scripts.audit
 
-clean:
-	rm -rf $(VENV) $(VENV)-* $(TOOLS) dist build .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+image-check: $(READY) ## run the Dockerfile's steps without Docker; Linux, as root
+	$(BIN)/pytest --timeout 900 tests/image_check.py

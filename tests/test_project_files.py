@@ -1,0 +1,68 @@
+"""The files for contributors agree with each other: the Makefile, .ci/run, the workflow and pre-commit."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.servers import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml"))
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def recipe(target: str) -> str:
+    (text,) = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return str(text)
+
+
+def test_make_alone_prints_every_target_within_eighty_columns() -> None:
+    output = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    (declaration,) = re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.findall(r"^  ([a-z-]+)  +\w", output, re.MULTILINE) == declaration.replace("\\", "").split()
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_the_workflow_runs_the_commands_of_ci_run() -> None:
+    commands = re.findall(r"^make (.+)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert load(ROOT / ".github/workflows/ci.yml")["jobs"]["run"]["strategy"]["matrix"]["command"] == commands
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_pin_their_actions_and_only_read_the_repository(path: Path) -> None:
+    workflow = load(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    for action in [step["uses"] for step in steps if "uses" in step]:
+        assert re.fullmatch(r"actions/(checkout|setup-python|setup-java)@v\d+", action)
+
+
+def test_the_sdk_is_tested_on_each_python_that_the_package_names() -> None:
+    versions = load(ROOT / ".github/workflows/ci.yml")["jobs"]["sdk"]["strategy"]["matrix"]["python"]
+    classifiers = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert versions == classifiers
+
+
+def test_pre_commit_runs_the_tools_of_lint() -> None:
+    hooks = [hook for repository in load(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repository["hooks"]]
+    tools = [hook["entry"].removeprefix(".venv/bin/") for hook in hooks if hook["language"] == "system"]
+    for tool in re.findall(r"\$\(BIN\)/(ruff \w+|\S+)", recipe("lint")):
+        assert any(entry.startswith(tool) for entry in tools), tool
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
+def test_issue_forms_have_what_github_requires(path: Path) -> None:
+    form = load(path)
+    assert {"name", "description", "body"} <= set(form)
+    for part in form["body"]:
+        assert part["type"] in ("markdown", "textarea", "input", "dropdown", "checkboxes")
+        assert part["type"] == "markdown" or (part["id"] and part["attributes"]["label"])
