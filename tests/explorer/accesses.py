@@ -100,10 +100,13 @@ class Statement:
     exclusive: bool
     """It waits for the locks of these rows, and they are the only ones that it takes."""
 
+    def is_covered(self, held: frozenset[Row]) -> bool:
+        """Whether its transaction has locked all of its rows before, so that nobody else can change them, nor see what
+        it writes before the COMMIT."""
+        return bool(self.rows) and held.issuperset(self.rows)
+
     def accesses(self, held: frozenset[Row]) -> list[Access]:
         """What it touches in a transaction that has these rows locked."""
-        if self.rows and held.issuperset(self.rows):
-            return []
         changed = {self.changed} if self.changed else self.tables if self.kind is Kind.LOCK else frozenset()
         return [
             Access(table, self.key, self.kind if table in changed else Kind.READ, held) for table in sorted(self.tables)

@@ -198,7 +198,8 @@ class Session:
         full = cursor.mogrify(text, parameters) if hasattr(cursor, "mogrify") and parameters and not many else text
         self.due = None if commits else analyzed(full)
         accesses = self._published() if self.due is None else self.due.accesses(self.held)
-        alone = self._is_alone(text, accesses)
+        covered = self.due is not None and self.due.is_covered(self.held)
+        alone = self._is_alone(text, () if covered else accesses)
         if not self.abandoned and not alone:
             driver = tx.connection.dbapi_connection
             self.thread_id = driver.thread_id() if hasattr(driver, "thread_id") else 0
@@ -225,7 +226,7 @@ class Session:
         self.accesses.update(accesses)
         self.in_transaction |= not alone
         self.writing |= text == "BEGIN IMMEDIATE"
-        self.releases |= any(each.kind is not Kind.READ for each in accesses)
+        self.releases |= not covered and any(each.kind is not Kind.READ for each in accesses)
         self._unpublished.update(Access(each.table, each.key, each.kind) for each in accesses)
         if self.due is not None and self.due.changed:
             self.written.add(self.due.changed)

@@ -126,7 +126,12 @@ def test_operations_of_many_transactions_do_what_one_after_the_other_does(arena:
     explore(arena, 2, part, PARTS, without=())
 
 
-ALIKE = ["growing/cold:ack-few+extend", "ending/warm:ack-other-group+seal", "growing/cold:apply+sync-newcomer"]
+ALIKE = [
+    "growing/cold:ack-few+extend",
+    "growing/cold:ack-mask+extend",
+    "ending/warm:ack-other-group+seal",
+    "growing/cold:apply+sync-newcomer",
+]
 
 
 @pytest.mark.mariadb
