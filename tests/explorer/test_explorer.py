@@ -26,7 +26,7 @@ PARTS = 3
 SCENES = [Scene("growing", "cold"), Scene("ending", "journaled-warm")]
 EVERY_PAIR = 9
 """On SQLite, one of this many pairs is run."""
-EVERY_TRIPLE = 400
+EVERY_TRIPLE = 1000
 """One of this many triples is run; in the slow tests, one of `EVERY_SLOW_TRIPLE`."""
 EVERY_SLOW_TRIPLE = 300
 

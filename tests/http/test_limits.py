@@ -242,6 +242,7 @@ def test_who_never_takes_answers_is_sent_away(sqlite_url: str) -> None:
         running_service(sqlite_url, LASTBIT_REQUEST_TIMEOUT="1") as running,
         connect(running, receive=4096) as deaf,
     ):
+        deaf.settimeout(180)  # for the whole of `sendall`: some ten thousand answers, on a machine that may be busy
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             deaf.sendall(wrong * 2**20)
         assert httpx.get(f"{running.url}/readyz").status_code == 200
