@@ -1,4 +1,4 @@
-"""How an example runs: to its proof, or until it is interrupted or takes too long; nothing of it is left behind."""
+"""Runs an example until its proof, an interruption or a time-out, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from lastbit import LastbitError
 
 
 class Interrupted(BaseException):
-    """Somebody wants it to end."""
+    """A signal asked the example to end."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # Once is enough: what follows is cleaning up, which another signal must not tear.
-    for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)
+    # One signal is enough. Another one must not interrupt the cleanup.
+    for signal_number in ENDING:
+        signal.signal(signal_number, signal.SIG_IGN)
     raise Interrupted
 
 
 def listen_for_the_end(longest: int) -> None:
-    """From here on `Interrupted` is raised when somebody wants it to end, and, until `signal.alarm(0)`, `Failed` after
-    `longest` seconds."""
+    """From now on raise `Interrupted` on a signal in `ENDING` and, until `signal.alarm(0)`, `Failed` after `longest`
+    seconds."""
 
     def give_up(number: int, frame: FrameType | None) -> None:
         raise Failed(f"it is not over after {longest} seconds")
@@ -45,16 +45,16 @@ def temporary_folder(name: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def interrupted(name: str) -> int:
-    """Say so; the exit status."""
+    """Report the interruption. Returns the exit status."""
     print(f"\nlastbit {name}: interrupted; nothing is left behind", file=sys.stderr)
     return 130
 
 
 def prove(name: str, longest: int, run: Callable[[Console, Processes, Path], list[str]]) -> int:
-    """`run` says what did not hold; the exit status."""
+    """Call `run`, which returns the faults, and report them. Returns the exit status."""
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, soft_wrap=True)
     listen_for_the_end(longest)
-    began = time.monotonic()
+    start = time.monotonic()
     try:
         with temporary_folder(name) as folder, Processes(Path(folder)) as processes:
             faults = run(console, processes, Path(folder))
@@ -64,7 +64,7 @@ def prove(name: str, longest: int, run: Callable[[Console, Processes, Path], lis
         return interrupted(name)
     signal.alarm(0)
     if faults:
-        console.print("\nIt did not come out as it should:", *(f"  {each}" for each in faults), sep="\n", markup=False)
+        console.print("\nThe example failed:", *(f"  {fault}" for fault in faults), sep="\n", markup=False)
         return 1
-    console.print(f"\nAll of it held, in {time.monotonic() - began:.1f} s.")
+    console.print(f"\nAll of it held, in {time.monotonic() - start:.1f} s.")
     return 0

@@ -1,4 +1,4 @@
-"""An example's processes: started, listened to, killed, and in any case gone in the end."""
+"""Starts, reads and kills an example's processes, and ends all of them at the end."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE = 10
-"""Seconds to end by itself, before a process is killed."""
+"""Seconds that a process gets to end before it is killed."""
 
 
 class Failed(Exception):
-    """Something that had to work did not; the message is for people."""
+    """A required step failed. The message is shown to the user."""
 
 
 class Process:
-    def __init__(self, name: str, arguments: list[str], folder: Path, heard: queue.Queue[Heard]) -> None:
+    def __init__(self, name: str, arguments: list[str], folder: Path, reports: queue.Queue[Heard]) -> None:
         self.name = name
         self.log = folder / f"{name.replace(' ', '-')}.log"
         with self.log.open("ab") as log:
@@ -40,25 +40,25 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                # Ctrl-C is for us; we end the others, in order.
+                # Ctrl-C reaches this process only, which ends the others in order.
                 start_new_session=True,
             )
         self.pid = self._process.pid
         self.was_killed = False
-        self._heard = heard
+        self._heard = reports
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            # One that is killed may leave half a line.
+            # A killed process may leave an incomplete line.
             with contextlib.suppress(json.JSONDecodeError):
                 self._heard.put(Heard(self, json.loads(line)))
         self._heard.put(Heard(self, None))
 
     def tell(self) -> None:
-        """Let a process that waits for a word go on."""
+        """Send a line, so that a waiting process continues."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -74,7 +74,7 @@ class Process:
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL: no handler, no cleaning up, no last word."""
+        """SIGKILL: no handler and no cleanup."""
         self.was_killed = True
         self._process.kill()
         self._process.wait()
@@ -83,7 +83,7 @@ class Process:
         return self._process.wait()
 
     def stop(self) -> None:
-        """End it whatever it does, and leave nothing open."""
+        """End the process in any state, and close its streams."""
         if self.running:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -101,33 +101,35 @@ class Process:
 
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals by which somebody ends an example."""
+"""The signals that end an example."""
 
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Those that end an example are delivered when the context is left."""
-    came: list[int] = []
-    handlers = {number: signal.signal(number, lambda each, frame: came.append(each)) for number in ENDING}
+    """Delay the signals in `ENDING` until the context is left."""
+    pending: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda signal_number, frame: pending.append(signal_number)) for number in ENDING
+    }
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+        if pending:
+            signal.raise_signal(pending[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a process said; `facts` is None once it says no more, being at its end."""
+    """A report of a process; `facts` is None when its output has ended."""
 
     process: Process
     facts: dict[str, Any] | None
 
 
 class Processes:
-    """All of them. Leave the context and they are gone."""
+    """All processes of an example. Leaving the context ends them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -135,13 +137,13 @@ class Processes:
         self._all: list[Process] = []
 
     def start(self, name: str, *arguments: str) -> Process:
-        with _signals_wait():  # a process that is started and not yet known would be left behind
+        with _signals_wait():  # a process that is started but not in the list would not be ended
             process = Process(name, list(arguments), self._folder, self._heard)
             self._all.append(process)
         return process
 
     def hear(self, seconds: float) -> Heard | None:
-        """What a process says next, or None where none says anything for so long."""
+        """The next report of any process, or None after `seconds` without one."""
         try:
             return self._heard.get(timeout=seconds)
         except queue.Empty:
@@ -151,13 +153,13 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The last ones first: consumers before the service that they talk to.
+        # In reverse order: consumers before the service that they use.
         for process in reversed(self._all):
             process.stop()
 
 
 def start_service(processes: Processes, database: Path, seconds: float) -> tuple[Process, str]:
-    """`python -m api` on SQLite, and its URL; returns when it is ready. Raises `Failed`."""
+    """Start `python -m api` on SQLite. Returns it with its URL when it is ready. Raises `Failed`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -178,4 +180,4 @@ def _tries(seconds: float) -> Iterator[None]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield
-        time.sleep(0.05)  # a service that is not up yet tells nobody when it is
+        time.sleep(0.05)  # a starting service sends no signal

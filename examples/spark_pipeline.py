@@ -1,9 +1,8 @@
 """A Spark pipeline from its fan-out to its last item: `python -m examples.spark_pipeline --url http://127.0.0.1:8000`.
 
-It numbers the standard library's modules, counts the words of each, loses a tenth on the way and fails some, acks what
-it produced, reads back what is missing or failed, runs only that again, and sees the batch succeed. Start a service
-first: `make serve`.
-"""
+It numbers the standard library's modules and counts the words of each. It loses a tenth on purpose, fails some, and
+acks its output. Then it reads the missing and failed items and runs only those again, and the batch succeeds. Start a
+service first: `make serve`."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def session() -> SparkSession:
 
 
 def modules(spark: SparkSession) -> DataFrame:
-    """The real input: name and text of each module of the standard library."""
+    """The input: name and text of each module of the standard library."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return spark.createDataFrame(
         [(path.stem, path.read_text(errors="replace")) for path in files], "name string, text string"
@@ -41,7 +40,7 @@ def modules(spark: SparkSession) -> DataFrame:
 
 
 def count_words(work: DataFrame) -> DataFrame:
-    """The work itself. A module that is very short fails."""
+    """The work. Very short modules fail."""
     words = sf.size(sf.split("text", r"\W+"))
     return work.select("item_id", "name", words.alias("words"), (sf.length("text") < 1500).alias("failed"))
 
@@ -53,14 +52,14 @@ def main() -> None:
     spark = session()
     register(spark)
     with Client(url) as client, tempfile.TemporaryDirectory() as folder:
-        # A key of the run: a driver that is started again under it gets the same batch and the same ids.
+        # A key for this run: a driver restarted with it would get the same batch and the same ids.
         run = uuid.uuid4().hex
         batch = client.open(key="words", idempotency_key=run)
         work = with_item_ids(modules(spark), batch, idempotency_key=run)
         batch.seal()
         print(f"fanned out {batch.refresh().items} modules as batch {batch.id}")
 
-        # Some rows get lost: a filter that is wrong, a partition that was skipped.
+        # Lose some rows, as a wrong filter or a skipped partition would.
         count_words(work).where(sf.pmod(sf.hash("name"), sf.lit(10)) != 0).write.parquet(f"{folder}/out")
         report = ack(spark.read.parquet(f"{folder}/out"), url=url, failed="failed")
         print(f"acked what came out: {report}")
@@ -68,7 +67,7 @@ def main() -> None:
         def missing(state: str) -> DataFrame:
             return spark.read.format("lastbit").options(url=url, batch=str(batch.id), state=state).load()
 
-        # Read once and kept: what is pending changes as it is acked.
+        # Read once and keep it, because acks change what is pending.
         todo = missing("pending").unionAll(missing("failed")).localCheckpoint()
         print(f"run again: {todo.count()} items")
         report = ack(count_words(work.join(todo, "item_id")), url=url)

@@ -1,4 +1,4 @@
-"""How the examples' processes say what they did: a JSON object a line, on standard output."""
+"""The reports of the examples' processes: one JSON object per line on standard output."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""What is run beside the service: by cron (`janitor`), all the time (`dispatcher`), or by Spark (`bulk_ack`)."""
+"""Programs that run beside the service: by cron (`janitor`), permanently (`dispatcher`), or by Spark (`bulk_ack`,
+`tally_stream`)."""

@@ -1,14 +1,14 @@
-"""`spark-submit jobs/bulk_ack.py`: ack what a pipeline wrote. The report is one line of JSON on standard output.
+"""`spark-submit jobs/bulk_ack.py`: ack the output of a pipeline. The report is one line of JSON on standard output.
 
     make zip
     spark-submit --py-files dist/lastbit.zip jobs/bulk_ack.py --input s3a://bucket/out --url http://lastbit:8000
 
-It needs `lastbit`, PySpark and the standard library, so the zip in --py-files is all that a bare cluster is missing.
-Running it again, whole or after a failure, is safe: acks are idempotent.
+It needs `lastbit`, PySpark and the standard library. A bare cluster needs only the zip in --py-files. It is safe to run
+it again, also after a failure, because acks are idempotent.
 
-Exit status (in client mode, where spark-submit passes it on): 0 all good; 1 failed, also at a file that can't
-be read, and some of the items may be acked; 2 wrong use: no such input, column, option or SQL; 3 something was rejected
-or malformed, or --strict refused it.
+Exit status (in client mode, where spark-submit returns it): 0 all good; 1 failed, for example because a file can't be
+read, and some items may be acked; 2 wrong usage: no such input, column, option or SQL; 3 an item was rejected or a row
+was malformed, or --strict refused it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ GOOD, FAILED, WRONG_USE, NOT_ALL = 0, 1, 2, 3
 
 def main(arguments: list[str] | None = None) -> int:
     keep_standard_output_clean()
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        token = token_of(given.token_file)
+        token = token_of(options.token_file)
         spark = SparkSession.builder.appName("lastbit bulk_ack").getOrCreate()
-        return _run(spark, given, token)
+        return _run(spark, options, token)
     except InvalidArgument as error:
         _say(str(error))
         return WRONG_USE
@@ -49,91 +49,91 @@ def main(arguments: list[str] | None = None) -> int:
         _say(told(error))
         if is_wrong_use(error):
             return WRONG_USE
-        _say("some of the items may be acked; mend the input and run it again, which counts nothing twice")
+        _say("some of the items may be acked; fix the input and run it again, which counts nothing twice")
         return FAILED
 
 
-def _run(spark: SparkSession, given: argparse.Namespace, token: str | None) -> int:
-    begun = time.monotonic()
-    frame = _read(spark, given)
+def _run(spark: SparkSession, options: argparse.Namespace, token: str | None) -> int:
+    start = time.monotonic()
+    frame = _read(spark, options)
     try:
-        report = _dry_run(frame, given) if given.dry_run else _ack(frame, given, token)
+        report = _dry_run(frame, options) if options.dry_run else _ack(frame, options, token)
     except MalformedRows as error:
         _say(str(error))
-        return NOT_ALL if _write_rejects(frame, given) else FAILED
+        return NOT_ALL if _write_rejects(frame, options) else FAILED
     print(json.dumps(report), flush=True)  # noqa: T201  # the report is what standard output is for
-    _say(f"done in {time.monotonic() - begun:.1f} s")
-    if report["malformed"] and not _write_rejects(frame, given):
+    _say(f"done in {time.monotonic() - start:.1f} s")
+    if report["malformed"] and not _write_rejects(frame, options):
         return FAILED
     return NOT_ALL if report["malformed"] or report.get("rejected") else GOOD
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bulk_ack.py", description="Ack the item ids that a pipeline wrote.")
-    parser.add_argument("--input", action="append", required=True, metavar="PATH", help="repeatable")
+    parser.add_argument("--input", action="append", required=True, metavar="PATH", help="what to read; can be repeated")
     parser.add_argument("--format", choices=FORMATS, default="parquet")
     add_reader(parser)
-    parser.add_argument("--item-column", metavar="NAME", help="item_id; with --format text the line, value")
+    parser.add_argument("--item-column", metavar="NAME", help="the column with the ids (item_id; value for text)")
     parser.add_argument("--failed-when", metavar="SQL", help="fail the items of these rows instead of acking them")
     parser.add_argument(
-        "--rejects", metavar="PATH", help="add the rows that hold no item id to this folder, as JSON lines"
+        "--rejects", metavar="PATH", help="append the rows without an item id to this folder, as JSON lines"
     )
-    parser.add_argument("--strict", action="store_true", help="send nothing where a row holds no item id")
+    parser.add_argument("--strict", action="store_true", help="send nothing if a row has no item id")
     parser.add_argument("--dry-run", action="store_true", help="count, and send nothing")
-    add_service(parser, "requests at a time, at most")
+    add_service(parser, "the most requests at a time")
     return parser
 
 
-def _read(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
-    # Names in the first line: a CSV without them has no column to name.
-    options = {"header": "true"} if given.format == "csv" else {}
-    options |= dict(given.option)
-    _say(f"reading {given.format} from {', '.join(given.input)}")
-    frame = spark.read.format(given.format).options(**options).load(given.input)
-    return frame.where(given.where) if given.where else frame
+def _read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+    # A CSV without a header has no column names.
+    reader_options = {"header": "true"} if options.format == "csv" else {}
+    reader_options |= dict(options.option)
+    _say(f"reading {options.format} from {', '.join(options.input)}")
+    frame = spark.read.format(options.format).options(**reader_options).load(options.input)
+    return frame.where(options.where) if options.where else frame
 
 
-def _column(given: argparse.Namespace) -> str:
-    name: str = given.item_column or ("value" if given.format == "text" else "item_id")
+def _column(options: argparse.Namespace) -> str:
+    name: str = options.item_column or ("value" if options.format == "text" else "item_id")
     return name
 
 
-def _ack(frame: DataFrame, given: argparse.Namespace, token: str | None) -> dict[str, Any]:
+def _ack(frame: DataFrame, options: argparse.Namespace, token: str | None) -> dict[str, Any]:
     report = ack(
         frame,
-        _column(given),
-        given.url,
+        _column(options),
+        options.url,
         token,
-        failed=given.failed_when,
-        strict=given.strict,
-        parallel=given.parallel,
+        failed=options.failed_when,
+        strict=options.strict,
+        parallel=options.parallel,
     )
     return report.to_dict()
 
 
-def _dry_run(frame: DataFrame, given: argparse.Namespace) -> dict[str, Any]:
-    masks = item_masks(frame, _column(given), failed=given.failed_when)
-    known = sf.col("batch").isNotNull()
+def _dry_run(frame: DataFrame, options: argparse.Namespace) -> dict[str, Any]:
+    masks = item_masks(frame, _column(options), failed=options.failed_when)
+    valid = sf.col("batch").isNotNull()
     counted = masks.agg(
         sf.coalesce(sf.sum("rows"), sf.lit(0)).alias("rows"),
         sf.coalesce(sf.sum("items"), sf.lit(0)).alias("items"),
-        sf.coalesce(sf.sum(sf.when(~known, sf.col("rows"))), sf.lit(0)).alias("malformed"),
-        sf.count_if(known).alias("groups"),
+        sf.coalesce(sf.sum(sf.when(~valid, sf.col("rows"))), sf.lit(0)).alias("malformed"),
+        sf.count_if(valid).alias("groups"),
         sf.sort_array(sf.collect_set("batch")).alias("batches"),
     ).first()
     assert counted is not None
     return {"dry_run": True, **counted.asDict()}
 
 
-def _write_rejects(frame: DataFrame, given: argparse.Namespace) -> bool:
-    """Whether they are written, where that was asked for."""
-    if given.rejects:
+def _write_rejects(frame: DataFrame, options: argparse.Namespace) -> bool:
+    """Write the malformed rows if --rejects is set. Returns False if that failed."""
+    if options.rejects:
         try:
-            malformed_rows(frame, _column(given)).write.mode("append").json(given.rejects)
+            malformed_rows(frame, _column(options)).write.mode("append").json(options.rejects)
         except SPARK_ERRORS as error:
-            _say(f"the malformed rows can't be written to {given.rejects}: {told(error)}")
+            _say(f"the malformed rows can't be written to {options.rejects}: {told(error)}")
             return False
-        _say(f"wrote the malformed rows to {given.rejects}")
+        _say(f"wrote the malformed rows to {options.rejects}")
     return True
 
 

@@ -1,12 +1,11 @@
-"""`python -m jobs.dispatcher`: send webhooks, until it is told to stop. Logs are JSON lines on standard error.
+"""`python -m jobs.dispatcher`: send webhooks until stopped. Logs are JSON lines on standard error.
 
-On MariaDB and MySQL at least one must run; any number may, and they share the work (with `--once` it takes whatever is
-due). On SQLite the service does this itself. Each round also pays what ended child batches owe their parents and a
-crash left. The rules live in `core.dispatcher`.
+On MariaDB and MySQL at least one must run. Several share the work; with `--once` it claims everything that is due. On
+SQLite the service does this itself. Each round also resolves the items of parents whose children ended before a crash.
+The rules are in `core.dispatcher`.
 
-On SIGTERM it finishes what is being sent. Exit status: 0 told to stop, or `--once` and nothing is due any more; 1 the
-database can't be worked with; 2 wrong use.
-"""
+On SIGTERM it finishes the deliveries in progress. Exit status: 0 stopped, or `--once` and nothing is due; 1 the
+database is not usable; 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -29,26 +28,26 @@ from senders.webhooks import WebhookSender
 log = structlog.get_logger(__name__)
 
 SOONEST: float = 0.01
-"""Seconds between two rounds, at least."""
+"""The fewest seconds between two rounds."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m jobs.dispatcher", description="Send webhooks, until told to stop.")
-    parser.add_argument("--once", action="store_true", help="end when nothing is due any more")
-    parser.add_argument("--database-url", metavar="URL", help="LASTBIT_DATABASE_URL, if not given")
+    parser = argparse.ArgumentParser(prog="python -m jobs.dispatcher", description="Send webhooks until stopped.")
+    parser.add_argument("--once", action="store_true", help="end when nothing is due")
+    parser.add_argument("--database-url", metavar="URL", help="default: LASTBIT_DATABASE_URL")
     parser.add_argument(
         "--every",
         dest="dispatcher_every",
         type=float,
         metavar="SECONDS",
-        help="between two looks for deliveries (0.5)",
+        help="time between two searches for deliveries (0.5)",
     )
     parser.add_argument(
-        "--threads", dest="dispatcher_threads", type=int, metavar="N", help="deliveries that are sent at once (16)"
+        "--threads", dest="dispatcher_threads", type=int, metavar="N", help="the most deliveries at a time (16)"
     )
-    given = vars(parser.parse_args(arguments))
-    once = given.pop("once")
-    settings = settings_of(parser, given)
+    options = vars(parser.parse_args(arguments))
+    single_pass = options.pop("once")
+    settings = settings_of(parser, options)
     logs.configure(settings.log_level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -62,9 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
                 backoff=settings.backoff,
                 lease=settings.lease,
                 threads=settings.dispatcher_threads,
-                replica=None if once else Replica(database),
+                replica=None if single_pass else Replica(database),
             )
-            if once:
+            if single_pass:
                 while dispatcher.run_once() and not stop.is_set():
                     dispatcher.settle()
             else:

@@ -1,13 +1,13 @@
 """`python -m jobs.janitor`: one pass over orphaned and ended batches, for cron. A JSON report on standard output.
 
-Tells the parents of nested batches what a crash kept from them, expires what is idle for too long (a batch's own
-`expires_in` comes before these defaults), deletes what ended long ago, and trims the feed. Safe to run twice at once,
-to kill anywhere and to run again; the rules live in `core.janitor`.
+It resolves the items of parents whose children ended before a crash, expires idle batches (a batch's own `expires_in`
+overrides these defaults), deletes batches that ended long ago, and trims the feed. It is safe to run it twice at once,
+to kill it anywhere and to run it again. The rules are in `core.janitor`.
 
-A clock that is wrong by days would make everything look old. So where the database's and this machine's differ by more
-than an hour, one of them is, and nothing is done.
+A clock that is wrong by days would make everything look old. So it does nothing if the database's clock and this
+machine's differ by more than an hour.
 
-Exit status: 0 done, 1 the database or its clock can't be worked with, 2 wrong use.
+Exit status: 0 done, 1 the database or its clock is not usable, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from core.storage import checks, schema
 from core.storage.database import Database
 
 CLOCKS: Final = 3600
-"""Seconds that the database's clock and this machine's may differ."""
+"""The largest allowed difference, in seconds, between the database's clock and this machine's."""
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -35,18 +35,18 @@ def duration(text: str) -> timedelta:
     match = re.fullmatch("([0-9]{1,9})([smhdw])", text)
     if match is None:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no duration; expected a number and a unit: 90s, 30m, 12h, 7d, 2w"
+            f"{text!r} is not a duration; expected a number and a unit: 90s, 30m, 12h, 7d, 2w"
         )
     try:
-        given = timedelta(**{_UNITS[match[2]]: int(match[1])})
-        datetime.now(UTC) - given  # what is that long ago has no date
-        return given
+        length = timedelta(**{_UNITS[match[2]]: int(match[1])})
+        datetime.now(UTC) - length  # raises OverflowError if there is no such date
+        return length
     except OverflowError:
-        raise argparse.ArgumentTypeError(f"{text!r} is too long a duration") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is too long") from None
 
 
 def shown(report: Report) -> dict[str, object]:
-    """The report as it is printed: counts, and the ids behind them."""
+    """The report for printing: counts, and the ids of the batches."""
     return {
         "dry_run": report.dry_run,
         "expired": {"open": len(report.expired_open), "sealed": len(report.expired_sealed)},
@@ -74,44 +74,44 @@ def main(arguments: list[str] | None = None) -> int:
         type=duration,
         default=defaults.open_idle,
         metavar="7d",
-        help="expire open batches that were idle for so long (7d)",
+        help="expire open batches that were idle for this time (7d)",
     )
     parser.add_argument(
         "--sealed-idle",
         type=duration,
         default=defaults.sealed_idle,
         metavar="30d",
-        help="expire sealed batches that were idle for so long (30d)",
+        help="expire sealed batches that were idle for this time (30d)",
     )
     parser.add_argument(
         "--keep",
         type=duration,
         default=defaults.keep,
         metavar="30d",
-        help="delete batches, and instances of processes, that ended so long ago (30d)",
+        help="delete batches and process instances this long after their end (30d)",
     )
     parser.add_argument(
         "--keep-events",
         type=duration,
         default=defaults.keep_events,
         metavar="30d",
-        help="remove events from the feed that are so old (30d)",
+        help="remove older events from the feed (30d)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
-    parser.add_argument("--database-url", metavar="URL", help="LASTBIT_DATABASE_URL, if not given")
-    given = parser.parse_args(arguments)
-    settings = settings_of(parser, {"database_url": given.database_url})
+    parser.add_argument("--dry-run", action="store_true", help="report what would be done, and do nothing")
+    parser.add_argument("--database-url", metavar="URL", help="default: LASTBIT_DATABASE_URL")
+    options = parser.parse_args(arguments)
+    settings = settings_of(parser, {"database_url": options.database_url})
     try:
         with Database(settings.database_url) as database:
             database.read(schema.check)
-            ahead = database.read(checks.clock_ahead)
-            if abs(ahead) > CLOCKS:
+            clock_difference = database.read(checks.clock_ahead)
+            if abs(clock_difference) > CLOCKS:
                 raise errors.Misconfigured(
-                    f"the database's clock differs from this machine's by {abs(ahead):,.0f} s: one is wrong, and "
-                    "nothing can be said to be old until it is set right"
+                    f"the database's clock differs from this machine's by {abs(clock_difference):,.0f} s: one is "
+                    "wrong, and nothing is expired or deleted until it is correct"
                 )
-            policy = Policy(given.open_idle, given.sealed_idle, given.keep, given.keep_events)
-            report = run_once(database, policy, dry_run=given.dry_run)
+            policy = Policy(options.open_idle, options.sealed_idle, options.keep, options.keep_events)
+            report = run_once(database, policy, dry_run=options.dry_run)
     except errors.CoreError as error:
         print(f"lastbit janitor: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -6,8 +6,8 @@
       --option startingOffsets=earliest --key "get_json_object(cast(value AS string), '$.robot')" \\
       --checkpoint s3a://bucket/checkpoints/screws
 
-Rows need a topic, a partition and an offset: Kafka's columns are taken as they are. Files have them in columns, and are
-read in the order of their times: what is earlier in a partition must not be in a file that comes later.
+Rows need a topic, a partition and an offset. Kafka's columns are used as they are; files need such columns. Files are
+read in the order of their times, so an earlier offset of a partition must not be in a later file.
 
 It counts what is there and ends, or with --every goes on. Stopped at any place, started again, with another checkpoint
 on the same tally, twice at once: each message counts once. It needs `lastbit`, PySpark and the standard library, so the
@@ -37,7 +37,7 @@ GOOD, FAILED, WRONG_USE = 0, 1, 2
 
 
 class _Counted:
-    """What all micro-batches came to, and why the last one failed."""
+    """The total of all micro-batches, and the failure of the last one."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -56,73 +56,73 @@ class _Counted:
 
 def main(arguments: list[str] | None = None) -> int:
     keep_standard_output_clean()
-    given = _parser().parse_args(arguments)
-    begun = time.monotonic()
+    options = _parser().parse_args(arguments)
+    start = time.monotonic()
     counted = _Counted()
     try:
-        sink = _sink(given, token_of(given.token_file), counted)
-        spark = SparkSession.builder.appName(f"lastbit tally_stream {given.tally}").getOrCreate()
-        writer = _read(spark, given).writeStream.foreachBatch(sink).option("checkpointLocation", given.checkpoint)
+        sink = _sink(options, token_of(options.token_file), counted)
+        spark = SparkSession.builder.appName(f"lastbit tally_stream {options.tally}").getOrCreate()
+        writer = _read(spark, options).writeStream.foreachBatch(sink).option("checkpointLocation", options.checkpoint)
         trigger: dict[str, Any] = (
-            {"processingTime": f"{given.every} seconds"} if given.every else {"availableNow": True}
+            {"processingTime": f"{options.every} seconds"} if options.every else {"availableNow": True}
         )
         writer.trigger(**trigger).start().awaitTermination()
     except InvalidArgument as error:
         _say(str(error))
         return WRONG_USE
     except SPARK_ERRORS as error:
-        # What our own sink raised has come through the JVM and lost its type.
+        # An exception of our own sink passes through the JVM and loses its type.
         _say(str(counted.failure or told(error)))
         return WRONG_USE if isinstance(counted.failure, InvalidArgument) or is_wrong_use(error) else FAILED
     print(json.dumps({"batches": counted.batches, **counted.total.to_dict()}), flush=True)  # noqa: T201  # the report
-    _say(f"done in {time.monotonic() - begun:.1f} s")
+    _say(f"done in {time.monotonic() - start:.1f} s")
     return GOOD
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tally_stream.py", description="Count a stream into a tally.")
     parser.add_argument("--tally", required=True, metavar="NAME")
-    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where Spark keeps how far it has read")
+    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where Spark stores how far it has read")
     parser.add_argument("--format", default="parquet", help="kafka, parquet, json, csv, orc, … (parquet)")
-    parser.add_argument("--input", metavar="PATH", help="a folder, of the formats that are files")
-    parser.add_argument("--schema", metavar="DDL", help="of files: 'topic string, partition int, offset bigint, …'")
+    parser.add_argument("--input", metavar="PATH", help="a folder, for formats that are files")
+    parser.add_argument("--schema", metavar="DDL", help="for files: 'topic string, partition int, offset bigint, …'")
     add_reader(parser)
-    parser.add_argument("--explode", metavar="SQL", help="an array: each of its elements is a row, as the column item")
-    parser.add_argument("--key", required=True, metavar="SQL", help="which key of the tally a row counts for")
-    parser.add_argument("--delta", default="1", metavar="SQL", help="how much it counts (1)")
-    parser.add_argument("--topic", default="topic", metavar="SQL", help="where its message comes from (topic)")
-    parser.add_argument("--partition", default="partition", metavar="SQL", help="(partition)")
-    parser.add_argument("--offset", default="offset", metavar="SQL", help="(offset)")
-    parser.add_argument("--generation", default="0", metavar="SQL", help="of a topic that was made anew (0)")
-    parser.add_argument("--header", metavar="SQL", help="the source chain of messages that were republished")
-    parser.add_argument("--every", type=float, metavar="SECONDS", help="go on, with a micro-batch so often")
-    add_service(parser, "tasks that send at a time")
+    parser.add_argument("--explode", metavar="SQL", help="an array: each element becomes a row, as the column item")
+    parser.add_argument("--key", required=True, metavar="SQL", help="the tally's key for a row")
+    parser.add_argument("--delta", default="1", metavar="SQL", help="how much to add (1)")
+    parser.add_argument("--topic", default="topic", metavar="SQL", help="the topic of the message (topic)")
+    parser.add_argument("--partition", default="partition", metavar="SQL", help="its partition (partition)")
+    parser.add_argument("--offset", default="offset", metavar="SQL", help="its offset (offset)")
+    parser.add_argument("--generation", default="0", metavar="SQL", help="of a topic that was created again (0)")
+    parser.add_argument("--header", metavar="SQL", help="the source chain of republished messages")
+    parser.add_argument("--every", type=float, metavar="SECONDS", help="continue, with a micro-batch at this interval")
+    add_service(parser, "the most tasks that send at a time")
     return parser
 
 
-def _read(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
-    reader = spark.readStream.format(given.format).options(**dict(given.option))
-    if given.schema:
-        reader = reader.schema(given.schema)
-    frame = reader.load(given.input) if given.input else reader.load()
-    return frame.where(given.where) if given.where else frame
+def _read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+    reader = spark.readStream.format(options.format).options(**dict(options.option))
+    if options.schema:
+        reader = reader.schema(options.schema)
+    frame = reader.load(options.input) if options.input else reader.load()
+    return frame.where(options.where) if options.where else frame
 
 
-def _sink(given: argparse.Namespace, token: str | None, counted: _Counted) -> Any:
+def _sink(options: argparse.Namespace, token: str | None, counted: _Counted) -> Any:
     apply = tally_stream(
-        given.tally,
-        given.url,
+        options.tally,
+        options.url,
         token,
         on_report=counted.add,
-        key=given.key,
-        delta=given.delta,
-        topic=given.topic,
-        partition=given.partition,
-        offset=given.offset,
-        generation=given.generation,
-        header=given.header,
-        explode=given.explode,
-        parallel=given.parallel,
+        key=options.key,
+        delta=options.delta,
+        topic=options.topic,
+        partition=options.partition,
+        offset=options.offset,
+        generation=options.generation,
+        header=options.header,
+        explode=options.explode,
+        parallel=options.parallel,
     )
 
     def sink(frame: DataFrame, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""Alembic's entry. `core.storage.schema` passes the connection in; by hand, `alembic` takes LASTBIT_DATABASE_URL."""
+"""Alembic's entry point. `core.storage.schema` passes a connection; the command `alembic` uses LASTBIT_DATABASE_URL."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from core.storage.database import Database
 
 
 class Resuming(MySQLImpl):
-    """Data definition commits by itself on MariaDB and MySQL, statement by statement. So a migration that was killed,
-    or could not wait for a table, begins again from its start, and finds there what it has made already."""
+    """On MariaDB and MySQL, each data definition statement commits by itself. So a migration that was killed, or gave
+    up waiting for a table, starts again from its beginning and skips what already exists."""
 
     __dialect__ = "mysql"
 
-    def _exec(self, *arguments: Any, **named: Any) -> Any:
+    def _exec(self, *arguments: Any, **keywords: Any) -> Any:
         try:
-            return super()._exec(*arguments, **named)
+            return super()._exec(*arguments, **keywords)
         except DBAPIError as error:
             if faults.is_done_already(error):
                 return None

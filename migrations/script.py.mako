@@ -13,9 +13,9 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 
 
-# Add only: the release before works on this schema too, while it is replaced and as the way back. New columns are
-# nullable or have a default of the server's. A step that the release before can't live with comes a release later, and
-# says first from which revision on it serves: op.execute("UPDATE schema_support SET oldest = '...'"). See decision 0014.
+# Only add: the previous release uses this schema too, during an upgrade and after going back. New columns are nullable or
+# have a server default. A step that breaks the previous release belongs in a later release, and must first set the oldest
+# revision that it serves: op.execute("UPDATE schema_support SET oldest = '...'"). See decision 0014.
 
 
 def upgrade() -> None:

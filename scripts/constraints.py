@@ -1,8 +1,8 @@
-"""Write constraints/: every package that is installed, by its exact version and the hashes of its files.
+"""Write constraints/: the exact version of every installed package, and the hashes of its files.
 
 A set is resolved for all systems and for Python 3.11 and later, and written without addresses. The sets build on one
-another as requirements/*.txt do, and each holds only what the one before it lacks. What stands there already is kept
-where it fits; --upgrade takes the newest that fits.
+another as requirements/*.txt do; each contains only what its base lacks. Existing versions are kept if they fit;
+--upgrade takes the newest ones that fit.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Pin:
 
     @property
     def version(self) -> str:
-        (only,) = self.requirement.specifier
-        return only.version
+        (specifier,) = self.requirement.specifier
+        return specifier.version
 
     def __str__(self) -> str:
-        return " \\\n    ".join([str(self.requirement), *(f"--hash=sha256:{each}" for each in self.hashes)])
+        return " \\\n    ".join([str(self.requirement), *(f"--hash=sha256:{digest}" for digest in self.hashes)])
 
 
 def parse(text: str) -> list[Pin]:
@@ -69,10 +69,10 @@ def parse(text: str) -> list[Pin]:
     for line in text.replace("\\\n", " ").splitlines():
         if not line or line.startswith("#") or re.fullmatch(r"-r \w+\.txt", line):
             continue
-        found = re.fullmatch(r"([\w.-]+==[\w.!+]+(?: ?; ?[^@:\\]+?)?)((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*", line)
-        if found is None:
+        match = re.fullmatch(r"([\w.-]+==[\w.!+]+(?: ?; ?[^@:\\]+?)?)((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*", line)
+        if match is None:
             raise ValueError(f"not a package with an exact version and hashes: {line[:80]}")
-        pins.append(Pin(Requirement(found[1]), tuple(re.findall(r"sha256:(\w+)", found[2]))))
+        pins.append(Pin(Requirement(match[1]), tuple(re.findall(r"sha256:(\w+)", match[2]))))
     return pins
 
 
@@ -82,25 +82,26 @@ def read(name: str) -> list[Pin]:
     return [*(read(base) if base else []), *parse((FOLDER / f"{name}.txt").read_text())]
 
 
-def resolve(one: Set, kept: Iterable[Pin], held: Iterable[Pin]) -> list[Pin]:
-    """All packages of a set: in the versions that are held, and in those that are kept where they fit."""
+def resolve(target: Set, preferences: Iterable[Pin], bounds: Iterable[Pin]) -> list[Pin]:
+    """All packages of a set. Versions in `bounds` are required; those in `preferences` are kept if they fit."""
     with tempfile.TemporaryDirectory() as folder:
         output, constraints = Path(folder) / "output.txt", Path(folder) / "held.txt"
-        output.write_text("\n".join(str(pin.requirement) for pin in kept))  # uv prefers what it finds in its output
-        constraints.write_text("\n".join(str(pin.requirement) for pin in held))
+        # uv prefers the versions in an existing output file.
+        output.write_text("\n".join(str(pin.requirement) for pin in preferences))
+        constraints.write_text("\n".join(str(pin.requirement) for pin in bounds))
         options = ["--universal", "--python-version", PYTHON, "--generate-hashes", "--no-header", "--no-annotate"]
-        files = ["--constraints", str(constraints), "--output-file", str(output), *one.sources]
+        files = ["--constraints", str(constraints), "--output-file", str(output), *target.sources]
         uv = str(Path(sys.executable).with_name("uv"))
         subprocess.run([uv, "pip", "compile", "--quiet", "--no-config", *options, *files], cwd=ROOT, check=True)
         return parse(output.read_text())
 
 
-def render(one: Set, pins: Iterable[Pin], below: Iterable[Pin]) -> str:
+def render(target: Set, pins: Iterable[Pin], base_pins: Iterable[Pin]) -> str:
     """A set's file: what the set below it doesn't have in the same words."""
-    known = {str(pin) for pin in below}
-    lines = [f"# Written by `make constraints` from {one.sources[0]}; do not edit."]
-    lines += [f"-r {one.base}.txt"] if one.base else []
-    return "\n".join([*lines, *(text for text in map(str, pins) if text not in known)]) + "\n"
+    base_lines = {str(pin) for pin in base_pins}
+    lines = [f"# Written by `make constraints` from {target.sources[0]}; do not edit."]
+    lines += [f"-r {target.base}.txt"] if target.base else []
+    return "\n".join([*lines, *(text for text in map(str, pins) if text not in base_lines)]) + "\n"
 
 
 def main() -> None:
@@ -109,12 +110,12 @@ def main() -> None:
     upgrade = parser.parse_args().upgrade
     present = [] if upgrade else [pin for path in sorted(FOLDER.glob("*.txt")) for pin in parse(path.read_text())]
     resolved: dict[str, list[Pin]] = {}
-    for one in reversed(SETS.values()):  # the widest first: what is below it takes its versions
-        above = [pin for each in SETS.values() if each.base == one.name for pin in resolved[each.name]]
-        resolved[one.name] = resolve(one, present, above)
-    for one in SETS.values():
-        text = render(one, resolved[one.name], resolved[one.base] if one.base else [])
-        (FOLDER / f"{one.name}.txt").write_text(text)
+    for target in reversed(SETS.values()):  # the widest first: what is below it takes its versions
+        wider_pins = [pin for wider in SETS.values() if wider.base == target.name for pin in resolved[wider.name]]
+        resolved[target.name] = resolve(target, present, wider_pins)
+    for target in SETS.values():
+        text = render(target, resolved[target.name], resolved[target.base] if target.base else [])
+        (FOLDER / f"{target.name}.txt").write_text(text)
 
 
 if __name__ == "__main__":

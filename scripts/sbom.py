@@ -39,55 +39,56 @@ IMAGE = {
     "python_version": "3.11",
     "sys_platform": "linux",
 }
-"""What markers are judged by, wherever this runs."""
+"""The environment in which markers are evaluated: that of the image, on every machine."""
 LICENSE_CLASSIFIER = re.compile(r"^License :: (?:OSI Approved :: )?(?!OSI Approved$)(.+)$")
 
 
 def applies(requirement: Requirement, extras: Iterable[str] = ("",)) -> bool:
     """Whether a requirement holds in the image, for any of the extras that are asked for."""
-    return requirement.marker is None or any(requirement.marker.evaluate({**IMAGE, "extra": each}) for each in extras)
+    return requirement.marker is None or any(requirement.marker.evaluate({**IMAGE, "extra": extra}) for extra in extras)
 
 
 def requirements(name: str) -> list[Requirement]:
     """The lines of requirements/NAME.txt that hold in the image."""
     lines = (ROOT / f"requirements/{name}.txt").read_text().splitlines()
-    found = [Requirement(line) for line in lines if line and not line.startswith(("#", "-"))]
-    return [each for each in found if applies(each)]
+    requirements = [Requirement(line) for line in lines if line and not line.startswith(("#", "-"))]
+    return [requirement for requirement in requirements if applies(requirement)]
 
 
 def needs(root: Iterable[Requirement], pins: Mapping[str, Pin]) -> dict[str, set[str]]:
     """All that the requirements lead to: each package's name, with the names of those that it needs itself."""
-    found: dict[str, set[str]] = {}
-    asked: set[tuple[str, str]] = set()
-    left = list(root)
-    while left:
-        requirement = left.pop()
+    graph: dict[str, set[str]] = {}
+    pairs: set[tuple[str, str]] = set()
+    queue = list(root)
+    while queue:
+        requirement = queue.pop()
         name = canonicalize_name(requirement.name)
         for extra in {"", *requirement.extras}:
-            if (name, extra) in asked:
+            if (name, extra) in pairs:
                 continue
-            asked.add((name, extra))
-            own = [each for each in map(Requirement, installed(pins[name]).requires or ()) if applies(each, (extra,))]
-            found.setdefault(name, set()).update(canonicalize_name(each.name) for each in own)
-            left += own
-    return found
+            pairs.add((name, extra))
+            declarations = map(Requirement, installed(pins[name]).requires or ())
+            dependencies = [dependency for dependency in declarations if applies(dependency, (extra,))]
+            graph.setdefault(name, set()).update(canonicalize_name(dependency.name) for dependency in dependencies)
+            queue += dependencies
+    return graph
 
 
 def installed(pin: Pin) -> Distribution:
-    found = distribution(pin.name)
-    if found.version != pin.version:
-        sys.exit(f"{pin.name} is {found.version} here and {pin.version} in constraints/: `make venv` first")
-    return found
+    package = distribution(pin.name)
+    if package.version != pin.version:
+        sys.exit(f"{pin.name} is {package.version} here and {pin.version} in constraints/: `make venv` first")
+    return package
 
 
 def licenses(pin: Pin) -> list[License]:
     """As the package states them: an expression; else its classifiers; else a short text."""
     metadata = installed(pin).metadata
-    classified = [found[1] for each in metadata.get_all("Classifier", []) if (found := LICENSE_CLASSIFIER.match(each))]
+    matches = map(LICENSE_CLASSIFIER.match, metadata.get_all("Classifier", []))
+    classifiers = [match[1] for match in matches if match]
     expressions = metadata.get_all("License-Expression", [])
-    texts = [each for each in metadata.get_all("License", []) if len(each) < 80 and "\n" not in each]
-    stated = expressions or classified or texts
-    return [LicenseFactory().make_from_string(each) for each in stated]
+    texts = [text for text in metadata.get_all("License", []) if len(text) < 80 and "\n" not in text]
+    return [LicenseFactory().make_from_string(text) for text in expressions or classifiers or texts]
 
 
 def sha256(digest: str) -> HashType:
@@ -98,7 +99,7 @@ def package(pin: Pin) -> Component:
     """A pinned package; the hashes are of all its files, of which one is installed."""
     purl = PackageURL("pypi", None, pin.name, pin.version)
     files = ExternalReference(
-        type=ExternalReferenceType.DISTRIBUTION, url=XsUri(str(purl)), hashes=[sha256(each) for each in pin.hashes]
+        type=ExternalReferenceType.DISTRIBUTION, url=XsUri(str(purl)), hashes=[sha256(digest) for digest in pin.hashes]
     )
     return Component(
         name=pin.name,
@@ -119,14 +120,14 @@ def render(wheel: Path) -> str:
     graph = needs([*of_image, *of_wheel], pins)
     packages = {name: package(pins[name]) for name in sorted(graph)}
 
-    own = LicenseFactory().make_from_string(project["license"])
+    license = LicenseFactory().make_from_string(project["license"])
     purl = PackageURL("pypi", None, "lastbit", version)
     client = Component(
         name="lastbit",
         version=version,
         bom_ref=str(purl),
         purl=purl,
-        licenses=[own],
+        licenses=[license],
         description="The wheel: client, command line and Spark parts; its dependencies with those of lastbit[cli]",
         hashes=[sha256(hashlib.sha256(wheel.read_bytes()).hexdigest())],
     )
@@ -138,19 +139,21 @@ def render(wheel: Path) -> str:
         name="lastbit-image",
         version=version,
         bom_ref="image",
-        licenses=[own],
+        licenses=[license],
         description="The service, its jobs and their Python packages; what the base image holds is not listed",
     )
-    root = Component(type=ComponentType.APPLICATION, name="lastbit", version=version, bom_ref="lastbit", licenses=[own])
+    root = Component(
+        type=ComponentType.APPLICATION, name="lastbit", version=version, bom_ref="lastbit", licenses=[license]
+    )
 
     bom = Bom(components=[client, image, system, *packages.values()])
     bom.metadata.component = root
     bom.register_dependency(root, [client, image])
-    bom.register_dependency(client, {packages[canonicalize_name(each.name)] for each in of_wheel})
-    bom.register_dependency(image, [system, *{packages[canonicalize_name(each.name)] for each in of_image}])
+    bom.register_dependency(client, {packages[canonicalize_name(pin.name)] for pin in of_wheel})
+    bom.register_dependency(image, [system, *{packages[canonicalize_name(pin.name)] for pin in of_image}])
     bom.register_dependency(system)
-    for name, needed in graph.items():
-        bom.register_dependency(packages[name], [packages[each] for each in sorted(needed)])
+    for name, dependencies in graph.items():
+        bom.register_dependency(packages[name], [packages[dependency] for dependency in sorted(dependencies)])
     bom.metadata.timestamp = None  # type: ignore[assignment]  # optional in the schema
     bom.serial_number = uuid.UUID(int=0)
     content = JsonV1Dot6(bom).output_as_string()
@@ -160,8 +163,8 @@ def render(wheel: Path) -> str:
 
 def main(folder: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    built = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True)
-    (name,) = re.findall(r"lastbit-\S+\.whl", built.stdout.splitlines()[-1])
+    result = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True)
+    (name,) = re.findall(r"lastbit-\S+\.whl", result.stdout.splitlines()[-1])
     (folder / "sbom.cdx.json").write_text(render(folder / name))
     print(f"wrote {name} and sbom.cdx.json", file=sys.stderr)  # noqa: T201
 

@@ -1,1 +1,1 @@
-"""HTTP clients that the service and its jobs hand to core: core knows what is to be sent, these know how."""
+"""HTTP clients that the service and its jobs pass to core. Core decides what to send, and these send it."""

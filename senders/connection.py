@@ -1,10 +1,9 @@
-"""A connection to addresses that were judged before, with one deadline for all that is done on it.
+"""A connection to addresses that were checked before, with one deadline for everything done on it.
 
-httpcore asks its network backend for a connection to a *name*. This backend doesn't look the name up again: it connects
-to the addresses that it was made with, while Host header, SNI and certificate stay the name's. And where httpcore's
-time-outs are for each read, which a receiver can stretch for ever with a byte now and then, here every step gets what
-is left of one deadline.
-"""
+httpcore asks its network backend for a connection to a *name*. This backend does not look up the name again. It
+connects to the addresses that it was created with; Host header, SNI and certificate check still use the name. httpcore
+applies its time-outs to each read, so a receiver that sends a byte now and then could keep a connection forever. Here
+each step gets the remaining time of one deadline."""
 
 from __future__ import annotations
 
@@ -19,23 +18,23 @@ import httpcore
 
 
 class Deadline:
-    """So many seconds from now on."""
+    """A point in time, `seconds` from now."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until = clock() + seconds
 
     def left(self) -> float:
-        """Raises `httpcore.ReadTimeout` where it is over."""
-        left = self._until - self._clock()
-        if left <= 0:
+        """The remaining seconds. Raises `httpcore.ReadTimeout` if there are none."""
+        seconds = self._until - self._clock()
+        if seconds <= 0:
             raise httpcore.ReadTimeout
-        return left
+        return seconds
 
 
 @contextlib.contextmanager
 def _raising(kind: type[Exception]) -> Iterator[None]:
-    """The socket's errors as httpcore's, with words of ours: the pool forgets what they were caused by."""
+    """Turn the socket's errors into httpcore's, with our own text, because the pool drops their cause."""
     try:
         yield
     except TimeoutError as error:
@@ -55,7 +54,7 @@ def _words(error: OSError) -> str:
 
 
 class Pinned(httpcore.NetworkBackend):
-    """Connects to the first of `addresses` that takes the connection, whatever the name."""
+    """Connects to the first of `addresses` that accepts, whatever the name."""
 
     def __init__(self, addresses: Sequence[str], deadline: Deadline) -> None:
         self._addresses = addresses
@@ -69,23 +68,23 @@ class Pinned(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        refused: Exception | None = None
+        failure: Exception | None = None
         for place, address in enumerate(self._addresses):
-            # An address that doesn't answer leaves time for the next ones.
+            # Each address gets a share, so that a silent one leaves time for the next.
             patience = self._deadline.left() / (len(self._addresses) - place)
             try:
                 with _raising(httpcore.ConnectError):
-                    connected = socket.create_connection((address, port), patience)
-                    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    return _Stream(connected, self._deadline)
+                    connection = socket.create_connection((address, port), patience)
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    return _Stream(connection, self._deadline)
             except (httpcore.ConnectError, httpcore.ReadTimeout) as error:
-                refused = error
-        raise refused or httpcore.ConnectError("there is no address")
+                failure = error
+        raise failure or httpcore.ConnectError("there is no address")
 
 
 class _Stream(httpcore.NetworkStream):
-    def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
-        self._socket = connected
+    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
+        self._socket = connection
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:

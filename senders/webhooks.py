@@ -1,9 +1,9 @@
-"""Sending webhooks: one POST, on a connection of its own, to an address that was judged.
+"""Sends webhooks: one POST on its own connection, to an address that was checked.
 
-Nothing is followed, nothing is remembered: no redirects, cookies, proxies of the environment, or connections that are
-kept. The answer's body is read as far as a few kilobytes, to see whether it is whole, and thrown away.
+There are no redirects, cookies, proxies from the environment or connections that are kept. At most a few kilobytes of
+the response's body are read, to see whether it is complete, and discarded.
 
-What went wrong is said in words of our own. Those of the resolver and the socket may name addresses of our network.
+Error texts are our own, because those of the resolver and the socket may contain addresses of our network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lastbit import __version__
 from senders.connection import Deadline, Pinned
 
 READ: Final = 4096
-"""Bytes of an answer's body that are waited for."""
+"""The most bytes of a response's body to wait for."""
 AGENT: Final = f"Lastbit/{__version__}"
 
 Resolve = Callable[[str, int], Sequence[str]]
@@ -35,12 +35,12 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 
 def resolve(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
+    results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(result[4][0]) for result in results))
 
 
 class WebhookSender:
-    """A `core.webhooks.subscriptions.Sender`. `timeout` is for all of a request, in seconds."""
+    """A `core.webhooks.subscriptions.Sender`. `timeout` limits the whole request, in seconds."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class WebhookSender:
         self._certificates = certificates or ssl.create_default_context()
 
     def check(self, url: str) -> None:
-        """Whether a webhook may lead there, as its host resolves now. Raises `Unfit`."""
+        """Check the URL and the addresses that its host resolves to now. Raises `Unfit`."""
         self._addresses(parse(url), Deadline(self._timeout))
 
     def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
-        """Raises nothing for what the network or the receiver does."""
-        began = time.monotonic()
+        """Returns errors of the network or the receiver as part of the `Answer`."""
+        start = time.monotonic()
         status: int | None = None
         error: str | None = None
         retry_after: float | None = None
@@ -76,8 +76,8 @@ class WebhookSender:
                 pool.stream("POST", _url(target), headers=_headers(target, headers), content=body) as answer,
             ):
                 status = answer.status
-                said = {name.lower(): value for name, value in answer.headers}
-                retry_after = _seconds(said.get(b"retry-after"), said.get(b"date"))
+                received_headers = {name.lower(): value for name, value in answer.headers}
+                retry_after = _seconds(received_headers.get(b"retry-after"), received_headers.get(b"date"))
                 size = 0
                 for part in answer.iter_stream():
                     size += len(part)
@@ -89,19 +89,19 @@ class WebhookSender:
             error = self._words(cause, status)
         if error is None and status is not None and 300 <= status < 400:
             error = "a redirect, which is not followed"
-        return Answer(status, error, round((time.monotonic() - began) * 1000), retry_after)
+        return Answer(status, error, round((time.monotonic() - start) * 1000), retry_after)
 
     def _addresses(self, target: Target, deadline: Deadline) -> Sequence[str]:
-        """All of them, each judged. Raises `Unfit`."""
+        """All addresses of the host, each checked. Raises `Unfit`."""
         outcome: queue.SimpleQueue[Sequence[str] | None] = queue.SimpleQueue()
 
         def look_up() -> None:
-            found: Sequence[str] | None = None
+            addresses: Sequence[str] | None = None
             with contextlib.suppress(OSError, UnicodeError):
-                found = self._resolve(target.host, target.port)
-            outcome.put(found)
+                addresses = self._resolve(target.host, target.port)
+            outcome.put(addresses)
 
-        # The system's resolver has patience of its own, which is longer.
+        # The system's resolver has its own, longer time-out.
         threading.Thread(target=look_up, daemon=True).start()
         try:
             addresses = outcome.get(timeout=deadline.left())
@@ -117,7 +117,7 @@ class WebhookSender:
         if isinstance(cause, httpcore.TimeoutException):
             return f"no whole answer within {self._timeout:g} s"
         if isinstance(cause, httpcore.ConnectError):
-            return str(cause)  # ours, see `connection`
+            return str(cause)  # our own text, see `connection`
         if status is not None:
             return "the connection was closed in the middle of the answer"
         if isinstance(cause, httpcore.ProtocolError) and "disconnected" not in str(cause):
@@ -131,14 +131,14 @@ def _url(target: Target) -> httpcore.URL:
     )
 
 
-def _headers(target: Target, signed: dict[str, str]) -> list[tuple[str, str]]:
-    own = {"Host": target.authority, "User-Agent": AGENT, "Content-Type": "application/json", "Accept": "*/*"}
-    return [*own.items(), *signed.items(), ("Connection", "close")]
+def _headers(target: Target, signature_headers: dict[str, str]) -> list[tuple[str, str]]:
+    own_headers = {"Host": target.authority, "User-Agent": AGENT, "Content-Type": "application/json", "Accept": "*/*"}
+    return [*own_headers.items(), *signature_headers.items(), ("Connection", "close")]
 
 
-def _seconds(retry_after: bytes | None, sent: bytes | None) -> float | None:
-    """Of a Retry-After header: seconds, or a date. None where it can't be read. A date is compared with the answer's
-    own, so that a clock that is off on either side makes no difference."""
+def _seconds(retry_after: bytes | None, sent_at: bytes | None) -> float | None:
+    """The seconds in a Retry-After header, which contains seconds or a date. None if it can't be parsed. A date is
+    compared with the response's own Date, so that a wrong clock on either side makes no difference."""
     if retry_after is None:
         return None
     text = retry_after.decode("ascii", "replace").strip()
@@ -147,7 +147,7 @@ def _seconds(retry_after: bytes | None, sent: bytes | None) -> float | None:
     until = _date(text)
     if until is None:
         return None
-    now = None if sent is None else _date(sent.decode("ascii", "replace"))
+    now = None if sent_at is None else _date(sent_at.decode("ascii", "replace"))
     return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
 
 

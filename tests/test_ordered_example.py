@@ -56,9 +56,9 @@ def ledger(**different: Any) -> Ledger:
     [
         ({"effects": [0, 1, 3]}, "event 2 was skipped"),
         ({"effects": [2, 0, 1, 3]}, "step 1 was handled before step 0"),
-        ({"effects": [0, 1, 3, 1, 2]}, "event 1 was done, was written down as done, and was replayed"),
+        ({"effects": [0, 1, 3, 1, 2]}, "event 1 was stored as done and was replayed"),
         ({"end": Snapshot(3, 4, (4,))}, "not the end of the stream"),
-        ({"crashes": []}, "nobody was killed"),
+        ({"crashes": []}, "no worker was killed"),
         ({"errors": ["the last worker ended with exit status 1"]}, "exit status 1"),
     ],
 )

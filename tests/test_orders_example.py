@@ -44,9 +44,9 @@ CAME = [event(1, "card.charged"), event(2, "batch.completed"), event(3, "items.r
         ([*CAME, event(5, "command.ship")], None),
         (CAME, "has 0 commands"),
         ([*CAME, event(5, "command.ship"), event(6, "command.ship")], "has 2 commands"),
-        ([*CAME[:2], event(3, "command.ship"), event(4, "items.reserved")], "before all that it needs"),
+        ([*CAME[:2], event(3, "command.ship"), event(4, "items.reserved")], "before all its events"),
         ([*CAME[1:], event(5, "command.ship"), event(6, "command.ship", "o2")], "though it is not complete"),
-        ([*CAME, event(5, "command.ship"), event(6, "command.ship", "o3")], "nobody knows it"),
+        ([*CAME, event(5, "command.ship"), event(6, "command.ship", "o3")], "does not exist"),
     ],
 )
 def test_the_proof_sees_what_is_wrong(events: list[Event], word: str | None) -> None:

@@ -1,11 +1,11 @@
 """`make demo`: a real fan-out, with crashes and duplicates, to its exact end.
 
-The items are the files of the running interpreter's standard library. A producer hands them to a queue that duplicates
-and reorders, consumers parse them, and processes are killed on the way: SIGKILL, from outside, at work. Nothing of it
-is simulated: the service, the queue, the producer and the consumers are processes that know each other by address only.
+The items are the files of the running interpreter's standard library. A producer publishes them to a queue that
+duplicates and reorders messages, and consumers parse them. Meanwhile processes are killed by SIGKILL. Nothing is
+simulated: the service, the queue, the producer and the consumers are separate processes that communicate by address.
 
     __main__   the command
-    run        the course of the demo: who is started, who is killed, when it is over
+    run        starts and kills the processes, and detects the end
     producer, consumer, broker   the processes
-    proof      what must add up in the end, and the closing lines
+    proof      the final checks, and the closing lines
 """

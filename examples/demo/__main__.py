@@ -23,24 +23,24 @@ Try next
   make serve                          the service, at http://127.0.0.1:8000; its API pages are at /docs
   .venv/bin/lastbit open --key mine --items 3 --sealed
   .venv/bin/lastbit ack 1:0:0 1:0:2   then: lastbit status 1 · pending 1 · watch 1 · verify 1
-  README.md                           the five-minute tour, in Python
-  examples/demo/                      how this was done"""
+  README.md                           an introduction, in Python
+  examples/demo/                      the source of this demo"""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description="A real fan-out to its exact end.")
     parser.add_argument("--stay", action="store_true", help="keep the service up afterwards, until Ctrl-C")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     listen_for_the_end(LONGEST)
     try:
-        with show() as shown, temporary_folder("demo") as folder, Processes(Path(folder)) as processes:
-            return _run(shown, processes, Path(folder), given.stay)
+        with show() as screen, temporary_folder("demo") as folder, Processes(Path(folder)) as processes:
+            return _run(screen, processes, Path(folder), arguments.stay)
     except Interrupted:
         return interrupted("demo")
 
 
-def _run(shown: Show, processes: Processes, folder: Path, stay: bool) -> int:
-    demo = Demo(shown, processes, folder)
+def _run(screen: Show, processes: Processes, folder: Path, stay: bool) -> int:
+    demo = Demo(screen, processes, folder)
     failure = None
     try:
         demo.run()
@@ -48,19 +48,19 @@ def _run(shown: Show, processes: Processes, folder: Path, stay: bool) -> int:
         failure = str(error)
     signal.alarm(0)
     faults = demo.ledger.faults() if failure is None else [failure, *demo.ledger.errors]
-    shown.end()
+    screen.end()
     if faults:
-        shown.plain("\nThe demo did not come out as it should:")
+        screen.plain("\nThe demo failed:")
         for fault in faults:
-            shown.plain(f"  {fault}")
+            screen.plain(f"  {fault}")
         return 1
     assert demo.ledger.batch is not None
-    shown.plain(f"\nBatch {demo.ledger.batch.id} is complete, exactly.\n")
-    for line in proof.closing_lines(demo.ledger, shown.seconds):
-        shown.plain(line)
-    shown.plain(NEXT)
+    screen.plain(f"\nBatch {demo.ledger.batch.id} is complete, exactly.\n")
+    for line in proof.closing_lines(demo.ledger, screen.seconds):
+        screen.plain(line)
+    screen.plain(NEXT)
     if stay:
-        shown.plain(
+        screen.plain(
             f"\nThe service stays at {demo.url} until Ctrl-C: LASTBIT_URL={demo.url} .venv/bin/lastbit status 1"
         )
         threading.Event().wait()

@@ -1,10 +1,10 @@
-"""A small honest message broker: at least once, in no order, and not even once only.
+"""A small message broker that delivers at least once, in random order, with duplicates.
 
-It keeps a message until its consumer says that it is done. A connection that ends gives back what it held, and others
-get it: that is how a dead consumer's messages return. One message in ten is put in twice, and each is drawn at random
-from those that wait. Publishing blocks while many wait, so a producer is never far ahead.
+It keeps a message until its consumer confirms it. When a connection ends, its unconfirmed messages return to the queue
+and go to other consumers. One message in ten is queued twice, and deliveries are drawn at random from the queue.
+Publishing blocks while the queue is long, so a producer is never far ahead.
 
-It speaks JSON lines over TCP; `Publisher` and `Subscription` are its client.
+The protocol is JSON lines over TCP; `Publisher` and `Subscription` are its clients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_WAITING = 250
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`tag` is the delivery's own; the two copies of a duplicated item differ in it."""
+    """`tag` identifies the message; the two copies of a duplicated item have different tags."""
 
     tag: int
     item: str
@@ -40,15 +40,15 @@ class Message:
 @dataclass
 class Statistics:
     published: int = 0
-    """Messages as the producer gave them."""
+    """Messages from the producer, without duplicates."""
     duplicated: int = 0
     deliveries: int = 0
     given_back: int = 0
-    """Messages that a connection held when it ended."""
+    """Unconfirmed messages of connections that ended."""
     left: int = 0
-    """Messages that nobody is done with yet."""
+    """Messages that are not confirmed yet."""
     items_done: int = 0
-    """Distinct items of which at least one message is done."""
+    """Distinct items with at least one confirmed message."""
     held: dict[str, int] = field(default_factory=dict)
 
 
@@ -120,19 +120,19 @@ class Broker:
                 self._statistics.duplicated += copies - 1
                 self._changed.notify_all()
 
-    async def _push(self, name: str, most: int, writer: asyncio.StreamWriter) -> None:
-        """Keep a consumer supplied: at most so many messages that it isn't done with."""
-        held = self._held[name]
-        with contextlib.suppress(ConnectionError):  # its reader hears of the end as well, and gives back
+    async def _push(self, name: str, limit: int, writer: asyncio.StreamWriter) -> None:
+        """Keep a consumer supplied with at most `limit` unconfirmed messages."""
+        messages = self._held[name]
+        with contextlib.suppress(ConnectionError):  # `serve` notices the end too, and returns the messages
             while True:
                 async with self._changed:
-                    await self._changed.wait_for(lambda: self._over() or bool(self._waiting and len(held) < most))
+                    await self._changed.wait_for(lambda: self._over() or bool(self._waiting and len(messages) < limit))
                     if self._over():
                         break
                     place = self._chance.randrange(len(self._waiting))
                     self._waiting[place], self._waiting[-1] = self._waiting[-1], self._waiting[place]
                     message = self._waiting.pop()
-                    held[message.tag] = message
+                    messages[message.tag] = message
                     self._statistics.deliveries += 1
                     self._changed.notify_all()
                 writer.write(json.dumps(asdict(message)).encode() + b"\n")
@@ -187,34 +187,34 @@ class Publisher(_Connection):
         return Statistics(**json.loads(self._lines.readline()))
 
     def publish(self, messages: list[tuple[str, str]]) -> None:
-        """Give the broker (item id, path) pairs; returns when it has them all."""
+        """Publish (item id, path) pairs; returns when the broker has all of them."""
         self._ask({"publish": messages})
 
     def until_left(self, count: int) -> None:
-        """Returns when at most so many messages are left that nobody is done with."""
+        """Returns when at most `count` messages are unconfirmed."""
         self._ask({"until_left": count})
 
     def statistics(self) -> Statistics:
         return self._ask({"statistics": True})
 
     def drain(self) -> None:
-        """From now on subscriptions end once every message is done."""
+        """From now on, subscriptions end when every message is confirmed."""
         self._ask({"close": True})
 
 
 class Subscription(_Connection):
-    """A consumer's connection: iterate over it, and say `done` for each message."""
+    """A consumer's connection: iterate over it, and call `done` for each message."""
 
-    def __init__(self, address: str, name: str, most: int) -> None:
+    def __init__(self, address: str, name: str, limit: int) -> None:
         super().__init__(address)
-        self._send({"consume": most, "name": name})
+        self._send({"consume": limit, "name": name})
 
     def __iter__(self) -> Iterator[Message]:
         for line in self._lines:
             yield Message(**json.loads(line))
 
     def done(self, message: Message) -> None:
-        """The broker forgets the message. May be called from any thread."""
+        """Confirm a message, so that the broker deletes it. Callable from any thread."""
         self._send({"done": message.tag})
 
 
@@ -223,7 +223,7 @@ async def main() -> None:
     server = await asyncio.start_server(broker.serve, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     say(address=f"{host}:{port}")
-    # Whoever started us holds the other end of standard input; it ends with them, whatever ends them.
+    # Standard input closes when the parent process ends, for any reason.
     await asyncio.to_thread(sys.stdin.read)
     server.close()
 

@@ -1,8 +1,8 @@
 """A consumer: takes files from the queue, parses them, and acks them.
 
-The order is what makes it safe to kill: work, ack to Lastbit, and only when that was answered (so: committed) is the
-message removed from the queue. Killed in between, the message comes back and is acked again, which changes nothing.
-"""
+The order makes it safe to kill: it works, acks to Lastbit, and confirms the message to the queue only after the
+response, that is, after the commit. If it is killed in between, the message is redelivered and acked again, which
+changes nothing."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from examples.speech import say
 from lastbit import Client, Completed
 
 AT_ONCE = 8
-"""Messages that the queue hands out before the first of them is done."""
+"""Unconfirmed messages that this consumer may have."""
 
 
-def told(done: Completed) -> None:
-    """A complete batch that an ack's answer named: here a real consumer would publish the catalog, start the next
-    stage, send the mail. Every redelivery is told again, so what it does is idempotent."""
-    say(completed=done.batch, newly=done.newly, succeeded=done.succeeded)
+def report_completed(batch: Completed) -> None:
+    """Called with each complete batch in an ack's response. Here a real consumer would publish the catalog, start the
+    next stage or send the mail. Redeliveries report the batch again, so the action must be idempotent."""
+    say(completed=batch.batch, newly=batch.newly, succeeded=batch.succeeded)
 
 
-def settled(queue: Subscription, message: Message, future: Future[Completed | None]) -> None:
+def confirm(queue: Subscription, message: Message, future: Future[Completed | None]) -> None:
     error = future.exception()
     if error is None:
         queue.done(message)
     else:
-        say(error=f"{message.item}: {error}")  # not done, so the queue will hand it out again
+        say(error=f"{message.item}: {error}")  # not confirmed, so the queue will redeliver it
 
 
 def main() -> None:
@@ -39,16 +39,16 @@ def main() -> None:
     parser.add_argument("--url", required=True)
     parser.add_argument("--broker", required=True)
     parser.add_argument("--name", required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with (
-        Client(given.url) as client,
-        Subscription(given.broker, given.name, AT_ONCE) as queue,
-        client.acker(on_completed=told) as acker,
+        Client(arguments.url) as client,
+        Subscription(arguments.broker, arguments.name, AT_ONCE) as queue,
+        client.acker(on_completed=report_completed) as acker,
     ):
         for message in queue:
             reason = fault(Path(message.path))
             future = acker.ack(message.item) if reason is None else acker.fail(message.item, reason)
-            future.add_done_callback(partial(settled, queue, message))
+            future.add_done_callback(partial(confirm, queue, message))
 
 
 if __name__ == "__main__":

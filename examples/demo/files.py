@@ -13,16 +13,16 @@ _NOT_OURS = {"site-packages", "dist-packages", "__pycache__"}
 
 
 def standard_library() -> list[Path]:
-    """Always in the same order: a producer that starts again must find the same items behind the same numbers."""
-    found: list[Path] = []
+    """Sorted, because a restarted producer must assign the same files to the same numbers."""
+    files: list[Path] = []
     for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
         folders[:] = set(folders) - _NOT_OURS
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted(found)
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(files)
 
 
 def uneven_chunks(files: list[Path]) -> list[list[Path]]:
-    """The files in order, cut into about twenty chunks of very different lengths; the same ones each time."""
+    """The files in order, in about twenty chunks of very different lengths, the same in each run."""
     chance = random.Random("chunks")  # noqa: S311
     longest = max(2, len(files) // 10)
     chunks: list[list[Path]] = []
@@ -35,9 +35,10 @@ def uneven_chunks(files: list[Path]) -> list[list[Path]]:
 
 
 def fault(path: Path) -> str | None:
-    """Parse a file; None where it is Python, else what it is not. The library's own tests bring a few that aren't."""
+    """Parse a file. Returns None if it is valid Python, else the error. A few files of the library's own tests are not
+    valid."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the files, not of ours
+        warnings.simplefilter("ignore")  # warnings about the files' code
         try:
             ast.parse(path.read_bytes(), str(path))
         except (SyntaxError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The course of the demo: who is started, who is killed and when, and when it is over."""
+"""The course of the demo: it starts and kills the processes, and detects the end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lastbit import BatchHandle, Client
 
 CONSUMERS = 3
 KILL_CONSUMER_AT = 0.35
-"""Of the files."""
+"""The share of resolved files at which a consumer is killed."""
 TICK = 0.2
-"""Seconds between two looks at the batch."""
+"""Seconds between two reads of the batch."""
 
 
 class Demo:
@@ -36,7 +36,7 @@ class Demo:
         self._ended: set[Process] = set()
 
     def run(self) -> None:
-        """To the end, or to a `Failed`."""
+        """Run to the end. Raises `Failed`."""
         ledger, show = self.ledger, self._show
         show.say(f"the items: {ledger.files:,} Python files, the standard library of this interpreter")
         self._service, self.url = start_service(self._processes, self._database, seconds=60)
@@ -66,21 +66,21 @@ class Demo:
 
     def _start_broker(self) -> str:
         broker = self._processes.start("broker", "examples.demo.broker")
-        heard = self._processes.hear(30)
-        if heard is None or heard.facts is None:
+        report = self._processes.hear(30)
+        if report is None or report.facts is None:
             raise Failed(f"the queue did not start:\n{broker.last_words()}")
-        return str(heard.facts["address"])
+        return str(report.facts["address"])
 
     def _until_opened(self, client: Client) -> BatchHandle:
         while True:
-            heard = self._processes.hear(60)
-            if heard is None:
+            report = self._processes.hear(60)
+            if report is None:
                 raise Failed(f"the producer did not open the batch:\n{self._producer.last_words()}")
-            if heard.facts is None:
-                self._process_ended(heard.process)
-            elif "opened" in heard.facts:
-                self._show.say(f"producer: opened batch {heard.facts['opened']}")
-                return client.batch(heard.facts["opened"])
+            if report.facts is None:
+                self._process_ended(report.process)
+            elif "opened" in report.facts:
+                self._show.say(f"producer: opened batch {report.facts['opened']}")
+                return client.batch(report.facts["opened"])
 
     def _look(self, batch: BatchHandle) -> None:
         now = batch.info
@@ -90,43 +90,44 @@ class Demo:
             self._kill_consumer()
 
     def _kill_consumer(self) -> None:
-        """While it holds messages: stopped first, so that the queue's word on that is still true when it is killed."""
+        """Kill a consumer that has messages. It is paused first, so that the queue's count is still right at the
+        kill."""
         victim = self._consumers[1]
         victim.pause()
-        held = self._queue.statistics().held.get(victim.name, 0)
-        if held < AT_ONCE // 2:
-            victim.resume()  # it has just finished a good deal; the next look will do
+        messages = self._queue.statistics().held.get(victim.name, 0)
+        if messages < AT_ONCE // 2:
+            victim.resume()  # it has just finished most of its messages; try again at the next read
             return
         victim.kill()
-        self.ledger.held_by_the_killed = held
+        self.ledger.held_by_the_killed = messages
         self._show.say(
-            f"[red]{victim.name} killed[/] (SIGKILL) while it held {held} messages; the queue hands them to the others"
+            f"[red]{victim.name} killed[/] (SIGKILL) with {messages} messages, which the queue gives to the others"
         )
 
     def _hear(self) -> None:
-        """Take in what the processes said."""
-        heard = self._processes.hear(TICK)
-        while heard is not None:
-            if heard.facts is None:
-                self._process_ended(heard.process)
+        """Handle the reports of the processes."""
+        report = self._processes.hear(TICK)
+        while report is not None:
+            if report.facts is None:
+                self._process_ended(report.process)
             else:
-                self._take(heard.process.name, heard.facts)
-            heard = self._processes.hear(0)
+                self._take(report.process.name, report.facts)
+            report = self._processes.hear(0)
 
-    def _take(self, name: str, said: dict[str, Any]) -> None:
+    def _take(self, name: str, facts: dict[str, Any]) -> None:
         ledger = self.ledger
-        if "error" in said:
-            ledger.errors.append(f"{name}: {said['error']}")
-        elif "completed" in said:
-            self._told(name, said["newly"])
-        elif "opened" in said:
-            ledger.resumed = said["replayed"]
-        elif "extended" in said:
-            self._extended(said)
-        elif "sealed" in said:
+        if "error" in facts:
+            ledger.errors.append(f"{name}: {facts['error']}")
+        elif "completed" in facts:
+            self._told(name, facts["newly"])
+        elif "opened" in facts:
+            ledger.resumed = facts["replayed"]
+        elif "extended" in facts:
+            self._extended(facts)
+        elif "sealed" in facts:
             self._sealed = True
-            self._show.say(f"producer: sealed the batch while {said['pending']:,} of its items were pending")
-            if said["newly"]:
+            self._show.say(f"producer: sealed the batch while {facts['pending']:,} of its items were pending")
+            if facts["newly"]:
                 self._told("the producer's seal", newly=True)
 
     def _told(self, name: str, newly: bool) -> None:
@@ -135,15 +136,15 @@ class Demo:
         else:
             self.ledger.told_again += 1
 
-    def _extended(self, said: dict[str, Any]) -> None:
-        ledger, number = self.ledger, said["extended"]
-        ids = (said["first"], said["last"])
+    def _extended(self, facts: dict[str, Any]) -> None:
+        ledger, number = self.ledger, facts["extended"]
+        ids = (facts["first"], facts["last"])
         if number == self._kill_producer_at and ledger.producer_killed_at is None:
             self._producer.kill()
             ledger.producer_killed_at = number
             ledger.promised[number] = ids
             self._show.say(
-                f"[red]producer killed[/] (SIGKILL) between extend and publish: it was given {ids[0]} … {ids[1]} and "
+                f"[red]producer killed[/] (SIGKILL) between extend and publish: it got {ids[0]} … {ids[1]} and "
                 "published none of them"
             )
             self._producer = self._processes.start("producer", *self._producing)
@@ -152,7 +153,7 @@ class Demo:
             if ledger.promised[number] != ids:
                 ledger.reissued.append(number)
             else:
-                self._show.say(f"producer started again: the same keys, so the same ids, {ids[0]} … {ids[1]}")
+                self._show.say(f"producer restarted: the same keys, so the same ids, {ids[0]} … {ids[1]}")
         ledger.promised[number] = ids
         self._producer.tell()
 
@@ -165,20 +166,20 @@ class Demo:
         self._ended.add(process)
 
     def _finish(self, client: Client, batch: BatchHandle) -> None:
-        """The batch has ended. Duplicates may still be on their way, so the queue is emptied before it is judged."""
+        """The batch has ended. Duplicates may still be in progress, so the queue is emptied before the checks."""
         ledger = self.ledger
         now = batch.info
         self._show.progress(now.resolved, now.items, ledger.files)
-        self._show.say(f"the batch is [green]{now.state}[/]; the last duplicates run out")
+        self._show.say(f"the batch is [green]{now.state}[/]; the last duplicates are processed")
         self._queue.drain()
-        everybody = {process for process in (*self._consumers, self._producer) if not process.was_killed}
-        while self._ended < everybody:
+        survivors = {process for process in (*self._consumers, self._producer) if not process.was_killed}
+        while self._ended < survivors:
             self._hear()
         ledger.queue = self._queue.statistics()
         ledger.verification = batch.verify()
         ledger.metrics = proof.metrics(self.url)
         ledger.storage = proof.storage(self._database, batch.id)
         ledger.once_more = client.ack(f"{batch.id}:0:0")
-        for done in ledger.once_more.completed:
-            self._told("the demo", done.newly)
+        for completion in ledger.once_more.completed:
+            self._told("the demo", completion.newly)
         ledger.batch = batch.refresh()

@@ -1,4 +1,4 @@
-"""What the demo shows: a bar on a terminal, plain lines elsewhere."""
+"""The demo's output: a progress bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 STEP = 10
-"""Per cent between two plain lines of progress."""
+"""Percentage points between two plain lines of progress."""
 
 
 class Show:
@@ -26,11 +26,11 @@ class Show:
         return time.monotonic() - self._began
 
     def say(self, text: str) -> None:
-        """What happened, with the time since the start."""
+        """Print an event with the time since the start."""
         self._console.print(f"[dim]{self.seconds:5.1f} s[/]  {text}", highlight=False, soft_wrap=True)
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -49,7 +49,7 @@ class Show:
 
 @contextlib.contextmanager
 def show() -> Iterator[Show]:
-    """The bar is gone when the context is left; what was said stays."""
+    """On exit the bar is removed; printed lines stay."""
     console = Console()
     if not console.is_terminal:
         yield Show(Console(width=200), None)

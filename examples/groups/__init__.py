@@ -1,1 +1,1 @@
-"""Forty partitions, four workers; two join, one is killed. See `__main__.py`."""
+"""Forty partitions, six workers that join one by one; one is killed. See `__main__.py`."""

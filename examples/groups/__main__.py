@@ -1,8 +1,7 @@
 """`python -m examples.groups`: forty partitions are shared by workers that join one by one; the last one is killed.
 
-Real processes against a real service. Each step is printed with who gave what to whom, and held against the arithmetic
-of equal shares. Exit status: 0 all of it held, 1 something did not, 130 interrupted.
-"""
+Real processes use a real service. Each step prints which worker gave which partitions to which, and is compared with
+the arithmetic of equal shares. Exit status: 0 everything held, 1 something did not, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ PARTITIONS = 40
 TTL = 1.5
 """Seconds that a worker may be silent."""
 RELEASE = 2.0
-"""Seconds that one has to drain what it gives back."""
+"""Seconds that a worker has to drain a partition that it gives back."""
 LONGEST = 60
-"""Seconds after which it is given up."""
+"""Seconds after which the example gives up."""
 GROUP = "orders"
 WORKERS = ("ann", "bob", "cid", "dan", "eve", "fay")
 
@@ -51,16 +50,16 @@ class Run:
         self.ledger.dead.add(name)
         self._rest(step, time.monotonic())
 
-    def _rest(self, step: Step, began: float | None) -> None:
-        """Listen until the shares are equal again. A join begins when the newcomer says that it begins."""
+    def _rest(self, step: Step, start: float | None) -> None:
+        """Read reports until the shares are equal again. A join starts when the newcomer reports that it is joining."""
         names = list(self._running)
         while not self.ledger.at_rest(names):
-            said = self._hear()
-            if began is None and "joining" in said:
-                began = said["at"]
-        assert began is not None
+            facts = self._hear()
+            if start is None and "joining" in facts:
+                start = facts["at"]
+        assert start is not None
         step.seconds, step.held, step.moves = (
-            time.monotonic() - began,
+            time.monotonic() - start,
             self.ledger.held(names),
             self.ledger.take_moves(),
         )
@@ -69,20 +68,20 @@ class Run:
             self._console.print(line)
 
     def _hear(self) -> dict[str, Any]:
-        heard = self._processes.hear(LONGEST)
-        if heard is None or (heard.facts is None and not heard.process.was_killed):
+        report = self._processes.hear(LONGEST)
+        if report is None or (report.facts is None and not report.process.was_killed):
             silent = (
-                "the workers say nothing"
-                if heard is None
-                else f"{heard.process.name} ended:\n{heard.process.last_words()}"
+                "the workers report nothing"
+                if report is None
+                else f"{report.process.name} ended:\n{report.process.last_words()}"
             )
             raise Failed(silent)
-        said = heard.facts or {}
-        if "assigned" in said:
-            self.ledger.assigned(heard.process.name, said)
-        elif "released" in said:
-            self.ledger.released(said)
-        return said
+        facts = report.facts or {}
+        if "assigned" in facts:
+            self.ledger.assigned(report.process.name, facts)
+        elif "released" in facts:
+            self.ledger.released(facts)
+        return facts
 
 
 def _run(console: Console, processes: Processes, folder: Path) -> list[str]:
@@ -94,12 +93,12 @@ def _run(console: Console, processes: Processes, folder: Path) -> list[str]:
         for name in WORKERS:
             run.join(name)
         run.kill(WORKERS[-1])
-        found = client.groups.get(GROUP)
+        group = client.groups.get(GROUP)
     faults = [fault for step in run.steps for fault in step.faults()] + run.ledger.faults()
-    owners = {position.partition: (position.owner, position.epoch) for position in found.positions}
+    owners = {position.partition: (position.owner, position.epoch) for position in group.positions}
     for partition, epoch in run.ledger.latest().items():
         if owners[partition] != (run.ledger.tenures[partition, epoch].worker, epoch):
-            faults.append(f"the service says that partition {partition} is {owners[partition]}'s")
+            faults.append(f"in the service, the owner and epoch of partition {partition} are {owners[partition]}")
     return faults
 
 

@@ -1,6 +1,6 @@
-"""One worker of the group: says what it was given, and what it gave back.
+"""One worker of the group: reports the partitions that it gets and gives back.
 
-Its work is three offsets in each partition, acked and committed, so that the next owner can tell where it was left.
+It acks and commits three offsets in each partition, so that the next owner's start can be checked.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ AT_ONCE = 3
 
 
 def assigned(assignment: Assignment) -> None:
-    found = assignment.floor
-    at = time.monotonic()
-    for offset in range(found + 1, found + 1 + AT_ONCE):
+    floor = assignment.floor
+    now = time.monotonic()
+    for offset in range(floor + 1, floor + 1 + AT_ONCE):
         assignment.window.track(offset)
         assignment.window.ack(offset)
     assignment.commit()
-    say(assigned=assignment.partition, epoch=assignment.epoch, found=found, left=assignment.floor, at=at)
+    say(assigned=assignment.partition, epoch=assignment.epoch, found=floor, left=assignment.floor, at=now)
 
 
 def released(assignment: Assignment) -> None:
-    # All that was begun is done, so there is nothing to wait for.
+    # All its work is done, so there is nothing to wait for.
     say(released=assignment.partition, epoch=assignment.epoch, lost=assignment.lost, at=time.monotonic())
 
 
@@ -35,11 +35,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--url", "--group", "--name"):
         parser.add_argument(name, required=True)
-    given = parser.parse_args()
-    with Client(given.url) as client:
-        group = ConsumerGroup(client, given.group, given.name)
+    arguments = parser.parse_args()
+    with Client(arguments.url) as client:
+        group = ConsumerGroup(client, arguments.group, arguments.name)
         signal.signal(signal.SIGTERM, lambda number, frame: group.stop())
-        say(joining=given.name, at=time.monotonic())
+        say(joining=arguments.name, at=time.monotonic())
         group.run(assigned, released)
 
 

@@ -1,11 +1,11 @@
-"""`python -m examples.ordered`: events of three users, handled in parallel, each user's in order, by a process that is
-killed and started again.
+"""`python -m examples.ordered`: events of three users, handled in parallel but in order per user, by a process that is
+killed and restarted.
 
-Nothing of it is simulated: the worker is a process that is killed by SIGKILL, from outside, at work, and all that it
-leaves is its effects and the last position that it wrote down. It needs the standard library and lastbit, no service.
+Nothing is simulated: the worker is killed by SIGKILL while it works, and leaves only its effects and the last position
+that it stored. The example needs the standard library and lastbit, but no service.
 
-    __main__   the command: who is started, who is killed, what is said
-    worker     reads, handles, writes its position down
-    files      the events, the effects and the position, on disk
-    proof      what must add up in the end
+    __main__   the command: starts and kills workers, prints the result
+    worker     reads and handles events, stores its position
+    files      the events, the effects and the position on disk
+    proof      the final checks
 """

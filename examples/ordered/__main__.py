@@ -20,9 +20,9 @@ from lastbit.streams import Snapshot
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KILLED_AT = ((0.2, 0.4), (0.5, 0.7))
-"""Parts of the events, between which the workers are killed."""
+"""Each worker is killed after a random share of the events between these two."""
 PATIENCE = 60
-"""Seconds for the effects of one worker."""
+"""Seconds to wait for the effects of one worker."""
 
 
 @contextlib.contextmanager
@@ -38,13 +38,13 @@ def worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def kill_at_work(folder: Path, files: Files, effects: int) -> Crash | None:
-    """A worker, killed when there are so many effects and a position; None if it came to its end before."""
+    """Run a worker and kill it when `effects` effects and a position exist. Returns None if it finished earlier."""
     until = time.monotonic() + PATIENCE
     with worker(folder) as process:
         while len(files.effects()) < effects or files.position() is None:
             if process.poll() is not None or time.monotonic() > until:
                 return None
-            time.sleep(0.002)  # another process writes the files, and they tell nobody
+            time.sleep(0.002)  # another process writes the files, without a signal
     return Crash(len(files.effects()), Snapshot.decode(files.position() or b""))
 
 
@@ -54,17 +54,18 @@ def run(folder: Path) -> Ledger:
     count = len(ledger.events)
     files.write_events(ledger.events)
     print(f"{count} events of {len(USERS)} users, mixed, each user's steps in order; those of user {SLOW} take longest")
-    print(f"A worker handles them in {LANES} lanes and writes its position down each {EVERY} s.")
+    print(f"A worker handles them in {LANES} lanes and stores its position every {EVERY} s.")
     for low, high in KILLED_AT:
         crash = kill_at_work(folder, files, int(count * random.uniform(low, high)))  # noqa: S311
         if crash is not None:
             ledger.crashes.append(crash)
-            known = crash.position
-            ahead = known.high - known.floor - len(known.outstanding)
+            last = crash.position
+            done_above = last.high - last.floor - len(last.outstanding)
+            outstanding = len(last.outstanding)
             print(
-                f"killed (SIGKILL) after {crash.effects} effects. Its position: all up to event {known.floor} is done,"
+                f"killed (SIGKILL) after {crash.effects} effects. Its position: all up to event {last.floor} is done,"
             )
-            print(f"  and {ahead} more up to event {known.high}, not {len(known.outstanding)} of them. Started again.")
+            print(f"  and {done_above} more up to event {last.high}, but not {outstanding} of them. Restarted.")
     with worker(folder) as process:
         status = process.wait(PATIENCE)
     ledger.effects = files.effects()
@@ -88,13 +89,13 @@ def main() -> int:
             return 130
     faults = ledger.faults()
     if faults:
-        print("\nIt did not come out as it should:", *faults, sep=os.linesep + "  ")
+        print("\nThe example failed:", *faults, sep=os.linesep + "  ")
         return 1
     print(f"""
-All is handled.
+Everything is handled.
   skipped    none of {len(ledger.events)} events
   order      no step of a user was handled before an earlier one
-  replayed   {ledger.replayed} events, all outstanding in the last position of a worker that was killed;
+  replayed   {ledger.replayed} events, all outstanding in the last position of a killed worker;
              with an offset as the position it would have been {ledger.above_the_floors}""")
     return 0
 

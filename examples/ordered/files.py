@@ -1,4 +1,4 @@
-"""What is on disk: the stream of events, the effects of handling them, and the position."""
+"""The files: the stream of events, the effects of handling them, and the position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = (
     *("received it", "asked a question", "was answered", "returned a part", "was refunded", "wrote a review", "left"),
 )
 ROUNDS = 4
-"""Times that a user does all that."""
+"""How often each user does all steps."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Event:
 
 
 def invent() -> list[Event]:
-    """The users' steps, each user's in order, the users shuffled."""
+    """All users' steps, shuffled between users but in order for each."""
     coming = {user: iter(range(ROUNDS * len(STEPS))) for user in USERS}
     turns = [user for user in USERS for _ in range(ROUNDS * len(STEPS))]
     random.shuffle(turns)
@@ -54,14 +54,14 @@ class Files:
         self._stream.write_text("".join(json.dumps(asdict(event)) + "\n" for event in events))
 
     def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
-        """(offset, event)."""
+        """Yields (offset, event)."""
         with self._stream.open() as lines:
             for line in itertools.islice(lines, after + 1, None):
                 event = Event(**json.loads(line))
                 yield event.offset, event
 
     def write_effect(self, offset: int) -> None:
-        """What handling an event leaves, in one write: there, or not."""
+        """Record that an event was handled, in one write, so that the record is complete or missing."""
         file = os.open(self._effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(file, f"{offset}\n".encode())
@@ -69,17 +69,17 @@ class Files:
             os.close(file)
 
     def effects(self) -> list[int]:
-        """The offsets, in the order in which they were handled."""
+        """The offsets in the order of handling."""
         return [int(line) for line in self._effects.read_text().split()] if self._effects.exists() else []
 
     def write_position(self, snapshot: bytes) -> None:
-        """The new one or the old one is there, whatever happens."""
-        beside = self._position.with_suffix(".new")
-        with beside.open("wb") as file:
+        """Replace the position in one step: after a crash the old or the new one exists."""
+        draft = self._position.with_suffix(".new")
+        with draft.open("wb") as file:
             file.write(snapshot)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(self._position)
+        draft.replace(self._position)
 
     def position(self) -> bytes | None:
         return self._position.read_bytes() if self._position.exists() else None

@@ -1,4 +1,4 @@
-"""What must add up, of what is on disk when a worker was killed, and in the end."""
+"""Checks the files after each killed worker and at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lastbit.streams import Snapshot
 
 @dataclass(frozen=True)
 class Crash:
-    """What a worker left: how many effects, and its last position."""
+    """The number of effects and the last position of a killed worker."""
 
     effects: int
     position: Snapshot
@@ -21,51 +21,52 @@ class Crash:
 class Ledger:
     events: Sequence[Event]
     effects: Sequence[int] = ()
-    """Offsets, in the order in which they were handled."""
+    """Offsets in the order of handling."""
     crashes: list[Crash] = field(default_factory=list)
     end: Snapshot = field(default_factory=Snapshot)
     errors: list[str] = field(default_factory=list)
 
     @property
     def replayed(self) -> int:
-        """How often something was handled again."""
+        """The number of repeated effects."""
         return len(self.effects) - len(set(self.effects))
 
     @property
     def above_the_floors(self) -> int:
-        """How often it would have been, had the positions been offsets alone."""
+        """The number of repeated effects if the positions were plain offsets."""
         return sum(
             sum(offset > crash.position.floor for offset in set(self.effects[: crash.effects]))
             for crash in self.crashes
         )
 
     def faults(self) -> list[str]:
-        """Each thing that does not add up, as a sentence."""
-        found = [*self.errors]
-        found += [f"event {each} was skipped" for each in sorted(set(range(len(self.events))) - set(self.effects))]
-        found += self._order() + self._replays()
+        """A sentence for each failed check."""
+        faults = [*self.errors]
+        faults += [f"event {offset} was skipped" for offset in sorted(set(range(len(self.events))) - set(self.effects))]
+        faults += self._order() + self._replays()
         if self.end != Snapshot(len(self.events) - 1, len(self.events) - 1):
-            found.append(f"the last position is {self.end}, not the end of the stream")
+            faults.append(f"the last position is {self.end}, not the end of the stream")
         if not self.crashes:
-            found.append("nobody was killed at work")
-        return found
+            faults.append("no worker was killed")
+        return faults
 
     def _order(self) -> list[str]:
-        """No event before an earlier one of its user was handled."""
-        done: dict[int, int] = {}
-        found = []
+        """No event was handled before an earlier one of the same user."""
+        next_steps: dict[int, int] = {}
+        faults = []
         for offset in self.effects:
             event = self.events[offset]
-            if event.step > done.get(event.user, 0):
-                found.append(f"user {event.user}: step {event.step} was handled before step {done.get(event.user, 0)}")
-            done[event.user] = max(done.get(event.user, 0), event.step + 1)
-        return found
+            if event.step > next_steps.get(event.user, 0):
+                expected_step = next_steps.get(event.user, 0)
+                faults.append(f"user {event.user}: step {event.step} was handled before step {expected_step}")
+            next_steps[event.user] = max(next_steps.get(event.user, 0), event.step + 1)
+        return faults
 
     def _replays(self) -> list[str]:
-        """After a crash, nothing is handled that the position knew to be done."""
-        found = []
+        """After a crash, no event is handled that was done in the last position."""
+        faults = []
         for crash in self.crashes:
             for offset in self.effects[crash.effects :]:
                 if crash.position.done(offset):
-                    found.append(f"event {offset} was done, was written down as done, and was replayed")
-        return found
+                    faults.append(f"event {offset} was stored as done and was replayed")
+        return faults

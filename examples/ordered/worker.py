@@ -1,5 +1,5 @@
-"""The worker: handles what its position says is left. It is killed at any moment, and started again, as often as you
-like."""
+"""The worker: handles the events that its position does not mark as done. It can be killed at any time and
+restarted."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ def main() -> None:
     window = AckWindow() if position is None else AckWindow.restore(position)
 
     def handle(event: Event) -> None:
-        """Here a real one would write to a database or send a mail, for which this waits. One user's take longer."""
+        """Wait for the time that a real handler would take to write to a database. One user's events take longer."""
         time.sleep(random.uniform(0.005, 0.015) * (4 if event.user == SLOW else 1))  # noqa: S311
         files.write_effect(event.offset)
 
     def commit(floor: int) -> None:
         files.write_position(window.snapshot())
 
-    left = files.events(after=window.floor)
-    run_ordered(left, handle, key=lambda event: event.user, lanes=LANES, commit=commit, every=EVERY, window=window)
+    remaining_events = files.events(after=window.floor)
+    run_ordered(
+        remaining_events, handle, key=lambda event: event.user, lanes=LANES, commit=commit, every=EVERY, window=window
+    )
 
 
 if __name__ == "__main__":

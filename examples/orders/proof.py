@@ -1,4 +1,4 @@
-"""What must hold in the end, looked at in the feed alone: each complete order has one command, no other has any."""
+"""Checks the feed: each complete order has exactly one command, other orders have none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lastbit import Event
 
 
 def order_of(event: Event) -> str | None:
-    """The order that an event of the feed is about."""
+    """The order that an event belongs to."""
     if event.type in ("card.charged", "items.reserved"):
         order: str = event.data["order"]
         return order
@@ -18,23 +18,23 @@ def order_of(event: Event) -> str | None:
 
 
 def faults(events: Iterable[Event], complete: Collection[str], incomplete: Collection[str]) -> list[str]:
-    """What does not hold, in words."""
-    came: dict[str, dict[str, int]] = defaultdict(dict)
-    shipped: dict[str, list[int]] = defaultdict(list)
+    """A sentence for each failed check."""
+    positions: dict[str, dict[str, int]] = defaultdict(dict)
+    shipments: dict[str, list[int]] = defaultdict(list)
     for event in events:
         order = order_of(event)
         if order is None:
             continue
         if event.type == "command.ship":
-            shipped[order].append(event.position)
+            shipments[order].append(event.position)
         else:
-            came[order].setdefault(event.type, event.position)
-    found = []
+            positions[order].setdefault(event.type, event.position)
+    problems = []
     for order in complete:
-        if len(shipped[order]) != 1:
-            found.append(f"order {order} has {len(shipped[order])} commands, not 1")
-        elif set(came[order]) != set(NEEDED) or shipped[order][0] < max(came[order].values()):
-            found.append(f"order {order} was shipped before all that it needs had come")
-    found += [f"order {order} was shipped, though it is not complete" for order in incomplete if shipped[order]]
-    unknown = set(shipped) - {*complete, *incomplete}
-    return found + [f"order {order} was shipped, and nobody knows it" for order in unknown if shipped[order]]
+        if len(shipments[order]) != 1:
+            problems.append(f"order {order} has {len(shipments[order])} commands, not 1")
+        elif set(positions[order]) != set(NEEDED) or shipments[order][0] < max(positions[order].values()):
+            problems.append(f"order {order} was shipped before all its events had arrived")
+    problems += [f"order {order} was shipped, though it is not complete" for order in incomplete if shipments[order]]
+    strangers = set(shipments) - {*complete, *incomplete}
+    return problems + [f"order {order} was shipped, but does not exist" for order in strangers if shipments[order]]

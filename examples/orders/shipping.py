@@ -1,4 +1,4 @@
-"""The process: an order ships once its card was charged, its items were reserved and its batch is complete."""
+"""The process: an order ships when its card is charged, its items are reserved and its batch is complete."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NEEDED = ("batch.completed", "card.charged", "items.reserved")
 
 @process("ship-order", correlate={"card.charged": "order", "items.reserved": "order", "batch.completed": "key"})
 def ship_order(state: Any, event: Event) -> Any:
-    """What has come is the state, in whatever order it came."""
-    seen = sorted({*(state or []), event.type})
-    if len(seen) < len(NEEDED):
-        return seen, []
-    return Finish([Command("ship", {"after": seen})], seen)
+    """The state is the set of event types so far, in any order of arrival."""
+    types = sorted({*(state or []), event.type})
+    if len(types) < len(NEEDED):
+        return types, []
+    return Finish([Command("ship", {"after": types})], types)

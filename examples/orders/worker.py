@@ -1,4 +1,4 @@
-"""One worker of the process, until it is told to stop, or killed."""
+"""One worker of the process. It runs until SIGTERM or SIGKILL."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--url", "--name", "--partitions", "--ttl"):
         parser.add_argument(name, required=True)
-    given = parser.parse_args()
-    with Client(given.url) as client:
+    arguments = parser.parse_args()
+    with Client(arguments.url) as client:
         worker = ProcessWorker(
-            ship_order, client, given.name, partitions=int(given.partitions), ttl=float(given.ttl), every=0.2
+            ship_order,
+            client,
+            arguments.name,
+            partitions=int(arguments.partitions),
+            ttl=float(arguments.ttl),
+            every=0.2,
         )
         signal.signal(signal.SIGTERM, lambda number, frame: worker.stop())
-        say(working=given.name)
+        say(working=arguments.name)
         worker.run()
 
 

@@ -1,1 +1,1 @@
-"""Screws that robots fasten, counted behind a republisher: both die and come back, and the totals are the truth."""
+"""Counts screws that robots fasten, behind a republisher. Both processes crash and restart; the totals stay correct."""

@@ -1,4 +1,4 @@
-"""`python -m examples.screws [--reports N]`. Exit status: 0 the totals are the truth, 1 they are not."""
+"""`python -m examples.screws [--reports N]`. Exit status: 0 the totals are correct, 1 they are not."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ REPORTS, SCREWS = 2, 3
 
 
 def fasten(topic: Topic, reports: int, dice: random.Random) -> Counter[str]:
-    """Reports of robots: none to five screws each. How many of each kind there are in truth."""
+    """Publish reports of robots with up to five screws each. Returns the true totals by robot and kind."""
     truth: Counter[str] = Counter()
     for _ in range(reports):
         number = dice.randrange(ROBOTS)
-        fastened = [dice.choice(KINDS) for _ in range(dice.randrange(6))]
-        topic.publish(number % REPORTS, {"robot": f"robot-{number:02}", "screws": fastened})
-        truth.update(f"robot-{number:02}/{kind}" for kind in fastened)
+        kinds = [dice.choice(KINDS) for _ in range(dice.randrange(6))]
+        topic.publish(number % REPORTS, {"robot": f"robot-{number:02}", "screws": kinds})
+        truth.update(f"robot-{number:02}/{kind}" for kind in kinds)
     return truth
 
 
 def live_and_die(processes: Processes, folder: Path, url: str, total: int, dice: random.Random) -> tuple[int, int]:
-    """Both run beside each other and die, until the republisher has published all and the counter has read it; how
-    often each has died."""
+    """Run republisher and counter at the same time, with crashes, until the republisher has published everything and
+    the counter has read it. Returns how often each crashed."""
     deaths = {"republisher": 0, "counter": 0}
     places = ["--screws", str(SCREWS)]
     for life in range(100):
@@ -41,17 +41,17 @@ def live_and_die(processes: Processes, folder: Path, url: str, total: int, dice:
             "republisher", "examples.screws.republisher", str(folder), *places, "--reports", str(REPORTS), *dying
         )
         counters = ["examples.screws.counter", str(folder), *places, "--url", url]
-        beside = processes.start("counter", *counters, *dying)
-        published = _ended(republisher, deaths)
-        _ended(beside, deaths)
-        # Now all that there is; it may die of it.
-        if _ended(processes.start("counter", *counters, *dying), deaths) and published:
+        counter = processes.start("counter", *counters, *dying)
+        finished_publishing = _ended(republisher, deaths)
+        _ended(counter, deaths)
+        # Read the rest; this counter may crash too.
+        if _ended(processes.start("counter", *counters, *dying), deaths) and finished_publishing:
             return deaths["republisher"], deaths["counter"]
-    raise Failed("there is no end to it")
+    raise Failed("a hundred runs were not enough")
 
 
 def _ended(process: Process, deaths: dict[str, int]) -> bool:
-    """Whether it came to its end."""
+    """Whether the process finished, instead of crashing."""
     status = process.wait()
     if status not in (0, 9):
         raise Failed(f"{process.name} ended with exit status {status}:\n{process.last_words()}")
@@ -61,27 +61,28 @@ def _ended(process: Process, deaths: dict[str, int]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.screws", description="Count through crashes and replays.")
-    parser.add_argument("--reports", type=int, default=1500, help="of robots (1500)")
-    parser.add_argument("--seed", type=int, help="of the chance; without it, another one each time")
-    given = parser.parse_args()
-    dice = random.Random(given.seed)  # noqa: S311  # screws are no secrets
+    parser.add_argument("--reports", type=int, default=1500, help="the number of robots' reports (1500)")
+    parser.add_argument("--seed", type=int, help="of the random numbers; different in each run by default")
+    arguments = parser.parse_args()
+    dice = random.Random(arguments.seed)  # noqa: S311  # not security-relevant
     with temporary_folder("screws") as name:
         folder = Path(name)
-        truth = fasten(Topic(folder, "reports", REPORTS), given.reports, dice)
-        print(f"{given.reports:,} reports of {ROBOTS} robots, {truth.total():,} screws of {len(truth)} kinds")
+        truth = fasten(Topic(folder, "reports", REPORTS), arguments.reports, dice)
+        print(f"{arguments.reports:,} reports of {ROBOTS} robots, {truth.total():,} screws of {len(truth)} kinds")
         with Processes(folder) as processes:
             _, url = start_service(processes, folder / "lastbit.db", seconds=60)
-            died = live_and_die(processes, folder, url, truth.total(), dice)
+            deaths = live_and_die(processes, folder, url, truth.total(), dice)
             with Client(url) as client:
-                found = {each.key: each.value for each in client.tally("screws").totals()}
+                totals = {total.key: total.value for total in client.tally("screws").totals()}
         screws = Topic(folder, "screws", SCREWS)
-        published = sum(1 for partition in range(SCREWS) for _ in screws.read(partition, 0))
+        publications = sum(1 for partition in range(SCREWS) for _ in screws.read(partition, 0))
         read = len((folder / "seen").read_text().splitlines())
-    print(f"the republisher died {died[0]} times and published {published:,} screws; the counter died {died[1]} times")
+    print(f"the republisher died {deaths[0]} times and published {publications:,} screws; ", end="")
+    print(f"the counter died {deaths[1]} times")
     print(f"counting what was read:  {read:>7,}")
-    print(f"the tally:               {sum(found.values()):>7,}")
+    print(f"the tally:               {sum(totals.values()):>7,}")
     print(f"the truth:               {truth.total():>7,}")
-    wrong = {key for key in {*found, *truth} if found.get(key, 0) != truth[key]}
+    wrong = {key for key in {*totals, *truth} if totals.get(key, 0) != truth[key]}
     print("each total is the truth" if not wrong else f"wrong: {sorted(wrong)}")
     return 1 if wrong else 0
 

@@ -1,6 +1,6 @@
-"""A topic as a folder: a file for each partition, a line for each message, whose offset is its line's number.
+"""A minimal broker: a topic is a folder with a file per partition. A message is a line, its offset the line's number.
 
-As much of a broker as this needs: it appends, keeps the order, and remembers what a reader has committed.
+It appends, keeps the order, and stores the offsets that a reader commits.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ class Topic:
         return len(self._files)
 
     def mend(self) -> None:
-        """For its one publisher, before it begins: one that died in the middle of a line has not published it."""
+        """Remove an incomplete last line, which a publisher left when it crashed. Called by the only publisher."""
         for file in self._files:
             content = file.read_bytes()
-            with file.open("r+b") as opened:
-                opened.truncate(content.rfind(b"\n") + 1)
+            with file.open("r+b") as writer:
+                writer.truncate(content.rfind(b"\n") + 1)
 
     def publish(self, partition: int, value: Any, header: str | None = None) -> None:
         with self._files[partition].open("a") as file:
             file.write(json.dumps([value, header]) + "\n")
 
     def read(self, partition: int, start: int) -> Iterator[Message]:
-        """What is there from an offset on."""
+        """The messages from an offset on."""
         lines = self._files[partition].read_bytes().splitlines(keepends=True)
         for offset, line in enumerate(lines[start:], start):
             if line.endswith(b"\n"):
                 yield Message(offset, *json.loads(line))
 
     def read_in_turns(self, starts: list[int]) -> Iterator[tuple[int, Message]]:
-        """All partitions, a message of each in its turn, with its partition."""
+        """Yields (partition, message) from all partitions in turn."""
         readers = {partition: self.read(partition, start) for partition, start in enumerate(starts)}
         while readers:
             for partition in list(readers):
@@ -59,7 +59,7 @@ class Topic:
 
 
 class Committed:
-    """Up to where each partition is done with: the offset at which to begin when one comes back."""
+    """The committed offsets: where a restarted reader begins in each partition."""
 
     def __init__(self, file: Path, partitions: int) -> None:
         self._file = file

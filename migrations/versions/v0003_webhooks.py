@@ -1,4 +1,4 @@
-"""Webhooks, their deliveries and each attempt. The release before knows of none, and nobody is told of its events.
+"""Webhooks, their deliveries and attempts. The previous release has none, and delivers none of its events.
 
 Revision ID: 0003
 Revises: 0002

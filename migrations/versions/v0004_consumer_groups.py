@@ -1,4 +1,4 @@
-"""Consumer groups, their workers and partitions. The release before knows of none.
+"""Consumer groups, their workers and partitions. The previous release has none.
 
 Revision ID: 0004
 Revises: 0003

@@ -1,4 +1,4 @@
-"""Tallies. The release before knows of none.
+"""Tallies. The previous release has none.
 
 Revision ID: 0005
 Revises: 0004

@@ -1,4 +1,4 @@
-"""Process managers: instances, inbox, outbox, timers. The release before knows of none.
+"""Process managers: instances, inbox, outbox, timers. The previous release has none.
 
 Revision ID: 0006
 Revises: 0005

@@ -1,4 +1,4 @@
-"""Whom the schema serves: one row, which every release from here on reads before it works. The release before does not.
+"""The releases that the schema serves: one row. Every release from here on reads it first; the previous one does not.
 
 Revision ID: 0007
 Revises: 0006
@@ -23,7 +23,7 @@ def upgrade() -> None:
         **MYSQL_OPTIONS,
     )
     assert support is not None
-    op.bulk_insert(support, [{"id": 1, "oldest": "0002"}])  # what 0001 completes makes no events
+    op.bulk_insert(support, [{"id": 1, "oldest": "0002"}])  # batches completed by 0001 make no events
 
 
 def downgrade() -> None:

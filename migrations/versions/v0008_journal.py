@@ -1,4 +1,4 @@
-"""The journal of acks that came in no order.
+"""The journal of scattered acks.
 
 Revision ID: 0008
 Revises: 0007

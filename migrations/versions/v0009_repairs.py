@@ -1,4 +1,4 @@
-"""How often a batch was repaired.
+"""The number of repairs of a batch.
 
 Revision ID: 0009
 Revises: 0008

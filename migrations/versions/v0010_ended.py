@@ -1,4 +1,4 @@
-"""When batches ended, in order: the janitor looks at those alone that ended long ago.
+"""An index over when batches ended, so that the janitor reads only those that ended long ago.
 
 Revision ID: 0010
 Revises: 0009
