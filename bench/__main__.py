@@ -17,9 +17,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small, to see that nothing has rotted")
     parser.add_argument("question", nargs="*", choices=[[], *QUESTIONS], default=[], help=", ".join(QUESTIONS))
-    given = parser.parse_args()
-    scale = Scale.quick() if given.quick else Scale.full()
-    for question in given.question or QUESTIONS:
+    options = parser.parse_args()
+    scale = Scale.quick() if options.quick else Scale.full()
+    for question in options.question or QUESTIONS:
         importlib.import_module(f"bench.{question}").run(scale)
 
 

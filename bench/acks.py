@@ -14,25 +14,25 @@ from bench.measure import Scale
 
 async def _call(port: int, method: str, path: str, body: object = None) -> dict[str, object]:
     async with measure.connected(port) as connection:
-        answered: dict[str, object] = await connection.call(method, path, body)
-        return answered
+        response: dict[str, object] = await connection.call(method, path, body)
+        return response
 
 
 def fresh(port: int, items: int, numbers: list[int]) -> tuple[int, list[bytes]]:
     """A new batch, and a request for each number."""
-    opened = asyncio.run(_call(port, "POST", "/v1/batches", {"items": items}))
-    batch, size = opened["id"], opened["group_size"]
+    response = asyncio.run(_call(port, "POST", "/v1/batches", {"items": items}))
+    batch, size = response["id"], response["group_size"]
     assert isinstance(batch, int)
     assert isinstance(size, int)
     return batch, [load.encoded("/v1/acks", {"items": [f"{batch}:{n // size}:{n % size}"]}) for n in numbers]
 
 
-def check(port: int, batch: int, answers: list[bytes], sent: int) -> None:
+def check(port: int, batch: int, answers: list[bytes], count: int) -> None:
     """The bits say what the answers said."""
-    found = asyncio.run(_call(port, "GET", f"/v1/batches/{batch}/verify"))
+    verification = asyncio.run(_call(port, "GET", f"/v1/batches/{batch}/verify"))
     applied = load.total(answers, "applied")
-    if not (found["ok"] and found["acked"] == applied == sent):
-        raise RuntimeError(f"{sent} items were acked, {applied} applied, and the batch says {found}")
+    if not (verification["ok"] and verification["acked"] == applied == count):
+        raise RuntimeError(f"{count} items were acked, {applied} applied, and the batch says {verification}")
 
 
 def numbers_of(order: str, scale: Scale) -> list[int]:
@@ -43,9 +43,9 @@ def numbers_of(order: str, scale: Scale) -> list[int]:
 
 def _round(port: int, scale: Scale, order: str) -> Load:
     batch, requests = fresh(port, scale.items, numbers_of(order, scale))
-    measured, answers = load.drive(port, requests, scale.connections)
+    figures, answers = load.drive(port, requests, scale.connections)
     check(port, batch, answers, len(requests))
-    return measured
+    return figures
 
 
 def _empty_round(port: int, scale: Scale) -> Load:
@@ -54,32 +54,34 @@ def _empty_round(port: int, scale: Scale) -> Load:
 
 
 def run(scale: Scale) -> None:
-    found: dict[str, list[Load]] = {}
+    loads: dict[str, list[Load]] = {}
     with (
         measure.mariadb() as server,
-        measure.lastbit_on(server) as one,
-        measure.lastbit_on(server, workers=2) as two,
+        measure.lastbit_on(server) as single,
+        measure.lastbit_on(server, workers=2) as double,
         measure.empty_endpoint() as empty,
     ):
         for _ in range(scale.rounds):
-            found.setdefault("empty endpoint", []).append(_empty_round(empty, scale))
+            loads.setdefault("empty endpoint", []).append(_empty_round(empty, scale))
             for order in ("in order", "at random"):
-                found.setdefault(f"lastbit, {order}", []).append(_round(one.port, scale, order))
-                found.setdefault(f"two workers, {order}", []).append(_round(two.port, scale, order))
+                loads.setdefault(f"lastbit, {order}", []).append(_round(single.port, scale, order))
+                loads.setdefault(f"two workers, {order}", []).append(_round(double.port, scale, order))
     measure.show(
         f"acks: one id a call, {scale.connections} connections, MariaDB (medians of {scale.rounds} rounds)",
         ["", "calls/s", "p50 ms", "p99 ms", "of the empty endpoint"],
-        rows(found, "empty endpoint"),
+        rows(loads, "empty endpoint"),
     )
 
 
-def rows(found: dict[str, list[Load]], peer: str) -> list[list[str]]:
+def rows(loads_by_name: dict[str, list[Load]], peer: str) -> list[list[str]]:
     """A line each; the ratio is the median of the rounds' own ratios, as the machine's speed drifts."""
     lines = []
-    for name, loads in found.items():
-        rate = statistics.median(each.rate for each in loads)
-        p50, p99 = (statistics.median(getattr(each, q) for each in loads) * 1e3 for q in ("p50", "p99"))
-        ratio = statistics.median(each.rate / other.rate for each, other in zip(loads, found[peer], strict=True))
+    for name, loads in loads_by_name.items():
+        rate = statistics.median(figures.rate for figures in loads)
+        p50, p99 = (statistics.median(getattr(figures, q) for figures in loads) * 1e3 for q in ("p50", "p99"))
+        ratio = statistics.median(
+            figures.rate / other.rate for figures, other in zip(loads, loads_by_name[peer], strict=True)
+        )
         lines.append([name, f"{rate:,.0f}", f"{p50:.1f}", f"{p99:.1f}", f"{ratio:.2f}"])
     return lines
 

@@ -47,7 +47,7 @@ class Figures:
 def _in_order(batch: int, scale: Scale) -> Bulk:
     calls = scale.requests // 20
     ids = [[item_id(batch, number) for number in range(n * 1000, n * 1000 + 1000)] for n in range(calls)]
-    return Bulk(calls * 1000, max(calls * 1000, scale.items), [{"items": each} for each in ids], 8)
+    return Bulk(calls * 1000, max(calls * 1000, scale.items), [{"items": part} for part in ids], 8)
 
 
 def _at_random(batch: int, scale: Scale) -> Bulk:
@@ -95,24 +95,25 @@ def _round(port: int, scale: Scale, way: Callable[[int, Scale], Bulk]) -> Figure
     bulk = way(batch, scale)
     measure.call(port, "POST", f"/v1/batches/{batch}/items", {"count": bulk.issued})
     requests = [load.encoded("/v1/acks", body) for body in bulk.bodies]
-    measured, answers = load.drive(port, requests, bulk.connections)
+    figures, answers = load.drive(port, requests, bulk.connections)
     acks.check(port, batch, answers, bulk.items)
-    seconds = len(requests) / measured.rate
-    return Figures(bulk.items / seconds, sum(map(len, requests)) / seconds, measured.rate, measured.p50)
+    seconds = len(requests) / figures.rate
+    return Figures(bulk.items / seconds, sum(map(len, requests)) / seconds, figures.rate, figures.p50)
 
 
 def run(scale: Scale) -> None:
-    found: dict[str, list[Figures]] = {name: [] for name in WAYS}
+    results: dict[str, list[Figures]] = {name: [] for name in WAYS}
     with measure.mariadb() as server, measure.lastbit_on(server) as service:
         for _ in range(scale.rounds):
             for name, way in WAYS.items():
-                found[name].append(_round(service.port, scale, way))
+                results[name].append(_round(service.port, scale, way))
     lines = []
-    for name, rounds in found.items():
-        items, sent, calls, p50 = (
-            statistics.median(getattr(each, figure) for each in rounds) for figure in ("items", "sent", "calls", "p50")
+    for name, rounds in results.items():
+        items, sent_bytes, calls, p50 = (
+            statistics.median(getattr(figures, figure) for figures in rounds)
+            for figure in ("items", "sent", "calls", "p50")
         )
-        lines.append([name, f"{items:,.0f}", f"{sent / 1e6:.1f}", f"{calls:,.0f}", f"{p50 * 1e3:.1f}"])
+        lines.append([name, f"{items:,.0f}", f"{sent_bytes / 1e6:.1f}", f"{calls:,.0f}", f"{p50 * 1e3:.1f}"])
     measure.show(
         f"bulk: many items a call, one worker, MariaDB (medians of {scale.rounds} rounds)",
         ["", "items/s", "MB/s sent", "calls/s", "p50 ms"],

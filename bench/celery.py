@@ -106,38 +106,38 @@ Work = Callable[[Place, int, float], float | None]
 
 
 def untracked(place: Place, count: int, patience: float) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     group(tasks.untracked.s() for _ in range(count)).apply_async()
     place.wait_until_empty(patience)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def acked(place: Place, count: int, patience: float) -> float:
     with Client(place.service.url) as client:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         batch = client.open()
         ids = batch.extend(count)
         group(tasks.acked.s().set(task_id=str(item)) for item in ids).apply_async()
         batch.seal()
         place.wait_until_empty(patience)
         complete = batch.refresh().complete
-        seconds = time.perf_counter() - begun
-        found = batch.verify()
+        seconds = time.perf_counter() - start
+        verification = batch.verify()
         # A message is removed after its commit, so there is nothing left to wait for.
-        if not (complete and found.ok and found.counted.acked == found.items == count):
-            raise RuntimeError(f"{count} tasks have ended, and the batch says {found}")
+        if not (complete and verification.ok and verification.counted.acked == verification.items == count):
+            raise RuntimeError(f"{count} tasks have ended, and the batch says {verification}")
     return seconds
 
 
 def chorded(place: Place, count: int, patience: float) -> float | None:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     result = chord(tasks.chorded.s() for _ in range(count))(tasks.count.s())
     try:
-        counted = result.get(timeout=max(patience - (time.perf_counter() - begun), 0), interval=LOOK)
+        counted = result.get(timeout=max(patience - (time.perf_counter() - start), 0), interval=LOOK)
     except NotFinished:
         result.forget()  # it would be kept, with all its tasks, and look for its Redis when Python ends
         return None
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     if counted != count:
         raise RuntimeError(f"of {count} tasks the chord counted {counted}")
     return seconds
@@ -148,9 +148,9 @@ WAYS: dict[str, Work] = {"untracked": untracked, "acking Lastbit": acked}
 
 def run(scale: Scale) -> None:
     count = scale.requests // 2
-    few = count // CHORDED
+    fraction = count // CHORDED
     patience = PATIENCE if count >= 10_000 else QUICK_PATIENCE
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
 
     with measure.mariadb() as server, measure.lastbit_on(server) as service, redis_server() as broker:
         tasks.app.conf.update(broker_url=broker.url(0), result_backend=broker.url(1))
@@ -160,29 +160,29 @@ def run(scale: Scale) -> None:
             for way, work in ways.items():
                 name = f"{count:,} tasks, {pool}: {way}"
                 work(place, WARM, patience)
-                took = work(place, count, patience)
-                if took is None:
+                seconds = work(place, count, patience)
+                if seconds is None:
                     raise RuntimeError(f"{name}: not finished in {patience} s")
-                found.setdefault(name, []).append(took)
+                times.setdefault(name, []).append(seconds)
 
         for _ in range(scale.rounds):
             for pool in POOLS:
                 with place.worker(*POOLS[pool]):
                     note(pool, count, WAYS)
                     if pool == PREFORK:
-                        note(pool, few, {**WAYS, "a chord": chorded})
+                        note(pool, fraction, {**WAYS, "a chord": chorded})
         with place.worker(*POOLS[PREFORK]):
             large = chorded(place, count, patience)
     lines = []
-    for name, took in found.items():
-        same = found[f"{name.rpartition(':')[0]}: untracked"]
-        ratio = statistics.median(its / plain for its, plain in zip(took, same, strict=True))
-        lines.append([name, f"{statistics.median(took):.2f}", f"{ratio:.2f}"])
+    for name, seconds in times.items():
+        base_times = times[f"{name.rpartition(':')[0]}: untracked"]
+        ratio = statistics.median(time_of_way / plain for time_of_way, plain in zip(seconds, base_times, strict=True))
+        lines.append([name, f"{statistics.median(seconds):.2f}", f"{ratio:.2f}"])
     name = f"{count:,} tasks, {PREFORK}: a chord, once"
     if large is None:
         lines.append([name, f"did not finish in {patience}", ""])
     else:
-        plain = statistics.median(found[f"{count:,} tasks, {PREFORK}: untracked"])
+        plain = statistics.median(times[f"{count:,} tasks, {PREFORK}: untracked"])
         lines.append([name, f"{large:.2f}", f"{large / plain:.2f}"])
     measure.show(
         f"celery: no-op tasks on Redis, from publishing to the end, MariaDB (medians of {scale.rounds} rounds)",

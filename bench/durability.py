@@ -15,40 +15,43 @@ BINLOG = ("--log-bin=binlog", "--sync-binlog=1")
 
 def _round(port: int, scale: Scale, order: str) -> Load:
     batch, requests = acks.fresh(port, scale.items, acks.numbers_of(order, scale))
-    measured, answers = load.drive(port, requests, scale.connections)
+    figures, answers = load.drive(port, requests, scale.connections)
     acks.check(port, batch, answers, len(requests))
-    return measured
+    return figures
 
 
 def _check(server: MariaDB, logs: bool) -> None:
     """The server is the one that the table says it is."""
     with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT @@log_bin, @@sync_binlog, @@innodb_flush_log_at_trx_commit")
-        found = cursor.fetchone()
-    if found != (int(logs), int(logs), 1):
-        raise RuntimeError(f"log_bin, sync_binlog and innodb_flush_log_at_trx_commit are {found}")
+        variables = cursor.fetchone()
+    if variables != (int(logs), int(logs), 1):
+        raise RuntimeError(f"log_bin, sync_binlog and innodb_flush_log_at_trx_commit are {variables}")
 
 
 def run(scale: Scale) -> None:
-    found: dict[str, dict[str, list[Load]]] = {}
+    results: dict[str, dict[str, list[Load]]] = {}
     with (
         measure.mariadb() as plain,
-        measure.mariadb(BINLOG) as logged,
-        measure.lastbit_on(plain) as without,
-        measure.lastbit_on(logged) as with_binlog,
+        measure.mariadb(BINLOG) as binlog_server,
+        measure.lastbit_on(plain) as plain_service,
+        measure.lastbit_on(binlog_server) as with_binlog,
     ):
         _check(plain, logs=False)
-        _check(logged, logs=True)
+        _check(binlog_server, logs=True)
         for _ in range(scale.rounds):
             for order in ("in order", "at random"):
-                for name, service in ((f"{order}, without", without), (f"{order}, with a binary log", with_binlog)):
-                    loads = found.setdefault(order, {}).setdefault(name, [])
+                for name, service in (
+                    (f"{order}, without", plain_service),
+                    (f"{order}, with a binary log", with_binlog),
+                ):
+                    loads = results.setdefault(order, {}).setdefault(name, [])
                     loads.append(_round(service.port, scale, order))
     measure.show(
         f"durability: one id a call, {scale.connections} connections, MariaDB without and with log_bin and "
         f"sync_binlog=1 (medians of {scale.rounds} rounds)",
         ["", "calls/s", "p50 ms", "p99 ms", "of without"],
-        [line for order, loads in found.items() for line in acks.rows(loads, f"{order}, without")],
+        [line for order, loads in results.items() for line in acks.rows(loads, f"{order}, without")],
     )
 
 

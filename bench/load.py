@@ -41,29 +41,29 @@ def drive(port: int, requests: Sequence[bytes], connections: int) -> tuple[Load,
     """Send each request once; the answers' bodies come back in the order of their coming. Raises `RuntimeError` for an
     answer that is not 2xx."""
     waiting = deque(requests)
-    took: list[float] = []
+    latencies: list[float] = []
     answers: list[bytes] = []
     poll = select.epoll()
     open_sockets: dict[int, socket.socket] = {}
-    begun: dict[int, float] = {}
+    starts: dict[int, float] = {}
     parts: dict[int, bytes] = {}
     clock = time.perf_counter
     try:
         for _ in range(min(connections, len(waiting))):
-            made = socket.create_connection(("127.0.0.1", port))
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            open_sockets[made.fileno()] = made
-            poll.register(made, select.EPOLLIN)
+            connection = socket.create_connection(("127.0.0.1", port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            open_sockets[connection.fileno()] = connection
+            poll.register(connection, select.EPOLLIN)
         gc.disable()
         start = clock()
-        for number, each in open_sockets.items():
-            begun[number] = clock()
-            each.sendall(waiting.popleft())
-        left = len(requests)
-        while left:
+        for number, connection in open_sockets.items():
+            starts[number] = clock()
+            connection.sendall(waiting.popleft())
+        remaining = len(requests)
+        while remaining:
             for number, _ in poll.poll():
-                each = open_sockets[number]
-                data = each.recv(262_144)
+                connection = open_sockets[number]
+                data = connection.recv(262_144)
                 if not data:
                     raise RuntimeError("the service closed a connection")
                 if number in parts:
@@ -73,20 +73,22 @@ def drive(port: int, requests: Sequence[bytes], connections: int) -> tuple[Load,
                     parts[number] = data
                     continue
                 now = clock()
-                took.append(now - begun[number])
+                latencies.append(now - starts[number])
                 answers.append(body)
-                left -= 1
+                remaining -= 1
                 if waiting:
-                    begun[number] = now
-                    each.sendall(waiting.popleft())
+                    starts[number] = now
+                    connection.sendall(waiting.popleft())
         seconds = clock() - start
     finally:
         gc.enable()
         poll.close()
-        for each in open_sockets.values():
-            each.close()
-    took.sort()
-    return Load(len(took) / seconds, took[len(took) // 2], took[len(took) * 99 // 100]), answers
+        for connection in open_sockets.values():
+            connection.close()
+    latencies.sort()
+    return Load(
+        len(latencies) / seconds, latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100]
+    ), answers
 
 
 def _body(data: bytes) -> bytes | None:

@@ -142,17 +142,19 @@ def beside(base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, flo
     drifts. Each element is a round: seconds by name."""
     lines = []
     for name in base[0]:
-        ratio = statistics.median(two[name] / one[name] for one, two in zip(base, other, strict=True))
-        first, second = (statistics.median(each[name] for each in rounds) for rounds in (base, other))
+        ratio = statistics.median(
+            other_round[name] / base_round[name] for base_round, other_round in zip(base, other, strict=True)
+        )
+        first, second = (statistics.median(times[name] for times in rounds) for rounds in (base, other))
         lines.append([name, f"{first * 1e3:.2f}", f"{second * 1e3:.2f}", f"{ratio:.2f}"])
     return lines
 
 
-def allow_files(wanted: int) -> int:
+def allow_files(count: int) -> int:
     """Of this process and those that it starts: a connection is a file on either side. How many are allowed then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        soft = wanted if hard < 0 else min(wanted, hard)
+    if soft < count:
+        soft = count if hard < 0 else min(count, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return soft
 

@@ -39,12 +39,12 @@ class Stream:
 
     def timed(self, run: Callable[[Stream], None], *, commits: bool = True) -> float:
         """Seconds for each event."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         run(self)
-        took = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         if self._handled != self._count or (commits and self._committed != self._count - 1):
             raise RuntimeError(f"of {self._count} {self._handled} were handled, {self._committed} was committed")
-        return took / self._count
+        return seconds / self._count
 
     def records(self) -> list[tuple[int, int]]:
         return [(number, number) for number in range(self._count)]
@@ -110,18 +110,18 @@ def run(scale: Scale) -> None:
     costs: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(scale.rounds):
         for name, way in (("threads", threads), ("tasks", tasks)):
-            one, many = (Stream(waiting).timed(way(lanes, WAIT)) for lanes in (1, LANES))
-            of_lanes[name].append((1 / one, 1 / many))
-        for name, each in ways.items():
-            costs[name].append(Stream(cheap).timed(each, commits=each is not loop))
+            single, parallel = (Stream(waiting).timed(way(lanes, WAIT)) for lanes in (1, LANES))
+            of_lanes[name].append((1 / single, 1 / parallel))
+        for name, run in ways.items():
+            costs[name].append(Stream(cheap).timed(run, commits=run is not loop))
     measure.show(
         f"ordered: handlers of {WAIT * 1e3:.0f} ms, {waiting:,} events (medians of {scale.rounds} rounds)",
         ["lanes are", "1 lane, events/s", f"{LANES} lanes, events/s", "ratio"],
         [
             [
                 name,
-                *(f"{statistics.median(each[place] for each in rounds):,.0f}" for place in (0, 1)),
-                f"{statistics.median(many / one for one, many in rounds):.2f}",
+                *(f"{statistics.median(run[place] for run in rounds):,.0f}" for place in (0, 1)),
+                f"{statistics.median(parallel / single for single, parallel in rounds):.2f}",
             ]
             for name, rounds in of_lanes.items()
         ],
@@ -130,9 +130,9 @@ def run(scale: Scale) -> None:
         f"ordered: handlers that do nothing, {cheap:,} events (medians of {scale.rounds} rounds)",
         ["", "µs an event", "more than the loop"],
         [
-            [name, f"{statistics.median(took) * 1e6:.2f}", f"{statistics.median(over) * 1e6:.2f}"]
-            for name, took in costs.items()
-            for over in [[mine - bare for mine, bare in zip(took, costs["a plain loop"], strict=True)]]
+            [name, f"{statistics.median(times) * 1e6:.2f}", f"{statistics.median(differences) * 1e6:.2f}"]
+            for name, times in costs.items()
+            for differences in [[seconds - bare for seconds, bare in zip(times, costs["a plain loop"], strict=True)]]
         ],
     )
 

@@ -94,21 +94,21 @@ class Seen:
         """Whether nobody was refused or kept from sending."""
         return not (self.refused or self.unsent or self.broken)
 
-    def p(self, share: float, of: Sequence[float] | None = None) -> float:
-        values = sorted(self.took if of is None else of)
+    def p(self, share: float, values: Sequence[float] | None = None) -> float:
+        values = sorted(self.took if values is None else values)
         return values[min(len(values) - 1, int(len(values) * share))] if values else float("nan")
 
 
-def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float, most: int, connected: int = 0) -> Seen:
+def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float, limit: int, ready: int = 0) -> Seen:
     """Send `rate` requests a second for so long over `most` connections, some of which are there when it begins, and
     wait for the answers of those that were sent."""
-    seen = Seen(seconds=seconds)
-    idle = {each.fileno(): each for each in _crowd(port, connected)} if connected else {}
+    phase = Seen(seconds=seconds)
+    idle = {connection.fileno(): connection for connection in _crowd(port, ready)} if ready else {}
     busy: dict[int, tuple[socket.socket, float]] = {}
     parts: dict[int, bytes] = {}
     poll = select.epoll()
-    for each in idle.values():
-        poll.register(each, select.EPOLLIN)
+    for connection in idle.values():
+        poll.register(connection, select.EPOLLIN)
     clock = time.perf_counter
     gc.disable()
     start = clock()
@@ -116,74 +116,74 @@ def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float,
     try:
         while True:
             now = clock() - start
-            over = now >= seconds
-            if over and (not busy or now >= seconds + 10):
+            finished = now >= seconds
+            if finished and (not busy or now >= seconds + 10):
                 break
-            wanted = 0 if over else int(now * rate) - due
+            missing = 0 if finished else int(now * rate) - due
             # A few at a time, so that answers are seen meanwhile.
-            for _ in range(min(wanted, 64)):
+            for _ in range(min(missing, 64)):
                 if idle:
-                    _, each = idle.popitem()
-                elif len(busy) < most:
-                    each = _connected(port)
-                    poll.register(each, select.EPOLLIN)
+                    _, connection = idle.popitem()
+                elif len(busy) < limit:
+                    connection = _connected(port)
+                    poll.register(connection, select.EPOLLIN)
                 else:
-                    seen.unsent += 1
+                    phase.unsent += 1
                     due += 1
                     continue
                 content = requests()
-                sent = clock() - start
-                each.sendall(content)
-                busy[each.fileno()] = (each, sent)
-                seen.late.append(sent - due / rate)
-                seen.sent += 1
+                sent_at = clock() - start
+                connection.sendall(content)
+                busy[connection.fileno()] = (connection, sent_at)
+                phase.late.append(sent_at - due / rate)
+                phase.sent += 1
                 due += 1
-            pause = 0.0 if wanted > 64 else min(0.001, 1 / rate)
+            pause = 0.0 if missing > 64 else min(0.001, 1 / rate)
             for number, _ in poll.poll(pause):
                 if number in idle:  # closed by the service
                     idle.pop(number).close()
                     continue
-                each, sent = busy[number]
+                connection, sent_at = busy[number]
                 try:
-                    data = parts.pop(number, b"") + each.recv(262_144)
+                    data = parts.pop(number, b"") + connection.recv(262_144)
                 except ConnectionResetError:
                     data = b""
                 if not data:
-                    seen.broken += 1
+                    phase.broken += 1
                 elif not _whole(data):
                     parts[number] = data
                     continue
                 else:
-                    _count(seen, data, sent, clock() - start)
+                    _count(phase, data, sent_at, clock() - start)
                 del busy[number]
                 if data:
-                    idle[number] = each
+                    idle[number] = connection
                 else:
-                    poll.unregister(each)
-                    each.close()
-        seen.broken += len(busy)
+                    poll.unregister(connection)
+                    connection.close()
+        phase.broken += len(busy)
     finally:
         gc.enable()
         poll.close()
-        for each in (*idle.values(), *(each for each, _ in busy.values())):
-            each.close()
-    return seen
+        for connection in (*idle.values(), *(connection for connection, _ in busy.values())):
+            connection.close()
+    return phase
 
 
 def _crowd(port: int, consumers: int) -> list[socket.socket]:
     """So many connections, all of which the service has taken: it takes them in their order, and answers the last."""
-    made = [_connected(port) for _ in range(consumers)]
-    made[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: lastbit\r\n\r\n")
+    connections = [_connected(port) for _ in range(consumers)]
+    connections[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: lastbit\r\n\r\n")
     data = b""
     while not _whole(data):
-        data += made[-1].recv(65_536)
-    return made
+        data += connections[-1].recv(65_536)
+    return connections
 
 
 def _connected(port: int) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", port))
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def _whole(data: bytes) -> bool:
@@ -192,14 +192,14 @@ def _whole(data: bytes) -> bool:
     return place >= 0 and len(data) >= end + 4 + int(data[place + 16 : data.index(b"\r\n", place)])
 
 
-def _count(seen: Seen, data: bytes, sent: float, now: float) -> None:
+def _count(phase: Seen, data: bytes, sent_at: float, now: float) -> None:
     if data.startswith(b"HTTP/1.1 200"):
-        seen.took.append(now - sent)
-        seen.ended.append(now)
-        seen.applied += json.loads(data[data.index(b"\r\n\r\n") + 4 :])["applied"]
+        phase.took.append(now - sent_at)
+        phase.ended.append(now)
+        phase.applied += json.loads(data[data.index(b"\r\n\r\n") + 4 :])["applied"]
     elif data.startswith((b"HTTP/1.1 503", b"HTTP/1.1 429")):
-        seen.refused += 1
-        seen.told += b"\r\nretry-after: " in data
+        phase.refused += 1
+        phase.told += b"\r\nretry-after: " in data
     else:
         raise RuntimeError(f"answered: {data.decode(errors='replace')[:1000]}")
 
@@ -234,27 +234,27 @@ def _calls(kind: Kind, batch: int, size: int, items: int, first: int = 0) -> Cal
         for n in random.sample(range(items), kind.ids):
             yield f"{batch}:{n // size}:{n % size}"
 
-    made = itertools.cycle([whole(body(any_ids())) for _ in range(20_000 if kind.ids == 1 else 2_000)])
-    return lambda: next(made)
+    bodies = itertools.cycle([whole(body(any_ids())) for _ in range(20_000 if kind.ids == 1 else 2_000)])
+    return lambda: next(bodies)
 
 
 def sustained(
     port: int, requests: Callable[[], bytes], loop: float, seconds: float, consumers: int
 ) -> tuple[float, list[Seen]]:
     """The highest of the rates that is sustained, and what was seen at each of them, it last; the first if none is."""
-    found: list[Seen] = []
+    phases: list[Seen] = []
     best, calm = STEPS[0] * loop, None
     for share in STEPS:
         for _ in range(TRIES):
-            seen = offer(port, requests, share * loop, seconds, consumers)
-            found.append(seen)
-            if seen.sustained:
+            phase = offer(port, requests, share * loop, seconds, consumers)
+            phases.append(phase)
+            if phase.sustained:
                 break
         else:
             break
-        best, calm = share * loop, seen
-    found.sort(key=lambda seen: seen is calm)
-    return best, found
+        best, calm = share * loop, phase
+    phases.sort(key=lambda phase: phase is calm)
+    return best, phases
 
 
 def _generator(
@@ -293,16 +293,16 @@ class Memory(threading.Thread):
         return [megabytes for _, megabytes in self.found]
 
 
-def admitted(seen: Seen, rate: float, start: float, end: float) -> float:
+def admitted(phase: Seen, rate: float, start: float, end: float) -> float:
     """Of what was offered between these seconds, the share that was answered in them."""
-    return sum(start <= at < end for at in seen.ended) / (rate * (end - start))
+    return sum(start <= moment < end for moment in phase.ended) / (rate * (end - start))
 
 
-def full_speed(seen: Seen, rate: float) -> float:
+def full_speed(phase: Seen, rate: float) -> float:
     """After how many seconds a whole one began in which as much was answered as was offered, to within a tenth;
     infinite if none did."""
-    quarters = (number / 4 for number in range(int(4 * (seen.seconds - 1)) + 1))
-    return next((start for start in quarters if admitted(seen, rate, start, start + 1) >= 0.9), math.inf)
+    quarters = (number / 4 for number in range(int(4 * (phase.seconds - 1)) + 1))
+    return next((start for start in quarters if admitted(phase, rate, start, start + 1) >= 0.9), math.inf)
 
 
 def run(scale: Scale) -> None:
@@ -310,10 +310,10 @@ def run(scale: Scale) -> None:
     with measure.mariadb() as server, measure.lastbit_on(server) as service:
         assert service.process is not None
         for kind in KINDS:
-            rows, again, stays = _case(service.port, service.process.pid, kind, scale, shape)
+            rows, recovery, stays = _case(service.port, service.process.pid, kind, scale, shape)
             measure.show(
                 f"overload: {kind.name}; {TIMES} x for {shape.flood:.0f} s, one worker, MariaDB; full speed again "
-                f"after {again:.2f} s; {stays:.0%} from {shape.calm / 2:.0f} s on",
+                f"after {recovery:.2f} s; {stays:.0%} from {shape.calm / 2:.0f} s on",
                 ["", "offered/s", "admitted/s", "refused/s", "p50 ms", "p99 ms", "of the loop", "of calm", "RSS MB"],
                 rows,
             )
@@ -329,41 +329,41 @@ def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tu
     applied = 0
     for number in range(scale.rounds):
         following = _calls(kind, batch, size, items, number * calls)
-        driven, answers = load.drive(port, [following() for _ in range(calls)], scale.connections)
-        loops.append(driven)
+        figures, answers = load.drive(port, [following() for _ in range(calls)], scale.connections)
+        loops.append(figures)
         applied += load.total(answers, "applied")
-    best = statistics.median(each.rate for each in loops)
-    p50, p99 = (statistics.median(getattr(each, name) for each in loops) for name in ("p50", "p99"))
+    best = statistics.median(figures.rate for figures in loops)
+    p50, p99 = (statistics.median(getattr(figures, name) for figures in loops) for name in ("p50", "p99"))
     memory = Memory(process)
     memory.start()
     rate, steps, flood, after = generated(port, (kind, batch, size, items, scale.rounds * calls), best, shape)
     resident = memory.stop()
-    found = measure.call(port, "GET", f"/v1/batches/{batch}/verify")
+    verification = measure.call(port, "GET", f"/v1/batches/{batch}/verify")
     seen_all = (*steps, flood, after)
-    applied += sum(each.applied for each in seen_all)
-    unheard = sum(each.broken for each in seen_all)
-    if not found["ok"] or found["acked"] < applied or (found["acked"] > applied and not unheard):
-        raise RuntimeError(f"{applied} items were applied, and the batch says {found}")
+    applied += sum(figures.applied for figures in seen_all)
+    unheard = sum(figures.broken for figures in seen_all)
+    if not verification["ok"] or verification["acked"] < applied or (verification["acked"] > applied and not unheard):
+        raise RuntimeError(f"{applied} items were applied, and the batch says {verification}")
     calm = steps[-1]
     loop = [f"{scale.connections} in a closed loop", "", f"{best:,.0f}", "", f"{p50 * 1e3:.1f}", f"{p99 * 1e3:.1f}"]
     lines = [[*loop, "1.0", "", ""]]
     share = f"{rate / best:.0%} of it"
     if not calm.sustained:
         share += ", not sustained"
-    for what, seen in ((share, calm), (f"{TIMES} x", flood), ("as before", after)):
-        refused = f"{seen.refused / seen.seconds:,.0f}"
-        if seen.told != seen.refused or seen.broken or seen.unsent:
-            refused += f" ({seen.refused - seen.told} untold, {seen.broken} broken, {seen.unsent} unsent)"
+    for name, phase in ((share, calm), (f"{TIMES} x", flood), ("as before", after)):
+        refusals = f"{phase.refused / phase.seconds:,.0f}"
+        if phase.told != phase.refused or phase.broken or phase.unsent:
+            refusals += f" ({phase.refused - phase.told} untold, {phase.broken} broken, {phase.unsent} unsent)"
         lines.append(
             [
-                what,
-                f"{seen.sent / seen.seconds:,.0f} ({seen.p(0.99, seen.late) * 1e3:.1f} ms late)",
-                f"{len(seen.took) / seen.seconds:,.0f}",
-                refused,
-                f"{seen.p(0.5) * 1e3:.1f}",
-                f"{seen.p(0.99) * 1e3:.1f}",
-                f"{seen.p(0.99) / p99:.1f}",
-                f"{seen.p(0.99) / calm.p(0.99):.1f}",
+                name,
+                f"{phase.sent / phase.seconds:,.0f} ({phase.p(0.99, phase.late) * 1e3:.1f} ms late)",
+                f"{len(phase.took) / phase.seconds:,.0f}",
+                refusals,
+                f"{phase.p(0.5) * 1e3:.1f}",
+                f"{phase.p(0.99) * 1e3:.1f}",
+                f"{phase.p(0.99) / p99:.1f}",
+                f"{phase.p(0.99) / calm.p(0.99):.1f}",
                 f"{min(resident):.0f} to {max(resident):.0f}",
             ]
         )

@@ -49,37 +49,37 @@ PEERS: dict[str, Callable[[MariaDB, int, int], Peer]] = {
 def _recipe_round(recipe: Recipe, scale: Scale, items: int, numbers: Sequence[int]) -> Load:
     batch = recipe.open(items)
     requests = [load.encoded("/v1/acks", {"items": [item_id(batch, number)]}) for number in numbers]
-    measured, _ = load.drive(recipe.port, requests, scale.connections)
+    figures, _ = load.drive(recipe.port, requests, scale.connections)
     if recipe.acked(batch) != len(numbers):
         raise RuntimeError(f"{len(numbers)} items were acked, and the recipe's bits are {recipe.acked(batch)}")
-    return measured
+    return figures
 
 
 def _lastbit_round(port: int, scale: Scale, items: int, numbers: list[int]) -> Load:
     batch, requests = acks.fresh(port, items, numbers)
-    measured, answers = load.drive(port, requests, scale.connections)
+    figures, answers = load.drive(port, requests, scale.connections)
     acks.check(port, batch, answers, len(requests))
-    return measured
+    return figures
 
 
 def _redis_round(server: RedisServer, scale: Scale, key: str, numbers: Sequence[int]) -> Load:
     requests = [redis_bits.encoded(key, number) for number in numbers]
-    measured, applied = redis_bits.drive(server.port, requests, scale.connections)
+    figures, applied = redis_bits.drive(server.port, requests, scale.connections)
     acked = RedisBits(server, key).acked()
     if not acked == applied == len(numbers):
         raise RuntimeError(f"{len(numbers)} bits were set, {applied} newly, and BITCOUNT is {acked}")
-    return measured
+    return figures
 
 
-def single(scale: Scale, server: MariaDB, synced: RedisServer, unsynced: RedisServer) -> None:
+def single(scale: Scale, server: MariaDB, durable_redis: RedisServer, memory_redis: RedisServer) -> None:
     """The recipe is slow, so it gets a twentieth of the requests."""
-    found: dict[str, list[Load]] = {}
-    compared: dict[str, str] = {}
-    few = max(scale.requests // 20, 100)
+    loads_by_name: dict[str, list[Load]] = {}
+    bases: dict[str, str] = {}
+    fraction = max(scale.requests // 20, 100)
 
-    def note(name: str, measured: Load, beside: str = "") -> None:
-        found.setdefault(name, []).append(measured)
-        compared[name] = beside
+    def note(name: str, figures: Load, base: str = "") -> None:
+        loads_by_name.setdefault(name, []).append(figures)
+        bases[name] = base
 
     with (
         measure.lastbit_on(server) as lastbit,
@@ -92,18 +92,25 @@ def single(scale: Scale, server: MariaDB, synced: RedisServer, unsynced: RedisSe
             note("empty endpoint", load.drive(empty, requests, scale.connections)[0])
             for order in ("in order", "at random"):
                 numbers = acks.numbers_of(order, scale)
-                ours = f"{LASTBIT}, {order}"
-                note(ours, _lastbit_round(lastbit.port, scale, scale.items, numbers))
-                note(f"recipe, {order}", _recipe_round(recipe, scale, scale.items, numbers[:few]), ours)
-            one_group = _recipe_round(recipe, scale, DEFAULT_GROUP_SIZE, range(few))
+                base_name = f"{LASTBIT}, {order}"
+                note(base_name, _lastbit_round(lastbit.port, scale, scale.items, numbers))
+                note(f"recipe, {order}", _recipe_round(recipe, scale, scale.items, numbers[:fraction]), base_name)
+            one_group = _recipe_round(recipe, scale, DEFAULT_GROUP_SIZE, range(fraction))
             note("recipe, in order, a batch of one group", one_group, f"{LASTBIT}, in order")
-            for name, redis in (("appendfsync always", synced), ("in memory alone", unsynced)):
-                measured = _redis_round(redis, scale, f"single-{turn}", numbers)
-                note(f"Redis, {name}, at random, no HTTP", measured, f"{LASTBIT}, at random")
+            for name, redis in (("appendfsync always", durable_redis), ("in memory alone", memory_redis)):
+                figures = _redis_round(redis, scale, f"single-{turn}", numbers)
+                note(f"Redis, {name}, at random, no HTTP", figures, f"{LASTBIT}, at random")
     lines = []
-    for line, (name, loads) in zip(acks.rows(found, "empty endpoint"), found.items(), strict=True):
-        beside = compared[name]
-        ratios = [ours.rate / its.rate for ours, its in zip(found[beside], loads, strict=True)] if beside else []
+    for line, (name, loads) in zip(acks.rows(loads_by_name, "empty endpoint"), loads_by_name.items(), strict=True):
+        base = bases[name]
+        ratios = (
+            [
+                base_name.rate / peer_figures.rate
+                for base_name, peer_figures in zip(loads_by_name[base], loads, strict=True)
+            ]
+            if base
+            else []
+        )
         lines.append([*line, f"{statistics.median(ratios):.2f}" if ratios else ""])
     measure.show(
         f"peers: one id a call, {scale.connections} connections, a batch of {scale.items:,} items (medians of "
@@ -127,22 +134,22 @@ class Contestant:
     def turn(self, calls: int, writers: int) -> None:
         """A round: each writer has its connection and its part of the calls."""
         parts = [[next(self.numbers) for _ in range(IDS)] for _ in range(calls)]
-        made = [self.peer.writer() for _ in range(writers)]
+        peer_writers = [self.peer.writer() for _ in range(writers)]
         ready = threading.Barrier(writers + 1)
 
         def work(place: int) -> None:
             ready.wait()
             for part in parts[place::writers]:
-                made[place].ack(part)
+                peer_writers[place].ack(part)
 
         with ThreadPoolExecutor(writers) as threads:
             under_way = [threads.submit(work, place) for place in range(writers)]
             ready.wait()
-            begun = time.perf_counter()
-            for each in under_way:
-                each.result()
-            seconds = time.perf_counter() - begun
-        for writer in made:
+            start = time.perf_counter()
+            for future in under_way:
+                future.result()
+            seconds = time.perf_counter() - start
+        for writer in peer_writers:
             writer.close()
         self.rates.append(calls * IDS / seconds)
         self.acked += calls * IDS
@@ -151,31 +158,35 @@ class Contestant:
 
 
 def _contestant(items: int, make: Callable[[], Peer]) -> Contestant:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     peer = make()
-    return Contestant(peer, time.perf_counter() - begun, iter(random.sample(range(items), items)))
+    return Contestant(peer, time.perf_counter() - start, iter(random.sample(range(items), items)))
 
 
-def together(scale: Scale, writers: int, server: MariaDB, synced: RedisServer, unsynced: RedisServer) -> None:
+def together(
+    scale: Scale, writers: int, server: MariaDB, durable_redis: RedisServer, memory_redis: RedisServer
+) -> None:
     """Each peer has one batch for all rounds, since rows for each item take long to insert."""
     calls = max(scale.requests // 40, 4 * writers)
-    found = {
+    contestants = {
         name: _contestant(scale.items, lambda make=make: make(server, scale.items, writers))
         for name, make in PEERS.items()
     }
-    for name, redis in (("Redis, appendfsync always", synced), ("Redis, in memory alone", unsynced)):
-        found[name] = _contestant(scale.items, lambda redis=redis: RedisBits(redis, f"together-{writers}"))
-    with contextlib.ExitStack() as closed:
-        for each in found.values():
-            closed.callback(each.peer.close)
+    for name, redis in (("Redis, appendfsync always", durable_redis), ("Redis, in memory alone", memory_redis)):
+        contestants[name] = _contestant(scale.items, lambda redis=redis: RedisBits(redis, f"together-{writers}"))
+    with contextlib.ExitStack() as stack:
+        for contestant in contestants.values():
+            stack.callback(contestant.peer.close)
         for _ in range(scale.rounds):
-            for name, each in found.items():
+            for name, contestant in contestants.items():
                 # A hundred commits a call: a tenth of the calls is enough to wait for.
-                each.turn(max(calls // 10, writers) if name == CARLYLE else calls, writers)
+                contestant.turn(max(calls // 10, writers) if name == CARLYLE else calls, writers)
     lines = []
-    for name, each in found.items():
-        ratio = statistics.median(its / rows for its, rows in zip(each.rates, found[ROWS].rates, strict=True))
-        lines.append([name, f"{statistics.median(each.rates):,.0f}", f"{ratio:.2f}", f"{each.seconds:.1f}"])
+    for name, contestant in contestants.items():
+        ratio = statistics.median(
+            rate / rows for rate, rows in zip(contestant.rates, contestants[ROWS].rates, strict=True)
+        )
+        lines.append([name, f"{statistics.median(contestant.rates):,.0f}", f"{ratio:.2f}", f"{contestant.seconds:.1f}"])
     measure.show(
         f"peers: {IDS} ids a transaction at random over {scale.items:,} items, {writers} "
         f"{'writer' if writers == 1 else 'writers in one process'}, no HTTP (medians of {scale.rounds} rounds)",
@@ -185,10 +196,10 @@ def together(scale: Scale, writers: int, server: MariaDB, synced: RedisServer, u
 
 
 def run(scale: Scale) -> None:
-    with measure.mariadb(OPTIONS) as server, redis_server(*SYNCED) as synced, redis_server() as unsynced:
-        single(scale, server, synced, unsynced)
+    with measure.mariadb(OPTIONS) as server, redis_server(*SYNCED) as durable_redis, redis_server() as memory_redis:
+        single(scale, server, durable_redis, memory_redis)
         for writers in WRITERS:
-            together(scale, writers, server, synced, unsynced)
+            together(scale, writers, server, durable_redis, memory_redis)
 
 
 if __name__ == "__main__":

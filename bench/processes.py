@@ -44,7 +44,7 @@ def of(name: str) -> Process:
 def _working(url: str, name: str, workers: int, lanes: int) -> Iterator[None]:
     """Workers in place: each holds its share."""
     command = [sys.executable, "-m", "bench.processes", "worker", url, name]
-    started = [
+    processes = [
         subprocess.Popen([*command, f"w{number}", str(lanes)], cwd=ROOT, stderr=subprocess.DEVNULL)
         for number in range(workers)
     ]
@@ -54,14 +54,14 @@ def _working(url: str, name: str, workers: int, lanes: int) -> Iterator[None]:
                 time.sleep(0.05)  # nothing tells when a group is at rest; this is before the clock starts
         yield
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
             process.wait()
 
 
 def _settled(client: Client, name: str, workers: int) -> list[bool]:
-    found = client.groups.get(f"process.{name}")
-    return [len(found.workers) == workers, *(each.partitions == PARTITIONS // workers for each in found.workers)]
+    group = client.groups.get(f"process.{name}")
+    return [len(group.workers) == workers, *(worker.partitions == PARTITIONS // workers for worker in group.workers)]
 
 
 def _rate(url: str, instances: int, workers: int, lanes: int) -> float:
@@ -77,14 +77,14 @@ def _rate(url: str, instances: int, workers: int, lanes: int) -> float:
             [first] = client.events(after=client.append(events[:1])[0].position - 1).events
             for start in range(1, len(events), 1000):
                 client.append(events[start : start + 1000])
-            after = done = 0
-            while done < instances:
+            after = count = 0
+            while count < instances:
                 page = client.processes.commands(after=after, process=name, wait=10, limit=1000)
-                done, after = done + len(page.commands), page.next
+                count, after = count + len(page.commands), page.next
                 last = page.commands[-1].at if page.commands else first.at
-        [summary] = [each for each in client.processes.list() if each.name == name]
-        if (summary.finished, summary.running, done) != (instances, 0, instances):
-            raise RuntimeError(f"{summary.finished} of {instances} are finished, and there are {done} commands")
+        [summary] = [process for process in client.processes.list() if process.name == name]
+        if (summary.finished, summary.running, count) != (instances, 0, instances):
+            raise RuntimeError(f"{summary.finished} of {instances} are finished, and there are {count} commands")
     return len(events) / (last - first.at).total_seconds()
 
 
@@ -100,9 +100,11 @@ def run(scale: Scale) -> None:
                 rates[shape].append(_rate(service.url, instances, *shape))
     rows = []
     for lanes in sorted({lanes for _, lanes in shapes}):
-        one, four = rates[1, lanes], rates[4, lanes]
-        ratio = statistics.median(more / less for less, more in zip(one, four, strict=True))
-        rows.append([str(lanes), f"{statistics.median(one):,.0f}", f"{statistics.median(four):,.0f}", f"{ratio:.2f}"])
+        single, four = rates[1, lanes], rates[4, lanes]
+        ratio = statistics.median(fast / slow for slow, fast in zip(single, four, strict=True))
+        rows.append(
+            [str(lanes), f"{statistics.median(single):,.0f}", f"{statistics.median(four):,.0f}", f"{ratio:.2f}"]
+        )
     measure.show("Process managers: events a second", ["lanes of a worker", "1 worker", "4 workers", "4 : 1"], rows)
 
 

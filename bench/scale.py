@@ -27,40 +27,40 @@ AROUND = 4
 
 def _open(port: int, batches: int, items: int) -> list[int]:
     request = load.encoded("/v1/batches", {"items": items})
-    return [json.loads(each)["id"] for each in load.drive(port, [request] * batches, AROUND)[1]]
+    return [json.loads(answer)["id"] for answer in load.drive(port, [request] * batches, AROUND)[1]]
 
 
-def _acks(port: int, scale: Scale, wanted: list[tuple[int, int]]) -> Load:
+def _acks(port: int, scale: Scale, targets: list[tuple[int, int]]) -> Load:
     """Ack each (batch, number)."""
-    requests = [load.encoded("/v1/acks", {"items": [item_id(batch, number)]}) for batch, number in wanted]
-    measured, answers = load.drive(port, requests, scale.connections)
-    if load.total(answers, "applied") != len(wanted):
-        raise RuntimeError(f"of {len(wanted)} acks {load.total(answers, 'applied')} were applied")
-    return measured
+    requests = [load.encoded("/v1/acks", {"items": [item_id(batch, number)]}) for batch, number in targets]
+    figures, answers = load.drive(port, requests, scale.connections)
+    if load.total(answers, "applied") != len(targets):
+        raise RuntimeError(f"of {len(targets)} acks {load.total(answers, 'applied')} were applied")
+    return figures
 
 
 def _check(port: int, acked: Counter[int]) -> None:
     """The bits of each batch say how many of its items were acked."""
     requests = [load.encoded(f"/v1/batches/{batch}/verify", None, "GET") for batch in acked]
-    answers = [json.loads(each) for each in load.drive(port, requests, AROUND)[1]]
+    answers = [json.loads(answer) for answer in load.drive(port, requests, AROUND)[1]]
     # Answers come in no order and don't name their batch, so they are compared as a whole.
-    found = Counter(each["counted"]["acked"] for each in answers if each["ok"])
-    if found != Counter(acked.values()):
-        raise RuntimeError(f"batches by their acked items: expected {Counter(acked.values())}, found {found}")
+    actual = Counter(answer["counted"]["acked"] for answer in answers if answer["ok"])
+    if actual != Counter(acked.values()):
+        raise RuntimeError(f"batches by their acked items: expected {Counter(acked.values())}, found {actual}")
 
 
 def _sizes(port: int, scale: Scale, order: str) -> dict[str, Load]:
     """A round: by size, the acks of a batch or two, one after the other."""
-    found = {}
+    loads = {}
     for items in SIZES:
-        wanted = []
+        targets = []
         for batch in _open(port, max(scale.requests // 10_000, 1), items):
             part = min(PART, scale.requests)
             numbers = list(range(part)) if order == "in order" else random.sample(range(items), part)
-            wanted += [(batch, number) for number in numbers]
-        found[f"10^{len(str(items)) - 1} items, {order}"] = _acks(port, scale, wanted)
-        _check(port, Counter(batch for batch, _ in wanted))
-    return found
+            targets += [(batch, number) for number in numbers]
+        loads[f"10^{len(str(items)) - 1} items, {order}"] = _acks(port, scale, targets)
+        _check(port, Counter(batch for batch, _ in targets))
+    return loads
 
 
 @dataclass
@@ -72,11 +72,11 @@ class Open:
     acked: Counter[int] = field(default_factory=Counter)
 
     def following(self, acks: int) -> list[tuple[int, int]]:
-        wanted = []
+        targets = []
         for batch in random.choices(self.batches, k=acks):
-            wanted.append((batch, self.acked[batch]))
+            targets.append((batch, self.acked[batch]))
             self.acked[batch] += 1
-        return wanted
+        return targets
 
 
 def _spread(scale: Scale) -> tuple[int, ...]:
@@ -90,19 +90,19 @@ def run(scale: Scale) -> None:
     with measure.mariadb() as server, measure.lastbit_on(server) as service:
         port = service.port
         for _ in range(scale.rounds):
-            for order, found in by_size.items():
-                for name, measured in _sizes(port, scale, order).items():
-                    found.setdefault(name, []).append(measured)
-        opened = {n: Open(_open(port, n, acks * scale.rounds)) for n in _spread(scale)}
+            for order, loads_by_name in by_size.items():
+                for name, figures in _sizes(port, scale, order).items():
+                    loads_by_name.setdefault(name, []).append(figures)
+        open_batches = {n: Open(_open(port, n, acks * scale.rounds)) for n in _spread(scale)}
         for _ in range(scale.rounds):
-            for count, batches in opened.items():
+            for count, batches in open_batches.items():
                 by_spread.setdefault(count, []).append(_acks(port, scale, batches.following(acks)))
-        for batches in opened.values():
+        for batches in open_batches.values():
             _check(port, batches.acked)
     measure.show(
         f"scale: one id a call, {scale.connections} connections, MariaDB, by size (medians of {scale.rounds} rounds)",
         ["", "calls/s", "p50 ms", "of 10^3 items"],
-        [line for found in by_size.values() for line in _lines(found)],
+        [line for loads_by_name in by_size.values() for line in _lines(loads_by_name)],
     )
     measure.show(
         f"scale: the same by open batches, {acks:,} acks at random over them (medians of {scale.rounds} rounds)",
@@ -111,13 +111,13 @@ def run(scale: Scale) -> None:
     )
 
 
-def _lines(found: dict[str, list[Load]]) -> list[list[str]]:
+def _lines(loads_by_name: dict[str, list[Load]]) -> list[list[str]]:
     """A line each, with the median of the rounds' own ratios to the first."""
-    base = next(iter(found.values()))
+    base = next(iter(loads_by_name.values()))
     lines = []
-    for name, loads in found.items():
-        rate, p50 = (statistics.median(getattr(each, figure) for each in loads) for figure in ("rate", "p50"))
-        ratio = statistics.median(each.rate / other.rate for each, other in zip(loads, base, strict=True))
+    for name, loads in loads_by_name.items():
+        rate, p50 = (statistics.median(getattr(figures, figure) for figures in loads) for figure in ("rate", "p50"))
+        ratio = statistics.median(figures.rate / other.rate for figures, other in zip(loads, base, strict=True))
         lines.append([name, f"{rate:,.0f}", f"{p50 * 1e3:.1f}", f"{ratio:.2f}"])
     return lines
 

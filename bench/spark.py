@@ -96,19 +96,19 @@ def _resident(process: int) -> float:
 
 
 def _python_workers() -> list[int]:
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if b"pyspark.daemon" in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
+                    processes.append(int(entry.name))
+    return processes
 
 
 def _seconds(work: Any) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def _write_ids(spark: SparkSession, batch: int, items: int, at_random: bool, folder: Path) -> None:
@@ -121,45 +121,47 @@ def _write_ids(spark: SparkSession, batch: int, items: int, at_random: bool, fol
 def _group_and_count(spark: SparkSession, folder: Path, by_text: bool) -> None:
     ids = spark.read.parquet(str(folder))
     if by_text:
-        grouped = ids.groupBy(sf.substring_index("item_id", ":", 2).alias("group"))
+        groups = ids.groupBy(sf.substring_index("item_id", ":", 2).alias("group"))
     else:
         parts = sf.split("item_id", ":")
-        grouped = ids.groupBy(parts[0].cast("bigint").alias("batch"), parts[1].cast("bigint").alias("group"))
-    grouped.count().write.format("noop").mode("overwrite").save()
+        groups = ids.groupBy(parts[0].cast("bigint").alias("batch"), parts[1].cast("bigint").alias("group"))
+    groups.count().write.format("noop").mode("overwrite").save()
 
 
 def ask(spark: SparkSession, client: Client, items: int, *, rounds: int = 3, at_random: bool = False) -> list[str]:
     """A line of the table: medians of the rounds, each of which acks a fresh batch and sees it complete."""
     numbers, texts, acks = [], [], []
     peaks = Peaks()
-    for each in range(rounds + 1):
+    for number_of_round in range(rounds + 1):
         batch = client.open(items=items, sealed=True)
         folder = Path(tempfile.mkdtemp(prefix="lastbit-ids-", dir=FOLDER))
         try:
             _write_ids(spark, batch.id, items, at_random, folder / "ids")
             counted = []
             for by_text in (False, True):
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 _group_and_count(spark, folder / "ids", by_text)
-                counted.append(time.perf_counter() - begun)
+                counted.append(time.perf_counter() - start)
             with peaks:
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 report = ack(spark.read.parquet(str(folder / "ids")), url=client.url)
-                acked = time.perf_counter() - begun
+                acked = time.perf_counter() - start
         finally:
             shutil.rmtree(folder)
-        found = batch.verify()
-        if not (report.applied == items == found.acked and found.ok and report.completed == (batch.id,)):
-            raise RuntimeError(f"{items} items were to be acked; the report is {report}, and the batch says {found}")
-        if each or not rounds:  # the first round warms the JVM
+        verification = batch.verify()
+        if not (report.applied == items == verification.acked and verification.ok and report.completed == (batch.id,)):
+            raise RuntimeError(
+                f"{items} items were to be acked; the report is {report}, and the batch says {verification}"
+            )
+        if number_of_round or not rounds:  # the first round warms the JVM
             numbers.append(counted[0])
             texts.append(counted[1])
             acks.append(acked)
-    number, text, took = (statistics.median(times) for times in (numbers, texts, acks))
+    number, text, seconds = (statistics.median(times) for times in (numbers, texts, acks))
     order = "at random" if at_random else "in order"
     return [
-        *(f"{items:,} ids, {order}", f"{took:.1f}", f"{number:.1f}", f"{took / number:.2f}"),
-        *(f"{text:.1f}", f"{took / text:.2f}", f"{peaks.driver:.0f}", f"{peaks.workers:.0f}"),
+        *(f"{items:,} ids, {order}", f"{seconds:.1f}", f"{number:.1f}", f"{seconds / number:.2f}"),
+        *(f"{text:.1f}", f"{seconds / text:.2f}", f"{peaks.driver:.0f}", f"{peaks.workers:.0f}"),
     ]
 
 
@@ -172,22 +174,22 @@ def billion(spark: SparkSession, client: Client, items: int = BILLION) -> None:
     steps: dict[str, float] = {}
     peaks = Peaks()
     with peaks:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         batch = client.open(key="a billion items")
-        steps["open"] = time.perf_counter() - begun
+        steps["open"] = time.perf_counter() - start
         steps["extend"] = _seconds(lambda: batch.extend(items))
         steps["seal"] = _seconds(batch.seal)
         ids = spark.range(0, items, 1, 64).select(item_id(batch.id, "id").alias("item_id"))
-        begun = time.perf_counter()
+        start = time.perf_counter()
         report = ack(ids, url=client.url)
-        steps["ack all, and with the last one complete"] = time.perf_counter() - begun
+        steps["ack all, and with the last one complete"] = time.perf_counter() - start
     if report.completed != (batch.id,):
         raise RuntimeError(f"the batch did not complete: {report}")
-    begun = time.perf_counter()
-    found = batch.verify()
-    steps["verify: count the bits again"] = time.perf_counter() - begun
-    if not (found.ok and found.acked == items and batch.refresh().succeeded):
-        raise RuntimeError(f"the bits say otherwise: {found}")
+    start = time.perf_counter()
+    verification = batch.verify()
+    steps["verify: count the bits again"] = time.perf_counter() - start
+    if not (verification.ok and verification.acked == items and batch.refresh().succeeded):
+        raise RuntimeError(f"the bits say otherwise: {verification}")
     measure.show(
         f"{items:,} items through Spark, local[2], over HTTP into MariaDB",
         ["", "seconds"],
@@ -220,13 +222,13 @@ def main() -> None:
     parser.add_argument("--random", action="store_true", help="in no order")
     parser.add_argument("--rounds", type=int, default=3, help="after one that warms up (3)")
     parser.add_argument("--billion", nargs="?", type=int, const=BILLION, metavar="ITEMS", help="a batch of so many")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with everything() as (spark, client):
-        if given.items:
-            lines = [ask(spark, client, n, rounds=given.rounds, at_random=given.random) for n in given.items]
+        if options.items:
+            lines = [ask(spark, client, n, rounds=options.rounds, at_random=options.random) for n in options.items]
             measure.show(TITLE, COLUMNS, lines)
-        if given.billion:
-            billion(spark, client, given.billion)
+        if options.billion:
+            billion(spark, client, options.billion)
 
 
 if __name__ == "__main__":

@@ -67,15 +67,15 @@ class Caller:
     def ok(self, method: str, path: str, body: Any = None) -> Any:
         """The body. While the service is overloaded, the call is sent again."""
         while True:
-            status, answered = self.call(method, path, body)
+            status, response = self.call(method, path, body)
             if status < 300:
-                return answered
+                return response
             if status != 503:
-                raise RuntimeError(f"{method} {path} was answered {status}: {answered}")
+                raise RuntimeError(f"{method} {path} was answered {status}: {response}")
             time.sleep(1)  # as Retry-After asks
 
-    def open(self, items: int, **more: Any) -> int:
-        batch: int = self.ok("POST", "/v1/batches", {"items": items, "sealed": True, **more})["id"]
+    def open(self, items: int, **fields: Any) -> int:
+        batch: int = self.ok("POST", "/v1/batches", {"items": items, "sealed": True, **fields})["id"]
         return batch
 
 
@@ -97,9 +97,9 @@ def _stand_by(port: int, orders: Connection) -> None:
         waits = Waits([], 0)
         orders.send(None)
         while not orders.poll():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             status, _ = caller.call("POST", "/v1/acks", {"items": [item_id(batch, number)]})
-            waits.took.append(time.perf_counter() - begun)
+            waits.took.append(time.perf_counter() - start)
             waits.refused += status == 503
             number += status == 200
             if status not in (200, 503):
@@ -110,9 +110,9 @@ def _stand_by(port: int, orders: Connection) -> None:
 
 class Bystander:
     def __init__(self, port: int) -> None:
-        self._orders, theirs = multiprocessing.Pipe()
+        self._orders, other_end = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_stand_by, args=(port, theirs), daemon=True)
+        self._process = context.Process(target=_stand_by, args=(port, other_end), daemon=True)
         self._process.start()
 
     def during(self, work: Callable[[], object]) -> Waits:
@@ -204,9 +204,9 @@ class Cases:
         self._check(self.failed_by_masks, failed=0)
 
     def _check(self, batch: int, *, failed: int) -> None:
-        found = Caller(self.port).ok("GET", f"/v1/batches/{batch}")
-        if (found["failed"], found["state"]) != (failed, "complete"):
-            raise RuntimeError(f"{failed} items must have failed, and the batch is {found}")
+        status = Caller(self.port).ok("GET", f"/v1/batches/{batch}")
+        if (status["failed"], status["state"]) != (failed, "complete"):
+            raise RuntimeError(f"{failed} items must have failed, and the batch is {status}")
 
     def locked_parents(self) -> None:
         """Twelve children end, each of a parent of its own; another session holds the group of half of the parents and
@@ -301,7 +301,7 @@ def run(scale: Scale) -> None:
         assert service.process is not None
         cases = Cases(service.port, database, shape)
         count = f"{shape.items:,} items"
-        named: list[tuple[str, Callable[[], object]]] = [
+        works: list[tuple[str, Callable[[], object]]] = [
             ("nothing else", lambda: time.sleep(shape.seconds)),  # what is measured: acks beside nothing
             (f"{count} fail with a reason, 10,000 ids a call", cases.fail_by_ids),
             (f"{count} fail with a reason, one call of masks", cases.fail_by_masks),
@@ -314,24 +314,24 @@ def run(scale: Scale) -> None:
         ]
         bystander = Bystander(service.port)
         rows = []
-        for name, work in named:
+        for name, work in works:
             memory = Memory(service.process.pid)
             memory.start()
-            begun = time.monotonic()
+            start = time.monotonic()
             waits = bystander.during(work)
-            seconds = time.monotonic() - begun
+            seconds = time.monotonic() - start
             resident = memory.stop()
-            took = sorted(waits.took)
-            if not took:
+            latencies = sorted(waits.took)
+            if not latencies:
                 raise RuntimeError(f"{name}: the bystander had no answer")
             rows.append(
                 [
                     name,
                     f"{seconds:.1f}",
-                    f"{len(took):,}" + (f" ({waits.refused} refused)" if waits.refused else ""),
-                    f"{took[len(took) // 2] * 1e3:.1f}",
-                    f"{took[len(took) * 99 // 100] * 1e3:.1f}",
-                    f"{took[-1] * 1e3:.0f}",
+                    f"{len(latencies):,}" + (f" ({waits.refused} refused)" if waits.refused else ""),
+                    f"{latencies[len(latencies) // 2] * 1e3:.1f}",
+                    f"{latencies[len(latencies) * 99 // 100] * 1e3:.1f}",
+                    f"{latencies[-1] * 1e3:.0f}",
                     f"{max(resident, default=0):.0f}",
                 ]
             )

@@ -35,8 +35,8 @@ def _prepare(port: int, items: int, state: str, acks: int) -> Prepared:
     batch: int = measure.call(port, "POST", "/v1/batches", {"items": items})["id"]
     if state == UNTOUCHED:
         return Prepared(batch, 0, [])
-    wanted = ACKED + acks
-    numbers = list(range(wanted)) if state == IN_ORDER else random.sample(range(items), wanted)
+    count = ACKED + acks
+    numbers = list(range(count)) if state == IN_ORDER else random.sample(range(items), count)
     first = [item_id(batch, number) for number in numbers[:ACKED]]
     measure.call(port, "POST", "/v1/acks", {"items": first})
     return Prepared(batch, ACKED, numbers[ACKED:])
@@ -46,16 +46,16 @@ def _round(port: int, scale: Scale, small_first: bool) -> dict[int, dict[str, fl
     """Median seconds by size and question. The sizes take turns, so that both see the same machine."""
     calls = max(scale.requests // 200, 10)
     sizes = (SMALL, LARGE) if small_first else (LARGE, SMALL)
-    took: dict[int, dict[str, float]] = {SMALL: {}, LARGE: {}}
+    seconds: dict[int, dict[str, float]] = {SMALL: {}, LARGE: {}}
     for state in (UNTOUCHED, IN_ORDER, AT_RANDOM):
         batches = {items: _prepare(port, items, state, calls) for items in sizes}
         for name, path in LOOKS.items():
             for items in sizes:
                 look = load.encoded(f"/v1/batches/{batches[items].id}{path}", None, "GET")
-                took[items][f"{name}, {state}"] = load.drive(port, [look] * calls, 1)[0].p50
+                seconds[items][f"{name}, {state}"] = load.drive(port, [look] * calls, 1)[0].p50
         for items in sizes:
-            took[items][f"one ack, {state}"] = _acks(port, batches[items], items, calls)
-    return took
+            seconds[items][f"one ack, {state}"] = _acks(port, batches[items], items, calls)
+    return seconds
 
 
 def _acks(port: int, batch: Prepared, items: int, calls: int) -> float:
@@ -63,24 +63,24 @@ def _acks(port: int, batch: Prepared, items: int, calls: int) -> float:
     if batch.following:
         targets = [(batch.id, number) for number in batch.following]
     else:
-        opened = load.drive(port, [load.encoded("/v1/batches", {"items": items})] * calls, 1)[1]
-        targets = [(json.loads(each)["id"], random.randrange(items)) for each in opened]
+        responses = load.drive(port, [load.encoded("/v1/batches", {"items": items})] * calls, 1)[1]
+        targets = [(json.loads(response)["id"], random.randrange(items)) for response in responses]
     requests = [load.encoded("/v1/acks", {"items": [item_id(id, number)]}) for id, number in targets]
-    measured, answers = load.drive(port, requests, 1)
+    figures, answers = load.drive(port, requests, 1)
     expected = {id: 1 for id, _ in targets}
     if batch.following:
         expected[batch.id] = batch.acked + len(targets)
     for id, acked in expected.items():
-        found = measure.call(port, "GET", f"/v1/batches/{id}/verify")
-        if not (found["ok"] and found["acked"] == acked and found["pending"] == items - acked):
-            raise RuntimeError(f"{acked} of {items} items were acked, and the batch says {found}")
+        verification = measure.call(port, "GET", f"/v1/batches/{id}/verify")
+        if not (verification["ok"] and verification["acked"] == acked and verification["pending"] == items - acked):
+            raise RuntimeError(f"{acked} of {items} items were acked, and the batch says {verification}")
     if load.total(answers, "applied") != len(targets):
         raise RuntimeError(f"of {len(targets)} acks {load.total(answers, 'applied')} were applied")
-    return measured.p50
+    return figures.p50
 
 
 def run(scale: Scale) -> None:
-    found: dict[int, list[dict[str, float]]] = {SMALL: [], LARGE: []}
+    results: dict[int, list[dict[str, float]]] = {SMALL: [], LARGE: []}
     with measure.mariadb() as server, measure.lastbit_on(server) as service:
         assert service.process is not None
         process = service.process.pid
@@ -88,14 +88,14 @@ def run(scale: Scale) -> None:
         _round(service.port, scale, small_first=True)  # the first of a process is always slower
         resident["after the round that warms up"] = measure.memory(process)
         for number in range(scale.rounds):
-            for items, took in _round(service.port, scale, small_first=bool(number % 2)).items():
-                found[items].append(took)
+            for items, seconds in _round(service.port, scale, small_first=bool(number % 2)).items():
+                results[items].append(seconds)
         resident[f"after {scale.rounds} more"] = measure.memory(process)
         resident["the most it ever was"] = measure.memory(process, "VmHWM")
     measure.show(
         f"status: over HTTP on MariaDB, one connection (medians of {scale.rounds} rounds)",
         ["", "10^3 items, ms", "10^9 items, ms", "ratio"],
-        measure.beside(found[SMALL], found[LARGE]),
+        measure.beside(results[SMALL], results[LARGE]),
     )
     measure.show(
         "status: the service's resident memory (the bits of a billion items would be 119 MB)",

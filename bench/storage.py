@@ -59,7 +59,7 @@ def pages_in_use(file: Path) -> int:
     with file.open("rb") as content:
         first = content.read(PAGE)
         limit = struct.unpack_from(">I", first, 38 + 12)[0]  # FSP_FREE_LIMIT: pages beyond were never initialized
-        used = 0
+        pages = 0
         for start in range(0, limit, PAGE):
             content.seek(start * PAGE)
             descriptors = content.read(PAGE)
@@ -68,8 +68,8 @@ def pages_in_use(file: Path) -> int:
                 place = 38 + 112 + extent * 40 + 24
                 bitmap = int.from_bytes(descriptors[place : place + 16], "little")
                 free = (bitmap & int.from_bytes(b"\x55" * 16, "little")).bit_count()
-                used += EXTENT - free
-    return used
+                pages += EXTENT - free
+    return pages
 
 
 class Store:
@@ -95,10 +95,10 @@ class Store:
             return 0.0
         self.execute(f"FLUSH TABLES {table} FOR EXPORT")
         try:
-            used = pages_in_use(self._server.folder / "data" / self._name / f"{table}.ibd")
+            pages = pages_in_use(self._server.folder / "data" / self._name / f"{table}.ibd")
         finally:
             self.execute("UNLOCK TABLES")
-        return (used - BOOKKEEPING) * PAGE * 8 / self.items
+        return (pages - BOOKKEEPING) * PAGE * 8 / self.items
 
     def rebuild(self, table: str) -> None:
         self.execute(f"ALTER TABLE {table} FORCE")
@@ -142,9 +142,9 @@ class Batch:
                 raise RuntimeError(f"{len(part)} items were acked, {applied} applied")
 
     def check(self, acked: int) -> None:
-        found = self._service.verify(self._id)
-        if not (found.ok and found.acked == found.counted_acked == acked):
-            raise RuntimeError(f"{acked} items were acked, and the batch says {found}")
+        verification = self._service.verify(self._id)
+        if not (verification.ok and verification.acked == verification.counted_acked == acked):
+            raise RuntimeError(f"{acked} items were acked, and the batch says {verification}")
 
 
 def _born_in_order(numbers: list[int]) -> tuple[list[int], list[int]]:
@@ -152,13 +152,13 @@ def _born_in_order(numbers: list[int]) -> tuple[list[int], list[int]]:
     first: dict[int, int] = {}
     for number in numbers:
         first.setdefault(number // DEFAULT_GROUP_SIZE, number)
-    born = set(first.values())
-    return sorted(born), [number for number in numbers if number not in born]
+    first_numbers = set(first.values())
+    return sorted(first_numbers), [number for number in numbers if number not in first_numbers]
 
 
 def lastbit(server: MariaDB, items: int) -> dict[str, float]:
     """Four stories of a batch."""
-    found: dict[str, float] = {}
+    bits_by_state: dict[str, float] = {}
     half = items // 2
 
     def story(tell: Callable[[Batch, Callable[[str, int], None], Store], None]) -> None:
@@ -170,7 +170,7 @@ def lastbit(server: MariaDB, items: int) -> dict[str, float]:
 
                 def look(state: str, acked: int) -> None:
                     batch.check(acked)
-                    found[state] = store.bits_per_item("item_groups") + store.bits_per_item("ack_journal")
+                    bits_by_state[state] = store.bits_per_item("item_groups") + store.bits_per_item("ack_journal")
 
                 tell(batch, look, store)
             finally:
@@ -184,9 +184,9 @@ def lastbit(server: MariaDB, items: int) -> dict[str, float]:
         look(ALL_IN_ORDER, items)
 
     def born_in_order(batch: Batch, look: Callable[[str, int], None], store: Store) -> None:
-        first, others = _born_in_order(random.sample(range(items), half))
+        first, rest = _born_in_order(random.sample(range(items), half))
         batch.ack(first, 1)
-        batch.ack(others)
+        batch.ack(rest)
         look(HALF_BORN_IN_ORDER, half)
 
     def at_random(batch: Batch, look: Callable[[str, int], None], store: Store) -> None:
@@ -205,9 +205,9 @@ def lastbit(server: MariaDB, items: int) -> dict[str, float]:
         batch.ack(random.sample(range(items), half), 100)
         look(HALF_JOURNALED, half)
 
-    for each in (in_order, born_in_order, journaled, at_random):
-        story(each)
-    return found
+    for tell in (in_order, born_in_order, journaled, at_random):
+        story(tell)
+    return bits_by_state
 
 
 class Carlyle:
@@ -274,28 +274,28 @@ class Rows:
 
     def ack(self, numbers: Sequence[int]) -> None:
         for part in _parts(numbers, STATEMENT):
-            listed = ", ".join(map(str, part))
+            number_list = ", ".join(map(str, part))
             self._store.execute(
                 f"UPDATE {self.table} FORCE INDEX (PRIMARY) SET done = 1, updated_at = UTC_TIMESTAMP(6) "
-                f"WHERE batch = 1 AND number IN ({listed})"
+                f"WHERE batch = 1 AND number IN ({number_list})"
             )
 
     def acked(self) -> int:
         return int(self._store.execute(f"SELECT COUNT(*) FROM {self.table} WHERE done = 1")[0][0])
 
 
-def peer(server: MariaDB, items: int, made: type[Carlyle] | type[Rows]) -> dict[str, float]:
+def peer(server: MariaDB, items: int, make: type[Carlyle] | type[Rows]) -> dict[str, float]:
     """The same states, as far as they differ: all rows are there from the start, in the order of their keys."""
-    found: dict[str, float] = {}
+    bits_by_state: dict[str, float] = {}
     half = items // 2
     for order in ("in order", "at random"):
         with _store(server, items) as store:
-            table = made(store)
+            table = make(store)
 
             def look(state: str, acked: int, table: Carlyle | Rows = table, store: Store = store) -> None:
                 if table.acked() != acked:
                     raise RuntimeError(f"{acked} items were acked, and {table.table} says {table.acked()}")
-                found[state] = store.bits_per_item(table.table)
+                bits_by_state[state] = store.bits_per_item(table.table)
 
             if order == "in order":
                 look(UNTOUCHED, 0)
@@ -309,13 +309,13 @@ def peer(server: MariaDB, items: int, made: type[Carlyle] | type[Rows]) -> dict[
             if order == "at random":
                 store.rebuild(table.table)
                 look(REBUILT, items)
-    return found
+    return bits_by_state
 
 
 def run(scale: Scale) -> None:
     # The peers' tables are larger than the default pool of 128 MB; what is on disk in the end is the same.
     with measure.mariadb(["--innodb-buffer-pool-size=1G"]) as server:
-        ours = lastbit(server, scale.items)
+        lastbit_bits = lastbit(server, scale.items)
         carlyle = peer(server, scale.items, Carlyle)
         rows = peer(server, scale.items, Rows)
     measure.show(
@@ -328,7 +328,7 @@ def run(scale: Scale) -> None:
                 f"{bits * scale.items / 8:,.0f}",
                 *(f"{other[state]:.1f}" if state in other else NOT_APART for other in (carlyle, rows)),
             ]
-            for state, bits in ours.items()
+            for state, bits in lastbit_bits.items()
         ],
     )
 

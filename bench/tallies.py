@@ -54,14 +54,14 @@ def _body(call: Entries) -> dict[str, Any]:
     }
 
 
-def tally(port: int, name: str, calls: Sequence[Entries], *, repeated: bool = False) -> float:
+def tally(port: int, name: str, calls: Sequence[Entries], *, replay: bool = False) -> float:
     """Entries a second."""
     requests = [load.encoded(f"/v1/tallies/{name}/apply", _body(call)) for call in calls]
-    begun = time.perf_counter()
+    start = time.perf_counter()
     _, answers = load.drive(port, requests, 1)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     applied = load.total(answers, "applied")
-    if applied != (0 if repeated else len(calls) * ENTRIES):
+    if applied != (0 if replay else len(calls) * ENTRIES):
         raise RuntimeError(f"{len(calls) * ENTRIES} entries were sent, and {applied} applied")
     return len(calls) * ENTRIES / seconds
 
@@ -94,15 +94,15 @@ def naive(connection: Any, calls: Sequence[Entries], add: Callable[[Any, Entries
     with contextlib.closing(connection.cursor()) as cursor:
         cursor.execute("SELECT SUM(value) FROM naive")
         before = int(cursor.fetchone()[0])
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for call in calls:
             connection.begin()
             add(cursor, call)
             connection.commit()
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         cursor.execute("SELECT SUM(value) FROM naive")
-        found = int(cursor.fetchone()[0]) - before
-    if found != sum(delta for call in calls for _, delta, *_ in call):
+        difference = int(cursor.fetchone()[0]) - before
+    if difference != sum(delta for call in calls for _, delta, *_ in call):
         raise RuntimeError("the naive sum is not even right without replays")
     return len(calls) * ENTRIES / seconds
 
@@ -117,7 +117,7 @@ _BASE = "UPDATE, one by one"
 
 def run(scale: Scale) -> None:
     count = max(scale.requests // 1000, 2)
-    found: dict[str, list[float]] = {}
+    results: dict[str, list[float]] = {}
     messages = Messages()
     with measure.mariadb() as server, measure.lastbit_on(server) as service:
         name = server.new_database().rpartition("/")[2]
@@ -130,12 +130,12 @@ def run(scale: Scale) -> None:
             tally(service.port, "screws", messages.calls(max(count, 8 * scale.rounds)))
             for _ in range(scale.rounds):
                 calls = messages.calls(count)
-                found.setdefault("tally", []).append(tally(service.port, "screws", calls))
-                found.setdefault("tally, all of it repeated", []).append(
+                results.setdefault("tally", []).append(tally(service.port, "screws", calls))
+                results.setdefault("tally, all of it repeated", []).append(
                     tally(service.port, "screws", calls, repeated=True)
                 )
                 for title, add in _PEERS.items():
-                    found.setdefault(title, []).append(naive(connection, calls, add))
+                    results.setdefault(title, []).append(naive(connection, calls, add))
     measure.show(
         f"tallies: {count} calls of {ENTRIES:,} entries, {KEYS:,} keys, MariaDB (medians of {scale.rounds} rounds)",
         ["", "entries/s", f"of {_BASE}"],
@@ -143,9 +143,9 @@ def run(scale: Scale) -> None:
             [
                 title,
                 f"{statistics.median(rates):,.0f}",
-                f"{statistics.median(rate / base for rate, base in zip(rates, found[_BASE], strict=True)):.2f}",
+                f"{statistics.median(rate / base for rate, base in zip(rates, results[_BASE], strict=True)):.2f}",
             ]
-            for title, rates in found.items()
+            for title, rates in results.items()
         ],
     )
 

@@ -58,10 +58,10 @@ class Heard:
 
     def rates(self, seconds: float) -> tuple[float, float]:
         """Statements and selects a second from now on."""
-        begun, before = time.perf_counter(), self.so_far()
+        start, before = time.perf_counter(), self.so_far()
         time.sleep(seconds)  # what is measured: what is asked in that time
         after = self.so_far()
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         return (after[0] - before[0] - 1) / seconds, (after[1] - before[1]) / seconds
 
     def close(self) -> None:
@@ -78,13 +78,13 @@ class Streams:
         self._sockets: dict[int, socket.socket] = {}
         request = load.encoded("/v1/events/stream?type=batch.completed", None, "GET")
         for _ in range(count):
-            made = socket.create_connection(("127.0.0.1", port))
-            made.sendall(request)
-            begun = b""
-            while b"retry: " not in begun:
-                begun += made.recv(65_536)
-            self._sockets[made.fileno()] = made
-            self._poll.register(made, select.EPOLLIN)
+            connection = socket.create_connection(("127.0.0.1", port))
+            connection.sendall(request)
+            data = b""
+            while b"retry: " not in data:
+                data += connection.recv(65_536)
+            self._sockets[connection.fileno()] = connection
+            self._poll.register(connection, select.EPOLLIN)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._stop = threading.Event()
         self._thread.start()
@@ -115,8 +115,8 @@ class Streams:
         self._stop.set()
         self._thread.join()
         self._poll.close()
-        for each in self._sockets.values():
-            each.close()
+        for connection in self._sockets.values():
+            connection.close()
 
 
 class Connections:
@@ -129,11 +129,11 @@ class Connections:
         self._parts: dict[int, bytes] = {}
 
     def connect(self) -> int:
-        made = socket.create_connection(("127.0.0.1", self._port))
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sockets[made.fileno()] = made
-        self._poll.register(made, select.EPOLLIN)
-        return made.fileno()
+        connection = socket.create_connection(("127.0.0.1", self._port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sockets[connection.fileno()] = connection
+        self._poll.register(connection, select.EPOLLIN)
+        return connection.fileno()
 
     def send(self, number: int, request: bytes) -> None:
         self._parts[number] = b""
@@ -146,32 +146,32 @@ class Connections:
             if not data:
                 raise RuntimeError("the service closed a connection")
             self._parts[number] += data
-            head, found, body = self._parts[number].partition(b"\r\n\r\n")
+            head, separator, body = self._parts[number].partition(b"\r\n\r\n")
             length = _LENGTH.search(head)
-            if found and length and len(body) >= int(length[1]):
+            if separator and length and len(body) >= int(length[1]):
                 if not head.startswith(b"HTTP/1.1 2"):
                     raise RuntimeError(f"answered: {self._parts[number].decode()}")
                 yield number, time.perf_counter(), body
 
     def close(self) -> None:
         self._poll.close()
-        for each in self._sockets.values():
-            each.close()
+        for connection in self._sockets.values():
+            connection.close()
 
 
 class Waiters:
     """Long polls under way, one a connection: one for each of `batches`, which may name a batch several times. Each
     batch has one item and is sealed."""
 
-    def __init__(self, heard: Heard, port: int, batches: Sequence[int]) -> None:
+    def __init__(self, counters: Heard, port: int, batches: Sequence[int]) -> None:
         self._connections = Connections(port)
         self._batch_of: dict[int, int] = {}
-        looks = heard.so_far()[1] + len(batches)
+        looks = counters.so_far()[1] + len(batches)
         for batch in batches:
             number = self._connections.connect()
             self._batch_of[number] = batch
             self._connections.send(number, load.encoded(f"/v1/batches/{batch}?wait=60", None, "GET"))
-        heard.wait_for_selects(looks)  # each waiter looks once before it waits
+        counters.wait_for_selects(looks)  # each waiter looks once before it waits
         time.sleep(0.5)  # the last ones have asked, and not all have their answers: that they wait then shows nowhere
 
     def end(self, pace: float | None, streams: Streams | None = None) -> list[tuple[float, float]]:
@@ -181,36 +181,40 @@ class Waiters:
         requests = {batch: load.encoded("/v1/acks", {"items": [item_id(batch, 0)]}) for batch in waiting}
         free = [self._connections.connect() for _ in range(min(ACKING, len(waiting)))]
         acking: dict[int, int] = {}
-        sent: dict[int, float] = {}
-        answered: dict[int, float] = {}
-        woken: list[tuple[int, float, bytes]] = []
+        sent_at: dict[int, float] = {}
+        answered_at: dict[int, float] = {}
+        responses: list[tuple[int, float, bytes]] = []
         due = time.perf_counter()
-        while waiting or acking or len(woken) < len(self._batch_of):
+        while waiting or acking or len(responses) < len(self._batch_of):
             while waiting and free and (pace is None or due <= time.perf_counter()):
                 number, batch = free.pop(), waiting.popleft()
                 acking[number] = batch
-                sent[batch] = time.perf_counter()
+                sent_at[batch] = time.perf_counter()
                 self._connections.send(number, requests[batch])
                 due += 1 / pace if pace else 0
             sleep = max(due - time.perf_counter(), 0) if pace and waiting and free else None
             for number, now, body in self._connections.answers(sleep):
                 if number in acking:
-                    answered[acking[number]] = now
+                    answered_at[acking[number]] = now
                     free.append(number)
                     if not json.loads(body)["completed"][0]["newly"]:
                         raise RuntimeError(f"the last ack of {acking[number]} was answered {body.decode()}")
                     del acking[number]
                 else:
-                    woken.append((self._batch_of[number], now, body))
-        for batch, _, body in woken:
-            told: dict[str, Any] = json.loads(body)
-            if not (told["id"] == batch and told["state"] == "complete" and told["acked"] == told["items"] == 1):
-                raise RuntimeError(f"who waited for {batch} was answered {told}")
-        told_at = [(batch, now) for batch, now, _ in woken]
+                    responses.append((self._batch_of[number], now, body))
+        for batch, _, body in responses:
+            response: dict[str, Any] = json.loads(body)
+            if not (
+                response["id"] == batch
+                and response["state"] == "complete"
+                and response["acked"] == response["items"] == 1
+            ):
+                raise RuntimeError(f"who waited for {batch} was answered {response}")
+        told_at = [(batch, now) for batch, now, _ in responses]
         if streams is not None:
-            streams.wait_for(list(sent))
-            told_at += [(batch, now) for batch in sent for now in streams.told[batch]]
-        return [(now - sent[batch], now - answered[batch]) for batch, now in told_at]
+            streams.wait_for(list(sent_at))
+            told_at += [(batch, now) for batch in sent_at for now in streams.told[batch]]
+        return [(now - sent_at[batch], now - answered_at[batch]) for batch, now in told_at]
 
     def close(self) -> None:
         self._connections.close()
@@ -218,20 +222,20 @@ class Waiters:
 
 def _open(port: int, batches: int) -> list[int]:
     request = load.encoded("/v1/batches", {"items": 1, "sealed": True})
-    return [json.loads(each)["id"] for each in load.drive(port, [request] * batches, ACKING)[1]]
+    return [json.loads(response)["id"] for response in load.drive(port, [request] * batches, ACKING)[1]]
 
 
 def _check(port: int, batches: list[int]) -> None:
     """The bits of each batch say that it is complete."""
     requests = [load.encoded(f"/v1/batches/{batch}/verify", None, "GET") for batch in batches]
     for answer in load.drive(port, requests, ACKING)[1]:
-        found = json.loads(answer)
-        if not (found["ok"] and found["counted"]["acked"] == found["items"] == 1):
-            raise RuntimeError(f"a batch whose only item was acked says {found}")
+        verification = json.loads(answer)
+        if not (verification["ok"] and verification["counted"]["acked"] == verification["items"] == 1):
+            raise RuntimeError(f"a batch whose only item was acked says {verification}")
 
 
 def _round(
-    heard: Heard,
+    counters: Heard,
     port: int,
     batches: int,
     waiters: int,
@@ -240,24 +244,24 @@ def _round(
     follow: int,
 ) -> dict[str, float]:
     """Quantiles by name, in seconds."""
-    opened = _open(port, batches)
-    waiting = Waiters(heard, port, opened * (waiters // batches))
+    batch_ids = _open(port, batches)
+    waiting = Waiters(counters, port, batch_ids * (waiters // batches))
     streams = Streams(port, follow) if follow else None
     try:
         if batches > 1 or waiters == 1:
-            idle.append(heard.rates(1))
-        took = waiting.end(pace, streams)
+            idle.append(counters.rates(1))
+        latencies = waiting.end(pace, streams)
     finally:
         waiting.close()
         if streams is not None:
             streams.close()
-    _check(port, opened)
-    since_sent, since_answer = (sorted(each[place] for each in took) for place in (0, 1))
+    _check(port, batch_ids)
+    since_sent, since_answer = (sorted(latency[place] for latency in latencies) for place in (0, 1))
     return {
-        "answer p50": since_answer[len(took) // 2],
-        "answer p99": since_answer[len(took) * 99 // 100],
-        "sent p50": since_sent[len(took) // 2],
-        "sent p99": since_sent[len(took) * 99 // 100],
+        "answer p50": since_answer[len(latencies) // 2],
+        "answer p99": since_answer[len(latencies) * 99 // 100],
+        "sent p50": since_sent[len(latencies) // 2],
+        "sent p99": since_sent[len(latencies) * 99 // 100],
     }
 
 
@@ -274,33 +278,33 @@ def run(scale: Scale) -> None:
         ),
         f"{waiters:,} on one batch": (1, waiters, None, 0),
     }
-    found: dict[str, list[dict[str, float]]] = {}
+    results: dict[str, list[dict[str, float]]] = {}
     idle: dict[int, list[tuple[float, float]]] = {0: [], 1: [], waiters: []}
     with (
         measure.mariadb() as server,
         measure.lastbit_on(server) as service,
-        contextlib.closing(Heard(server)) as heard,
+        contextlib.closing(Heard(server)) as counters,
     ):
         for _ in range(scale.rounds):
-            idle[0].append(heard.rates(1))
-            _round(heard, service.port, 1, 1, None, idle[1], 0)
+            idle[0].append(counters.rates(1))
+            _round(counters, service.port, 1, 1, None, idle[1], 0)
             for name, (batches, count, pace, follow) in ways.items():
-                found.setdefault(name, []).append(
-                    _round(heard, service.port, batches, count, pace, idle[waiters], follow)
+                results.setdefault(name, []).append(
+                    _round(counters, service.port, batches, count, pace, idle[waiters], follow)
                 )
     measure.show(
         f"wait: from the last ack to the long poll's answer, MariaDB, one worker (medians of {scale.rounds} rounds)",
         ["waiters", "from its answer: p50 ms", "p99 ms", "from its sending: p50 ms", "p99 ms"],
         [
-            [name, *(f"{statistics.median(each[q] for each in rounds) * 1e3:.1f}" for q in rounds[0])]
-            for name, rounds in found.items()
+            [name, *(f"{statistics.median(figures[q] for figures in rounds) * 1e3:.1f}" for q in rounds[0])]
+            for name, rounds in results.items()
         ],
     )
     measure.show(
         "wait: what the database hears while they wait",
         ["waiters", "statements/s", "of them selects/s"],
         [
-            [f"{count:,}", *(f"{statistics.median(each[place] for each in rates):.0f}" for place in (0, 1))]
+            [f"{count:,}", *(f"{statistics.median(figures[place] for figures in rates):.0f}" for place in (0, 1))]
             for count, rates in idle.items()
         ],
     )

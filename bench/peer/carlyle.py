@@ -29,11 +29,11 @@ INSERTED = 5_000
 
 
 class Carlyle:
-    def __init__(self, server: MariaDB, items: int, *, together: bool) -> None:
+    def __init__(self, server: MariaDB, items: int, *, one_transaction: bool) -> None:
         self._server = server
         self._url = server.new_database()
         self._items = items
-        self._together = together
+        self._together = one_transaction
         self._groups = [str(uuid.uuid4()) for _ in range(-(-items // GROUP))]
         now = _now()
         rows = [
@@ -67,18 +67,18 @@ class Carlyle:
 
 
 class CarlyleWriter:
-    def __init__(self, connection: pymysql.Connection, groups: list[str], *, together: bool) -> None:
+    def __init__(self, connection: pymysql.Connection, groups: list[str], *, one_transaction: bool) -> None:
         self._connection = connection
         self._groups = groups
-        self._together = together
-        connection.autocommit(not together)
+        self._together = one_transaction
+        connection.autocommit(not one_transaction)
 
     def ack(self, numbers: Sequence[int]) -> None:
-        cleared: dict[int, int] = {}
+        masks: dict[int, int] = {}
         for number in numbers:
-            cleared[number // GROUP] = cleared.get(number // GROUP, 0) | 1 << number % GROUP
-        for group in sorted(cleared, key=self._groups.__getitem__):  # by key, so that writers don't deadlock
-            self._clear(self._groups[group], cleared[group])
+            masks[number // GROUP] = masks.get(number // GROUP, 0) | 1 << number % GROUP
+        for group in sorted(masks, key=self._groups.__getitem__):  # by key, so that writers don't deadlock
+            self._clear(self._groups[group], masks[group])
             if not self._together:
                 self._is_empty()
         if self._together:
@@ -87,12 +87,12 @@ class CarlyleWriter:
 
     def _clear(self, group: str, bits: int) -> None:
         with self._connection.cursor() as cursor:
-            found = cursor.execute(
+            rows = cursor.execute(
                 "UPDATE batch_item_groups SET items = CAST(items AS UNSIGNED) & CAST(%s AS UNSIGNED), updated_at = %s, "
                 "version = version + 1 WHERE id = %s",
                 (~bits & (1 << GROUP) - 1, _now(), group),
             )
-        if found != 1:
+        if rows != 1:
             raise RuntimeError(f"group {group} isn't there")
 
     def _is_empty(self) -> bool:

@@ -65,10 +65,10 @@ class Lastbit:
         return LastbitWriter(self._service, self._batch)
 
     def acked(self) -> int:
-        found = self._service.verify(self._batch)
-        if not found.ok:
-            raise RuntimeError(f"the counts of Lastbit's batch are not those of its bits: {found}")
-        return found.counted_acked
+        verification = self._service.verify(self._batch)
+        if not verification.ok:
+            raise RuntimeError(f"the counts of Lastbit's batch are not those of its bits: {verification}")
+        return verification.counted_acked
 
     def close(self) -> None:
         self._service.stop()

@@ -60,9 +60,9 @@ def create() -> FastAPI:
                 bits = bytearray(tx.execute(sa.select(groups.c.bits).where(its_row).with_for_update()).scalar_one())
                 bits[index // 8] |= 1 << index % 8
                 tx.execute(groups.update().where(its_row).values(bits=bytes(bits)))
-            found = tx.execute(sa.select(groups.c.bits, groups.c.size).where(groups.c.batch_id == batch)).all()
-            acked = sum(int.from_bytes(bits, "little").bit_count() for bits, _ in found)
-            return Answer(acked=acked, complete=acked == sum(size for _, size in found))
+            rows = tx.execute(sa.select(groups.c.bits, groups.c.size).where(groups.c.batch_id == batch)).all()
+            acked = sum(int.from_bytes(bits, "little").bit_count() for bits, _ in rows)
+            return Answer(acked=acked, complete=acked == sum(size for _, size in rows))
 
     return app
 
@@ -95,8 +95,8 @@ class Recipe:
 
     def acked(self, batch: int) -> int:
         with self._engine.begin() as tx:
-            found = tx.execute(sa.select(groups.c.bits).where(groups.c.batch_id == batch)).scalars()
-            return sum(int.from_bytes(bits, "little").bit_count() for bits in found)
+            blobs = tx.execute(sa.select(groups.c.bits).where(groups.c.batch_id == batch)).scalars()
+            return sum(int.from_bytes(bits, "little").bit_count() for bits in blobs)
 
     @contextlib.contextmanager
     def served(self) -> Iterator[Recipe]:

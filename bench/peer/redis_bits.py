@@ -41,22 +41,22 @@ def encoded(key: str, number: int) -> bytes:
 def drive(port: int, requests: Sequence[bytes], connections: int) -> tuple[Load, int]:
     """Send each request once, one under way a connection; how many of them set a bit."""
     waiting = deque(requests)
-    took: list[float] = []
+    latencies: list[float] = []
     applied = 0
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(min(connections, len(waiting)))]
-    by_number = {each.fileno(): each for each in sockets}
-    begun: dict[int, float] = {}
+    by_number = {connection.fileno(): connection for connection in sockets}
+    starts: dict[int, float] = {}
     parts = dict.fromkeys(by_number, b"")
     with select.epoll() as poll:
         try:
-            for each in sockets:
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                poll.register(each, select.EPOLLIN)
+            for connection in sockets:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                poll.register(connection, select.EPOLLIN)
             start = time.perf_counter()
-            for number, each in by_number.items():
-                begun[number] = time.perf_counter()
-                each.sendall(waiting.popleft())
-            while len(took) < len(requests):
+            for number, connection in by_number.items():
+                starts[number] = time.perf_counter()
+                connection.sendall(waiting.popleft())
+            while len(latencies) < len(requests):
                 for number, _ in poll.poll():
                     data = by_number[number].recv(4096)
                     if not data:
@@ -69,17 +69,19 @@ def drive(port: int, requests: Sequence[bytes], connections: int) -> tuple[Load,
                     if b"-" in data:
                         raise RuntimeError(f"answered: {data.decode()}")
                     now = time.perf_counter()
-                    took.append(now - begun[number])
+                    latencies.append(now - starts[number])
                     applied += data.split(b"\r\n", 5)[4] == b":0"
                     if waiting:
-                        begun[number] = now
+                        starts[number] = now
                         by_number[number].sendall(waiting.popleft())
             seconds = time.perf_counter() - start
         finally:
-            for each in sockets:
-                each.close()
-    took.sort()
-    return Load(len(took) / seconds, took[len(took) // 2], took[len(took) * 99 // 100]), applied
+            for connection in sockets:
+                connection.close()
+    latencies.sort()
+    return Load(
+        len(latencies) / seconds, latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100]
+    ), applied
 
 
 class RedisBits:

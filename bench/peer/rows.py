@@ -22,10 +22,10 @@ INSERTED = 100_000
 
 
 class Rows:
-    def __init__(self, server: MariaDB, items: int, *, indexed: bool) -> None:
+    def __init__(self, server: MariaDB, items: int, *, index_pending: bool) -> None:
         self._server = server
         self._url = server.new_database()
-        index = ", KEY (batch, done)" if indexed else ""
+        index = ", KEY (batch, done)" if index_pending else ""
         ask(
             server,
             self._url,
@@ -63,20 +63,20 @@ class RowsWriter:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
     def ack(self, numbers: Sequence[int]) -> None:
-        listed = ", ".join(map(str, sorted(numbers)))  # in one order everywhere, so that writers don't deadlock
+        number_list = ", ".join(map(str, sorted(numbers)))  # in one order everywhere, so that writers don't deadlock
         with self._connection.cursor() as cursor:
-            changed = cursor.execute(
+            changes = cursor.execute(
                 "UPDATE items FORCE INDEX (PRIMARY) SET done = 1, updated_at = UTC_TIMESTAMP(6) "
-                f"WHERE batch = 1 AND number IN ({listed}) AND done = 0"
+                f"WHERE batch = 1 AND number IN ({number_list}) AND done = 0"
             )
             cursor.execute(
-                "UPDATE batches SET pending = pending - %s WHERE id = 1 AND pending >= %s", (changed, changed)
+                "UPDATE batches SET pending = pending - %s WHERE id = 1 AND pending >= %s", (changes, changes)
             )
             cursor.execute("SELECT sealed AND pending = 0 FROM batches WHERE id = 1")
             cursor.fetchone()
         self._connection.commit()
-        if changed != len(numbers):
-            raise RuntimeError(f"of {len(numbers)} rows {changed} were pending")
+        if changes != len(numbers):
+            raise RuntimeError(f"of {len(numbers)} rows {changes} were pending")
 
     def close(self) -> None:
         self._connection.close()
