@@ -132,17 +132,17 @@ class Batch:
 
     def __init__(self, service: Service, items: int) -> None:
         self._service = service
-        self._id = service.open(Opening(items=items, sealed=True)).batch.id
+        self._id = service.batches.open(Opening(items=items, sealed=True)).batch.id
 
     def ack(self, numbers: Sequence[int], ids_a_call: int = CALL) -> None:
         for part in _parts(numbers, ids_a_call):
             items = [(self._id, *divmod(number, DEFAULT_GROUP_SIZE)) for number in part]
-            applied = self._service.ack(Call.of(Verb.ACK, items)).result().applied
+            applied = self._service.acks.ack(Call.of(Verb.ACK, items)).result().applied
             if applied != len(part):
                 raise RuntimeError(f"{len(part)} items were acked, {applied} applied")
 
     def check(self, acked: int) -> None:
-        verification = self._service.verify(self._id)
+        verification = self._service.batches.verify(self._id)
         if not (verification.ok and verification.acked == verification.counted_acked == acked):
             raise RuntimeError(f"{acked} items were acked, and the batch says {verification}")
 

@@ -78,9 +78,8 @@ class Dispatcher:
             self._look_at_the_clock()
             metrics.TIMERS_FIRED.inc(timers.fire(self._database))
             for webhook in self._database.read(deliveries.behind):
-                while self._database.write(lambda tx, webhook=webhook: deliveries.plan(tx, webhook), repeatable=True):  # type: ignore[misc]
-                    pass
-            due = self._database.read(lambda tx: deliveries.is_due(tx, self._partitions))
+                self._database.write_in_chunks(deliveries.plan, webhook)
+            due = self._database.read(deliveries.is_due, self._partitions)
             claims = self._claim(self._threads) if due else []
         except errors.CoreError as error:
             log.warning("dispatcher_waits", error=str(error))
@@ -104,7 +103,7 @@ class Dispatcher:
         now = self._database.read(tables.clock)
         if self._last is None or now < self._last:
             longest = timedelta(seconds=self._backoff.longest)
-            self._database.write(lambda tx: deliveries.bring_closer(tx, self._lease, longest), repeatable=True)
+            self._database.write(deliveries.bring_closer, self._lease, longest, repeatable=True)
         self._last = now
 
     def settle(self) -> None:
@@ -142,7 +141,7 @@ class Dispatcher:
             room = {webhook: self._share - count for webhook, count in self._busy.items()}
             while True:
                 claims, died = self._database.write(
-                    lambda tx: deliveries.claim(tx, self._lease, free, room, self._share, self._partitions)
+                    deliveries.claim, self._lease, free, room, self._share, self._partitions
                 )
                 if claims or not died:  # those that died stood in front of the others
                     break

@@ -214,7 +214,7 @@ def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], 
     that somebody still needs."""
 
     # Before the head is locked, as this may read long; what is young enough to be kept only moves up.
-    kept = database.read(lambda tx: _first_kept(tx, keep))
+    kept = database.read(_first_kept, keep)
 
     def mark(tx: Connection) -> tuple[int, int]:
         position, before = tx.execute(
@@ -227,8 +227,7 @@ def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], 
         return before, trimmed
 
     before, trimmed = database.write(mark, repeatable=True)
-    while database.write(lambda tx: _remove_chunk(tx, trimmed), repeatable=True):
-        pass
+    database.write_in_chunks(_remove_chunk, trimmed)
     return trimmed - before
 
 

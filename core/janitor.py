@@ -82,7 +82,7 @@ def run_once(
 
     def expire(row: Any) -> bool:
         if dry_run:
-            return not database.read(lambda tx: nesting.has_live_children(tx, row.id))
+            return not database.read(nesting.has_live_children, row.id)
         return unless_locked(lambda: _expire(database, row.id, policy, stuck), row.id)
 
     for row, now in _walk(database, LIVE):

@@ -25,7 +25,7 @@ MOST_EVENTS = 1000
 Ids = str | ItemId | Iterable[str | ItemId]
 
 
-def ask(service: Service, method: str, path: str, decode: Callable[[Any], T], **options: Any) -> Flow[T]:
+def _ask(service: Service, method: str, path: str, decode: Callable[[Any], T], **options: Any) -> Flow[T]:
     answer = yield from service.call(method, path, **options)
     return service.decoded(f"{method} {path}", answer, decode)
 
@@ -71,7 +71,7 @@ def open_batch(
 
 
 def extend(service: Service, batch: int, count: int, idempotency_key: str | None) -> Flow[models.Extended]:
-    return ask(
+    return _ask(
         service,
         "POST",
         _path(batch, "items"),
@@ -82,11 +82,11 @@ def extend(service: Service, batch: int, count: int, idempotency_key: str | None
 
 
 def seal(service: Service, batch: int) -> Flow[models.Sealed]:
-    return ask(service, "POST", _path(batch, "seal"), models.Sealed.from_json)
+    return _ask(service, "POST", _path(batch, "seal"), models.Sealed.from_json)
 
 
 def cancel(service: Service, batch: int) -> Flow[models.Batch]:
-    return ask(service, "POST", _path(batch, "cancel"), models.Batch.from_json)
+    return _ask(service, "POST", _path(batch, "cancel"), models.Batch.from_json)
 
 
 def delete(service: Service, batch: int) -> Flow[None]:
@@ -94,33 +94,33 @@ def delete(service: Service, batch: int) -> Flow[None]:
 
 
 def get(service: Service, batch: int) -> Flow[models.Batch]:
-    return ask(service, "GET", _path(batch), models.Batch.from_json)
+    return _ask(service, "GET", _path(batch), models.Batch.from_json)
 
 
 def verify(service: Service, batch: int) -> Flow[models.Verification]:
-    return ask(service, "GET", _path(batch, "verify"), models.Verification.from_json)
+    return _ask(service, "GET", _path(batch, "verify"), models.Verification.from_json)
 
 
 def repair(service: Service, batch: int, dry_run: bool) -> Flow[models.Repair]:
-    return ask(service, "POST", _path(batch, "repair"), models.Repair.from_json, body={"dry_run": dry_run})
+    return _ask(service, "POST", _path(batch, "repair"), models.Repair.from_json, body={"dry_run": dry_run})
 
 
 def watermark(service: Service, batch: int) -> Flow[models.Watermark]:
-    return ask(service, "GET", _path(batch, "watermark"), models.Watermark.from_json)
+    return _ask(service, "GET", _path(batch, "watermark"), models.Watermark.from_json)
 
 
 def explain(service: Service, batch: int) -> Flow[models.Explanation]:
-    return ask(service, "GET", _path(batch, "explain"), models.Explanation.from_json)
+    return _ask(service, "GET", _path(batch, "explain"), models.Explanation.from_json)
 
 
 def pending(service: Service, batch: int, page_size: int) -> Flow[None]:
     """Emits `PendingRange`s."""
-    return pages(service, _path(batch, "pending"), "ranges", models.PendingRange.from_json, [], page_size)
+    return _pages(service, _path(batch, "pending"), "ranges", models.PendingRange.from_json, [], page_size)
 
 
 def failed(service: Service, batch: int, page_size: int) -> Flow[None]:
     """Emits `FailedRange`s."""
-    return pages(service, _path(batch, "failed"), "ranges", models.FailedRange.from_json, [], page_size)
+    return _pages(service, _path(batch, "failed"), "ranges", models.FailedRange.from_json, [], page_size)
 
 
 def ranges_from(service: Service, batch: int, kind: str, start: int, page_size: int) -> Flow[None]:
@@ -130,7 +130,7 @@ def ranges_from(service: Service, batch: int, kind: str, start: int, page_size: 
     batch that way. A service that writes its cursors otherwise refuses this one, so nothing is read wrongly.
     """
     cursor = b64encode(f"{kind}:{batch}:{start}".encode(), b"-_").decode().rstrip("=")
-    return pages(service, _path(batch, kind), "ranges", _start_and_end, [], page_size, cursor)
+    return _pages(service, _path(batch, kind), "ranges", _start_and_end, [], page_size, cursor)
 
 
 def _start_and_end(data: models.Json) -> tuple[int, int]:
@@ -143,10 +143,10 @@ def batches(
     """Emits `Batch`es, newest first."""
     params = [(name, value) for name, value in (("state", state), ("key", key)) if value is not None]
     params += [("label", f"{name}:{value}") for name, value in (labels or {}).items()]
-    return pages(service, "/v1/batches", "batches", models.Batch.from_json, params, page_size)
+    return _pages(service, "/v1/batches", "batches", models.Batch.from_json, params, page_size)
 
 
-def pages(
+def _pages(
     service: Service,
     path: str,
     field: str,
@@ -162,7 +162,7 @@ def pages(
         asked = [*params, ("limit", str(page_size))]
         if cursor is not None:
             asked.append(("cursor", cursor))
-        elements, cursor = yield from ask(service, "GET", path, page, params=tuple(asked))
+        elements, cursor = yield from _ask(service, "GET", path, page, params=tuple(asked))
         for element in elements:
             yield Emit(element)
         # An empty page is not the last one; only a page without `next` is.
@@ -170,7 +170,7 @@ def pages(
             return
 
 
-def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGEST_HOLD) -> Flow[None]:
+def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGEST_HOLD) -> Flow[models.Batch]:
     """Long polls until the batch is in a terminal state; emits it as each poll saw it. Raises `WaitTimeout` after
     `timeout` seconds. `hold`: the longest that one poll may last, in whole seconds; with a shorter one the caller sees
     more of the way."""
@@ -181,7 +181,7 @@ def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGES
     while True:
         polled = service.now()
         held = int(min(hold, left))
-        seen = yield from ask(
+        seen = yield from _ask(
             service,
             "GET",
             _path(batch),
@@ -193,7 +193,7 @@ def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGES
         )
         yield Emit(seen)
         if seen.ended:
-            return
+            return seen
         now = service.now()
         left = math.inf if timeout is None else timeout - (now - started)
         if left <= 0:
@@ -219,7 +219,7 @@ def resolve(
     given = {} if reason is None else {"reason": utf8("a reason", reason)}
     try:
         for body in bodies:
-            answer = yield from ask(
+            answer = yield from _ask(
                 service,
                 "POST",
                 f"/v1/{verb}",
@@ -245,7 +245,7 @@ def events(
     asked = [("after", after), ("batch", batch), ("wait", wait or None), ("limit", limit)]
     params = [(name, str(value)) for name, value in asked if value is not None]
     params += [("type", name) for name in ((types,) if isinstance(types, str) else types)]
-    return ask(service, "GET", "/v1/events", models.EventPage.from_json, params=tuple(params), hold=wait)
+    return _ask(service, "GET", "/v1/events", models.EventPage.from_json, params=tuple(params), hold=wait)
 
 
 def follow(service: Service, after: int | None, types: str | Iterable[str], batch: int | None) -> Flow[None]:
@@ -257,10 +257,10 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
         page = yield from events(service, after, types, batch, LONGEST_HOLD, MOST_EVENTS)
         return page.events, page.next
 
-    return poll_forever(service, after, poll)
+    return _following(service, after, poll)
 
 
-def poll_forever(
+def _following(
     service: Service, after: int | None, poll: Callable[[int | None], Flow[tuple[Sequence[Any], int]]]
 ) -> Flow[None]:
     """Emits what each long poll finds above the position where the one before ended, for ever."""
@@ -291,4 +291,4 @@ def append(
             raise ValueError(f"{len(answered)} events for {len(body['events'])}")
         return answered
 
-    return ask(service, "POST", "/v1/events", appended, body=body)
+    return _ask(service, "POST", "/v1/events", appended, body=body)

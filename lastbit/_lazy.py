@@ -7,23 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
 
-def lazy(
-    package: str, homes: Mapping[str, Iterable[str]]
-) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """`__all__`, `__getattr__` and `__dir__` of a package whose names are defined in the modules `homes`.
-
-    A module that defines `__getattr__` has, for a type checker, every name. So each such package has a stub beside it,
-    which lists the same names as imports; `test_public_names` compares the two.
-    """
+def lazy(module: str, homes: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a module whose names live in the modules of `homes`. For type checkers it has to
+    hide them: they would else believe in any name."""
     home_of = {name: home for home, names in homes.items() for name in names}
-    namespace = vars(sys.modules[package])
-    public = sorted([*home_of, *(["__version__"] if "__version__" in namespace else [])])
+    names = vars(sys.modules[module])
 
     def get(name: str) -> object:
-        if name not in home_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(home_of[name]), name)
-        namespace[name] = value  # so that the next access does not come here
-        return value
+        home = home_of.get(name)
+        if home is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        names[name] = found = getattr(import_module(home), name)  # the next look-up does not come here
+        return found
 
-    return public, get, lambda: sorted({*namespace, *public})
+    return get, lambda: sorted({*names, *names["__all__"]})

@@ -6,20 +6,29 @@ between the tasks of one event loop. It is not for use across a fork.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
-from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from lastbit import __version__, _calls, _masks
 from lastbit._calls import Ids
-from lastbit._drivers import AsyncDriver, Driver
 from lastbit._in_flight import LIMITS, InFlight, Trace
-from lastbit._protocol import Answer, Failure, Request, Service
+from lastbit._protocol import (
+    Answer,
+    Emit,
+    Failure,
+    Flow,
+    Outcome,
+    Pause,
+    Request,
+    Service,
+)
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.groups import AsyncGroups, Groups
@@ -29,6 +38,8 @@ from lastbit.processes.calls import AsyncProcesses, Processes
 from lastbit.retry import Retry
 from lastbit.tallies.tally import AsyncTally, Tally
 from lastbit.webhooks import AsyncWebhooks, Webhooks
+
+T = TypeVar("T")
 
 _AGENT = {"user-agent": f"lastbit/{__version__}"}
 
@@ -52,40 +63,6 @@ def _failure(error: httpx.HTTPError | httpx.InvalidURL, request: Request) -> Fai
     return Failure(said or type(error).__name__, lasting or "CERTIFICATE_VERIFY_FAILED" in said)
 
 
-def _send(http: httpx.Client, request: Request) -> Answer | Failure:
-    try:
-        return _answer(
-            http.request(
-                request.method,
-                request.url,
-                params=request.params,
-                headers=dict(request.headers),
-                content=request.body,
-                timeout=request.timeout,
-            )
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return _failure(error, request)
-
-
-async def _send_async(http: httpx.AsyncClient, in_flight: InFlight, request: Request) -> Answer | Failure:
-    def send(trace: Trace) -> Coroutine[Any, Any, httpx.Response]:
-        return http.request(
-            request.method,
-            request.url,
-            params=request.params,
-            headers=dict(request.headers),
-            content=request.body,
-            timeout=request.timeout,
-            extensions={"trace": trace},
-        )
-
-    try:
-        return _answer(await in_flight.run(send, request.timeout))
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return _failure(error, request)
-
-
 class Client:
     """A connection to a service.
 
@@ -105,33 +82,27 @@ class Client:
         retry: Retry | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        service = Service.named(url, token, timeout, retry)
+        self._service = Service.named(url, token, timeout, retry)
         self._http = httpx.Client(transport=transport, headers=_AGENT, cookies=_no_cookies())
-        self._driver = Driver(service, partial(_send, self._http))
 
     @property
     def url(self) -> str:
-        return self._driver.service.url
-
-    @property
-    def driver(self) -> Driver:
-        """Sends the requests of this client and of its handles. It is for lastbit's own modules."""
-        return self._driver
+        return self._service.url
 
     @property
     def groups(self) -> Groups:
         """Who shares which partitions, and how far each was read; see `Groups`."""
-        return Groups(self._driver)
+        return Groups(self)
 
     @property
     def processes(self) -> Processes:
         """Process managers, their instances and commands; see `lastbit.processes`."""
-        return Processes(self._driver)
+        return Processes(self)
 
     @property
     def webhooks(self) -> Webhooks:
         """Who is told of events, and what became of it; see `Webhooks`."""
-        return Webhooks(self._driver)
+        return Webhooks(self)
 
     def open(
         self,
@@ -148,14 +119,15 @@ class Client:
         """Open a batch. `items` ids are issued (`.ids`) and, with `sealed`, the batch is sealed in the same
         transaction. `expires_in`: seconds of idleness after which it expires. With the same `idempotency_key` it is the
         same batch with the same ids again (`.replayed`)."""
-        opened, replayed = self._driver.run(
-            _calls.open_batch, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
+        flow = _calls.open_batch(
+            self._service, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
         )
-        return BatchHandle(self._driver, opened.id, opened, replayed)
+        opened, replayed = self._run(flow)
+        return BatchHandle(self, opened.id, opened, replayed)
 
     def batch(self, batch: int) -> BatchHandle:
         """A handle on a batch that exists already; no request is sent."""
-        return BatchHandle(self._driver, batch)
+        return BatchHandle(self, batch)
 
     def batches(
         self,
@@ -166,7 +138,7 @@ class Client:
         page_size: int = 100,
     ) -> Iterator[Batch]:
         """The batches, newest first, fetched as they are asked for; several labels mean and."""
-        return self._driver.iterate(_calls.batches, state, key, labels, page_size)
+        return self._iterate(_calls.batches(self._service, state, key, labels, page_size))
 
     def ack(self, ids: Ids) -> AckResult:
         """Resolve items as done: one id, or any iterable of them, or `ItemIds` (sent as bits, however many).
@@ -175,11 +147,11 @@ class Client:
         and all of it is sent again safely. A collection is checked before anything is sent, and counts each id once; an
         iterator is read, checked and made distinct 10,000 ids at a time. Raises `MalformedItem`.
         """
-        return self._driver.run(_calls.resolve, "acks", _masks.pieces(ids), None)
+        return self._run(_calls.resolve(self._service, "acks", _masks.pieces(ids), None))
 
     def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
         """Resolve items as given up; as `ack`. An item that is acked stays so; one that failed can still be acked."""
-        return self._driver.run(_calls.resolve, "failures", _masks.pieces(ids), reason)
+        return self._run(_calls.resolve(self._service, "failures", _masks.pieces(ids), reason))
 
     def events(
         self,
@@ -193,7 +165,7 @@ class Client:
         """One page of the feed: the events above the position `after`, or all that are kept, in the order of their
         commits. `types`: one or several, which mean or. `wait`: seconds to wait, up to 60, where there is none yet.
         Raises `PositionTrimmed`."""
-        return self._driver.run(_calls.events, after, types, batch, wait, limit)
+        return self._run(_calls.events(self._service, after, types, batch, wait, limit))
 
     def follow(
         self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
@@ -201,13 +173,13 @@ class Client:
         """The events above `after`, or all that are kept, and then each one when it comes, for ever. Goes on where it
         was when the service was away for a while; keep the `position` of the last event that you are done with, and
         begin after it another time. Raises `PositionTrimmed`."""
-        return self._driver.iterate(_calls.follow, after, types, batch)
+        return self._iterate(_calls.follow(self._service, after, types, batch))
 
     def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
         """Append events of your own, at most 1,000, in one transaction: mappings with `id`, `type` and, if you like,
         `key` and `data` (any JSON). An id that was there before is a repeat, whatever else it came with. With the
         `fence` of an assignment only while the partition is its worker's; raises `StaleEpoch`."""
-        return self._driver.run(_calls.append, events, fence)
+        return self._run(_calls.append(self._service, events, fence))
 
     def append_event(
         self, *, id: str, type: str, key: str | None = None, data: Any = None, fence: Fence | None = None
@@ -217,7 +189,7 @@ class Client:
 
     def tally(self, name: str) -> Tally:
         """A tally: sums that count each message once, however often it is replayed. No request is sent."""
-        return Tally(self._driver, name)
+        return Tally(self, name)
 
     def acker(
         self,
@@ -225,7 +197,7 @@ class Client:
         max_pending: int = DEFAULT_MAX_PENDING,
     ) -> Acker:
         """A context manager that gathers single acks into few calls; see `Acker`."""
-        return Acker(self._driver, on_completed, max_pending)
+        return Acker(self, on_completed, max_pending)
 
     def close(self) -> None:
         self._http.close()
@@ -240,6 +212,53 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client {self.url}>"
+
+    def _run(self, flow: Flow[T], emit: Callable[[Any], object] | None = None) -> T:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            outcome = None
+            if isinstance(step, Request):
+                outcome = self._send(step)
+            elif isinstance(step, Pause):
+                time.sleep(step.seconds)
+            elif emit is not None:
+                emit(step.value)
+
+    def _iterate(self, flow: Flow[None]) -> Iterator[Any]:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration:
+                return
+            outcome = None
+            if isinstance(step, Request):
+                outcome = self._send(step)
+            elif isinstance(step, Pause):
+                time.sleep(step.seconds)
+            else:
+                assert isinstance(step, Emit)
+                yield step.value
+
+    def _send(self, request: Request) -> Answer | Failure:
+        try:
+            return _answer(
+                self._http.request(
+                    request.method,
+                    request.url,
+                    params=request.params,
+                    headers=dict(request.headers),
+                    content=request.body,
+                    timeout=request.timeout,
+                )
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return _failure(error, request)
 
 
 class AsyncClient:
@@ -258,34 +277,28 @@ class AsyncClient:
         retry: Retry | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        service = Service.named(url, token, timeout, retry)
+        self._service = Service.named(url, token, timeout, retry)
         self._http = httpx.AsyncClient(transport=transport, headers=_AGENT, cookies=_no_cookies(), limits=LIMITS)
         self._in_flight = InFlight()
-        self._driver = AsyncDriver(service, partial(_send_async, self._http, self._in_flight))
 
     @property
     def url(self) -> str:
-        return self._driver.service.url
-
-    @property
-    def driver(self) -> AsyncDriver:
-        """Sends the requests of this client and of its handles. It is for lastbit's own modules."""
-        return self._driver
+        return self._service.url
 
     @property
     def groups(self) -> AsyncGroups:
         """Who shares which partitions, and how far each was read; see `Groups`."""
-        return AsyncGroups(self._driver)
+        return AsyncGroups(self)
 
     @property
     def processes(self) -> AsyncProcesses:
         """Process managers, their instances and commands; see `lastbit.processes`."""
-        return AsyncProcesses(self._driver)
+        return AsyncProcesses(self)
 
     @property
     def webhooks(self) -> AsyncWebhooks:
         """Who is told of events, and what became of it; see `Webhooks`."""
-        return AsyncWebhooks(self._driver)
+        return AsyncWebhooks(self)
 
     async def open(
         self,
@@ -300,14 +313,15 @@ class AsyncClient:
         idempotency_key: str | None = None,
     ) -> AsyncBatchHandle:
         """Open a batch; see `Client.open`."""
-        opened, replayed = await self._driver.run(
-            _calls.open_batch, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
+        flow = _calls.open_batch(
+            self._service, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
         )
-        return AsyncBatchHandle(self._driver, opened.id, opened, replayed)
+        opened, replayed = await self._run(flow)
+        return AsyncBatchHandle(self, opened.id, opened, replayed)
 
     def batch(self, batch: int) -> AsyncBatchHandle:
         """A handle on a batch that exists already; no request is sent, and nothing is awaited."""
-        return AsyncBatchHandle(self._driver, batch)
+        return AsyncBatchHandle(self, batch)
 
     def batches(
         self,
@@ -318,15 +332,15 @@ class AsyncClient:
         page_size: int = 100,
     ) -> AsyncIterator[Batch]:
         """The batches, newest first, fetched as they are asked for; several labels mean and."""
-        return self._driver.iterate(_calls.batches, state, key, labels, page_size)
+        return self._iterate(_calls.batches(self._service, state, key, labels, page_size))
 
     async def ack(self, ids: Ids) -> AckResult:
         """Resolve items as done; see `Client.ack`."""
-        return await self._driver.run(_calls.resolve, "acks", _masks.pieces(ids), None)
+        return await self._run(_calls.resolve(self._service, "acks", _masks.pieces(ids), None))
 
     async def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
         """Resolve items as given up; see `Client.fail`."""
-        return await self._driver.run(_calls.resolve, "failures", _masks.pieces(ids), reason)
+        return await self._run(_calls.resolve(self._service, "failures", _masks.pieces(ids), reason))
 
     async def events(
         self,
@@ -338,17 +352,17 @@ class AsyncClient:
         limit: int | None = None,
     ) -> EventPage:
         """One page of the feed; see `Client.events`."""
-        return await self._driver.run(_calls.events, after, types, batch, wait, limit)
+        return await self._run(_calls.events(self._service, after, types, batch, wait, limit))
 
     def follow(
         self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
     ) -> AsyncIterator[Event]:
         """The events, as they come, for ever; see `Client.follow`."""
-        return self._driver.iterate(_calls.follow, after, types, batch)
+        return self._iterate(_calls.follow(self._service, after, types, batch))
 
     async def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
         """Append events of your own; see `Client.append`."""
-        return await self._driver.run(_calls.append, events, fence)
+        return await self._run(_calls.append(self._service, events, fence))
 
     async def append_event(
         self, *, id: str, type: str, key: str | None = None, data: Any = None, fence: Fence | None = None
@@ -358,7 +372,7 @@ class AsyncClient:
 
     def tally(self, name: str) -> AsyncTally:
         """A tally; see `Client.tally`. Nothing is awaited."""
-        return AsyncTally(self._driver, name)
+        return AsyncTally(self, name)
 
     def acker(
         self,
@@ -366,7 +380,7 @@ class AsyncClient:
         max_pending: int = DEFAULT_MAX_PENDING,
     ) -> AsyncAcker:
         """A context manager that gathers single acks into few calls; see `AsyncAcker`."""
-        return AsyncAcker(self._driver, on_completed, max_pending)
+        return AsyncAcker(self, on_completed, max_pending)
 
     async def close(self) -> None:
         """Close the connections, and end the requests whose callers were cancelled."""
@@ -385,3 +399,52 @@ class AsyncClient:
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self.url}>"
+
+    async def _run(self, flow: Flow[T], emit: Callable[[Any], object] | None = None) -> T:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            outcome = None
+            if isinstance(step, Request):
+                outcome = await self._send(step)
+            elif isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+            elif emit is not None:
+                emit(step.value)
+
+    async def _iterate(self, flow: Flow[None]) -> AsyncIterator[Any]:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration:
+                return
+            outcome = None
+            if isinstance(step, Request):
+                outcome = await self._send(step)
+            elif isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+            else:
+                assert isinstance(step, Emit)
+                yield step.value
+
+    async def _send(self, request: Request) -> Answer | Failure:
+        def send(trace: Trace) -> Coroutine[Any, Any, httpx.Response]:
+            return self._http.request(
+                request.method,
+                request.url,
+                params=request.params,
+                headers=dict(request.headers),
+                content=request.body,
+                timeout=request.timeout,
+                extensions={"trace": trace},
+            )
+
+        try:
+            return _answer(await self._in_flight.run(send, request.timeout))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return _failure(error, request)

@@ -10,14 +10,15 @@ from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lastbit import errors
-from lastbit._calls import ask, pages
-from lastbit._drivers import AsyncDriver, Driver
+from lastbit._calls import _ask, _pages
 from lastbit._protocol import Flow, Service, resource
-from lastbit._shapes import timestamp, timestamp_or_none
-from lastbit.models import Fence, Json
+from lastbit.models import Fence, Json, _time, _time_or_none
+
+if TYPE_CHECKING:
+    from lastbit.client import AsyncClient, Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Group:
             "partition_of": data["partition_of"],
             "ttl": data["ttl"],
             "release": data["release"],
-            "created_at": timestamp(data["created_at"]),
+            "created_at": _time(data["created_at"]),
         }
 
     @classmethod
@@ -80,9 +81,9 @@ class GroupWorker:
             data["worker"],
             data["live"],
             data["capacity"],
-            timestamp(data["started_at"]),
-            timestamp(data["last_seen"]),
-            timestamp(data["lease_until"]),
+            _time(data["started_at"]),
+            _time(data["last_seen"]),
+            _time(data["lease_until"]),
             data["partitions"],
             data["releasing"],
         )
@@ -113,15 +114,15 @@ class GroupPosition:
             data["partition"],
             data["owner"],
             data["epoch"],
-            timestamp_or_none(data["since"]),
-            timestamp_or_none(data["release_by"]),
+            _time_or_none(data["since"]),
+            _time_or_none(data["release_by"]),
             data["floor"],
             data["high"],
             data["outstanding"],
             data["head"],
             data["lag"],
             data["token"],
-            timestamp_or_none(data["updated_at"]),
+            _time_or_none(data["updated_at"]),
         )
 
 
@@ -199,15 +200,15 @@ def _path(name: str, *rest: str) -> str:
 
 def _create(service: Service, name: str, partitions: int, ttl: float | None, release: float | None) -> Flow[Group]:
     body = {"partitions": partitions, "ttl": ttl, "release": release}
-    return ask(service, "PUT", _path(name), Group.from_json, body=body)
+    return _ask(service, "PUT", _path(name), Group.from_json, body=body)
 
 
 def _get(service: Service, name: str) -> Flow[GroupDetails]:
-    return ask(service, "GET", _path(name), GroupDetails.from_json)
+    return _ask(service, "GET", _path(name), GroupDetails.from_json)
 
 
 def _list(service: Service, page_size: int) -> Flow[None]:
-    return pages(service, "/v1/consumer-groups", "groups", GroupSummary.from_json, [], page_size)
+    return _pages(service, "/v1/consumer-groups", "groups", GroupSummary.from_json, [], page_size)
 
 
 def _delete(service: Service, name: str) -> Flow[None]:
@@ -229,24 +230,24 @@ def _drained(given: Drained) -> int | dict[str, int]:
     return {"partition": partition, "epoch": epoch}
 
 
-def sync(
+def _sync(
     service: Service, name: str, worker: str, session: str, drained: Iterable[Drained], capacity: int | None
 ) -> Flow[Synced]:
     body = {"worker": worker, "session": session, "drained": list(map(_drained, drained)), "capacity": capacity}
-    return ask(service, "POST", _path(name, "sync"), Synced.from_json, body=body)
+    return _ask(service, "POST", _path(name, "sync"), Synced.from_json, body=body)
 
 
-def commit(service: Service, fence: Fence, snapshot: bytes, token: str | None, head: int | None) -> Flow[Committed]:
+def _commit(service: Service, fence: Fence, snapshot: bytes, token: str | None, head: int | None) -> Flow[Committed]:
     partition = fence.partition
     if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
         raise errors.InvalidArgument(f"a partition is a whole number, not {partition!r}")
     held = {"worker": fence.worker, "epoch": fence.epoch}
     body = {**held, "snapshot": b64encode(snapshot).decode(), "token": token, "head": head}
     path = _path(fence.group, "partitions", str(partition), "position")
-    return ask(service, "PUT", path, Committed.from_json, body=body)
+    return _ask(service, "PUT", path, Committed.from_json, body=body)
 
 
-def leave(service: Service, name: str, worker: str, session: str | None) -> Flow[None]:
+def _leave(service: Service, name: str, worker: str, session: str | None) -> Flow[None]:
     params = () if session is None else (("session", session),)
     yield from service.call("DELETE", _path(name, "workers", worker), params=params)
 
@@ -255,27 +256,27 @@ class Groups:
     """`client.groups`. All methods raise `ServiceError` (`ConsumerGroupNotFound`, `InvalidRequest`) and
     `ServiceUnreachable`."""
 
-    __slots__ = ("_driver",)
+    __slots__ = ("_client",)
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def create(self, name: str, *, partitions: int, ttl: float | None = None, release: float | None = None) -> Group:
         """Make a group, or change the times of one that exists; each worker may do so when it starts. At first `ttl` is
         10 seconds, `release` 30. Raises `PartitionsFixed`."""
-        return self._driver.run(_create, name, partitions, ttl, release)
+        return self._client._run(_create(self._client._service, name, partitions, ttl, release))
 
     def get(self, name: str) -> GroupDetails:
         """Who is in the group, who owns which partition since when, and how far each was read."""
-        return self._driver.run(_get, name)
+        return self._client._run(_get(self._client._service, name))
 
     def list(self, *, page_size: int = 100) -> Iterator[GroupSummary]:
         """The groups by name, fetched as they are asked for."""
-        return self._driver.iterate(_list, page_size)
+        return self._client._iterate(_list(self._client._service, page_size))
 
     def delete(self, name: str) -> None:
         """Remove a group with its positions. Raises `ConsumerGroupInUse` while workers are in it."""
-        self._driver.run(_delete, name)
+        self._client._run(_delete(self._client._service, name))
 
     def sync(
         self, name: str, worker: str, session: str, *, drained: Iterable[Drained] = (), capacity: int | None = None
@@ -283,7 +284,7 @@ class Groups:
         """Join or stay, give back what is `drained`, and take what the worker's share asks for. `drained`: pairs of a
         partition and the epoch at which it was held. `session` is random and new for each process. The lease counts
         from before this call. Raises `SessionReplaced`."""
-        return self._driver.run(sync, name, worker, session, drained, capacity)
+        return self._client._run(_sync(self._client._service, name, worker, session, drained, capacity))
 
     def commit(
         self,
@@ -298,44 +299,45 @@ class Groups:
     ) -> Committed:
         """Merge the `snapshot` of an `AckWindow` into the partition's position. `token` is what the source calls the
         floor, `head` the source's last offset. May be repeated and overtaken. Raises `StaleEpoch`."""
-        return self._driver.run(commit, Fence(name, partition, worker, epoch), snapshot, token, head)
+        flow = _commit(self._client._service, Fence(name, partition, worker, epoch), snapshot, token, head)
+        return self._client._run(flow)
 
     def leave(self, name: str, worker: str, *, session: str | None = None) -> None:
         """Free all that the worker holds, at once; with `session` only if it is still that one."""
-        self._driver.run(leave, name, worker, session)
+        self._client._run(_leave(self._client._service, name, worker, session))
 
 
 class AsyncGroups:
     """`Groups`, awaited."""
 
-    __slots__ = ("_driver",)
+    __slots__ = ("_client",)
 
-    def __init__(self, driver: AsyncDriver) -> None:
-        self._driver = driver
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
 
     async def create(
         self, name: str, *, partitions: int, ttl: float | None = None, release: float | None = None
     ) -> Group:
         """Make a group; see `Groups.create`."""
-        return await self._driver.run(_create, name, partitions, ttl, release)
+        return await self._client._run(_create(self._client._service, name, partitions, ttl, release))
 
     async def get(self, name: str) -> GroupDetails:
         """Who owns what; see `Groups.get`."""
-        return await self._driver.run(_get, name)
+        return await self._client._run(_get(self._client._service, name))
 
     def list(self, *, page_size: int = 100) -> AsyncIterator[GroupSummary]:
         """The groups by name, fetched as they are asked for."""
-        return self._driver.iterate(_list, page_size)
+        return self._client._iterate(_list(self._client._service, page_size))
 
     async def delete(self, name: str) -> None:
         """Remove a group; see `Groups.delete`."""
-        await self._driver.run(_delete, name)
+        await self._client._run(_delete(self._client._service, name))
 
     async def sync(
         self, name: str, worker: str, session: str, *, drained: Iterable[Drained] = (), capacity: int | None = None
     ) -> Synced:
         """Join or stay; see `Groups.sync`."""
-        return await self._driver.run(sync, name, worker, session, drained, capacity)
+        return await self._client._run(_sync(self._client._service, name, worker, session, drained, capacity))
 
     async def commit(
         self,
@@ -349,8 +351,9 @@ class AsyncGroups:
         head: int | None = None,
     ) -> Committed:
         """Keep a partition's position; see `Groups.commit`."""
-        return await self._driver.run(commit, Fence(name, partition, worker, epoch), snapshot, token, head)
+        flow = _commit(self._client._service, Fence(name, partition, worker, epoch), snapshot, token, head)
+        return await self._client._run(flow)
 
     async def leave(self, name: str, worker: str, *, session: str | None = None) -> None:
         """Free all that the worker holds; see `Groups.leave`."""
-        await self._driver.run(leave, name, worker, session)
+        await self._client._run(_leave(self._client._service, name, worker, session))

@@ -32,7 +32,8 @@ from core.acks.call import Answer, Call, Rejected
 from core.acks.combiner import TOO_MANY
 from core.acks.lanes import Pending
 from core.batches.lifecycle import Verb
-from core.service import MaskPlaces, Service
+from core.service import Service
+from core.service.acks import MaskPlaces
 from lastbit.ids import INTEGER_LIMIT, MAX_GROUP_SIZE, InvalidItemId, ItemId
 from lastbit.tokens import Token
 
@@ -213,11 +214,11 @@ class AckRoutes:
         """Whether the next call is to be refused, as more acks come than can be committed, or than can be parsed."""
         service: Service = self.state.service
         turns: Turns = self.state.turns
-        return service.is_full() or turns.is_full()
+        return service.acks.is_full() or turns.is_full()
 
     def submit(self, call: Call, to: Callable[[Pending], object]) -> None:
         """Queue the call; `to` is told in the event loop when it is over. Raises `errors.Overloaded`."""
-        self.state.service.submit(call, self._receive, to)
+        self.state.service.acks.submit(call, self._receive, to)
 
     def send_away(self, tell: Callable[[], object]) -> None:
         """`tell` somebody to come back, after a pause. Answers that are there don't wait until all who have sent
@@ -274,8 +275,10 @@ def parse(
     call = Call.of(verb, ids, masks, reason=getattr(wanted, "reason", None), idempotency_key=key)
     if not places and caller.prefix is None:
         return call, None
-    check = functools.partial(service.check, call, places, caller.prefix)
-    if service.is_known(call.units if caller.prefix is not None else [batch for _, batch, _ in places]):
+    check = functools.partial(service.acks.check, call, places, caller.prefix)
+    if service.acks.checks_without_database(
+        call.units if caller.prefix is not None else [batch for _, batch, _ in places]
+    ):
         check()
         return call, None
     return call, check

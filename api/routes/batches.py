@@ -61,7 +61,7 @@ def open_batch(
     caller = caller_of(request)
     if not caller.covers(body.key):
         raise outside(caller, "body.key", "batches whose key begins")
-    opened = _service(request).open(body.opening(), idempotency_key, prefix=caller.prefix)
+    opened = _service(request).batches.open(body.opening(), idempotency_key, prefix=caller.prefix)
     response.headers["Location"] = f"/v1/batches/{opened.batch.id}"
     _say_replayed(response, opened.replayed)
     return {**models.shown(opened.batch), "start": opened.start, "count": opened.count, "newly": opened.newly}
@@ -78,7 +78,7 @@ def list_batches(
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The batches, newest first."""
-    page = _service(request).page(
+    page = _service(request).batches.page(
         state=models.state_of(state),
         key=key,
         labels=models.wanted_labels(label),
@@ -100,15 +100,15 @@ async def get_batch(
     """One batch; with `wait`, once it is in a terminal state or the time is over."""
     service = _service(request)
     if not wait:
-        return models.shown(await run_in_threadpool(service.get, batch))
+        return models.shown(await run_in_threadpool(service.batches.get, batch))
     async with _waiting(request).watch(batch) as ended:
-        found = await run_in_threadpool(service.get, batch)
+        found = await run_in_threadpool(service.batches.get, batch)
         if found.state in TERMINAL:
             return models.shown(found)
         try:
             await asyncio.wait_for(ended.wait(), wait)
         except TimeoutError:
-            return models.shown(await run_in_threadpool(service.get, batch))
+            return models.shown(await run_in_threadpool(service.batches.get, batch))
     return Response(await _waiting(request).look(batch), media_type="application/json")
 
 
@@ -127,7 +127,7 @@ def extend_batch(
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Issue `count` more items."""
-    extended = _service(request).extend(batch, body.count, idempotency_key)
+    extended = _service(request).batches.extend(batch, body.count, idempotency_key)
     _say_replayed(response, extended.replayed)
     now = extended.batch
     return {
@@ -145,7 +145,7 @@ def seal_batch(
     batch: BatchId, body: models.EmptyBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
     """Promise that no more items will come. Completes the batch if none is pending."""
-    sealed = _service(request).seal(batch, idempotency_key)
+    sealed = _service(request).batches.seal(batch, idempotency_key)
     return {**models.shown(sealed.batch), "newly": sealed.newly, "newly_succeeded": sealed.newly_succeeded}
 
 
@@ -153,14 +153,14 @@ def seal_batch(
 @needs(Role.PRODUCE, limited=True)
 def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
     """End a batch that is open or sealed; it stays as a tombstone."""
-    return models.shown(_service(request).cancel(batch))
+    return models.shown(_service(request).batches.cancel(batch))
 
 
 @router.delete("/{id}", status_code=204, responses=documented(404, 422))
 @needs(Role.ADMIN, limited=True)
 def delete_batch(batch: BatchId, request: Request) -> Response:
     """Cancel the batch if it is live, then remove it altogether."""
-    _service(request).delete(batch)
+    _service(request).batches.delete(batch)
     return Response(status_code=204)
 
 
@@ -180,7 +180,7 @@ def failed(batch: BatchId, request: Request, limit: Limit = 100, cursor: cursors
 
 def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, cursor: str | None) -> dict[str, Any]:
     of = f"{kind}:{batch_id}"
-    batch, page = _service(request).ranges(batch_id, kind, cursors.decode(of, cursor) or 0, limit)
+    batch, page = _service(request).batches.ranges(batch_id, kind, cursors.decode(of, cursor) or 0, limit)
 
     def name(number: int) -> str:
         return item_id(batch.id, number, batch.group_size)
@@ -205,7 +205,7 @@ def groups(
     per: Annotated[int, Query(ge=1, le=group_counts.GROUPS, description="groups a tile"), models.Decimal] = 1,
 ) -> dict[str, Any]:
     """How much of each group is resolved, a tile for each `per` of them. An answer covers at most 131,072 groups."""
-    found, seen = _service(request).picture(batch, start, limit, per)
+    found, seen = _service(request).batches.picture(batch, start, limit, per)
     return {
         "batch": found.id,
         "group_size": found.group_size,
@@ -220,7 +220,7 @@ def groups(
 @needs(Role.READ, limited=True)
 def group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> dict[str, Any]:
     """The bits of one group."""
-    found = _service(request).bits(batch, group)
+    found = _service(request).batches.bits(batch, group)
     fields = {"resolved": found.resolved, "failed": found.failed}
     bits = {name: base64.b64encode(field).decode() for name, field in fields.items()}
     return {"batch": batch, **asdict(found.tile), "bits": bits}
@@ -230,7 +230,7 @@ def group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> d
 @needs(Role.READ, limited=True)
 def verify(batch: BatchId, request: Request) -> dict[str, Any]:
     """Recount the batch's bits and compare them with its counts."""
-    found = _service(request).verify(batch)
+    found = _service(request).batches.verify(batch)
     return {
         "ok": found.ok,
         "items": found.items,
@@ -248,7 +248,7 @@ def repair(
     batch: BatchId, body: models.RepairBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
     """Restore the counts and the state of a batch from its bits, where verify finds that they disagree."""
-    done = _service(request).repair(batch, idempotency_key, dry_run=body.dry_run)
+    done = _service(request).batches.repair(batch, idempotency_key, dry_run=body.dry_run)
     return {
         "dry_run": body.dry_run,
         "needed": bool(done.faults),
@@ -269,7 +269,7 @@ def _counts(batch: Batch) -> dict[str, Any]:
 @needs(Role.READ, limited=True)
 def watermark(batch: BatchId, request: Request) -> dict[str, Any]:
     """The smallest pending number."""
-    found, number = _service(request).watermark(batch)
+    found, number = _service(request).batches.watermark(batch)
     item = item_id(found.id, number, found.group_size) if number < found.items else None
     return {"watermark": number, "item": item}
 
@@ -278,7 +278,7 @@ def watermark(batch: BatchId, request: Request) -> dict[str, Any]:
 @needs(Role.READ, limited=True)
 def explain(batch: BatchId, request: Request) -> dict[str, Any]:
     """Why the batch is not done, in words and as facts."""
-    found = _service(request).explain(batch)
+    found = _service(request).batches.explain(batch)
     reasons = _shown_to(caller_of(request), found.reasons)
     return {
         "batch": found.batch.id,

@@ -61,7 +61,7 @@ async def read_commands(
     waiting = request.app.state.waiting
 
     def read() -> outbox.Page:
-        return service.commands(after, limit, types=types, process=process)
+        return service.processes.commands(after, limit, types=types, process=process)
 
     if not wait:
         return _page(await run_in_threadpool(read))

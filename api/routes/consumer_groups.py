@@ -238,7 +238,9 @@ def _snapshot(text: str) -> Snapshot:
 def put_group(group: GroupName, body: GroupBody, request: Request, response: Response) -> dict[str, Any]:
     """Make a group, or change how long its workers may be silent and may take to drain. The number of partitions is
     fixed. 201 where it is new, else 200."""
-    made, new = _service(request).put_group(group, body.partitions, _seconds(body.ttl), _seconds(body.release))
+    made, new = _service(request).consumer_groups.put(
+        group, body.partitions, _seconds(body.ttl), _seconds(body.release)
+    )
     response.status_code = 201 if new else 200
     return _group(made)
 
@@ -251,7 +253,7 @@ def list_groups(
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The groups, by name; the service's own too."""
-    found = _service(request).list_groups(cursors.decode_name("groups", cursor), limit)
+    found = _service(request).consumer_groups.page(cursors.decode_name("groups", cursor), limit)
     shown = [{**_group(each.group), "workers": each.workers, "owned": each.owned} for each in found]
     return {"groups": shown, "next": cursors.encode("groups", found[-1].group.name) if len(found) == limit else None}
 
@@ -260,7 +262,7 @@ def list_groups(
 @needs(*ANY)
 def get_group(group: AnyGroup, request: Request) -> dict[str, Any]:
     """Who is in the group, who owns which partition since when, and how far each was read."""
-    details = _service(request).get_group(group)
+    details = _service(request).consumer_groups.get(group)
     return {
         **_group(details.group),
         "workers": [{name: getattr(each, name) for name in Worker.model_fields} for each in details.workers],
@@ -272,7 +274,7 @@ def get_group(group: AnyGroup, request: Request) -> dict[str, Any]:
 @needs(Role.ADMIN)
 def delete_group(group: GroupName, request: Request) -> Response:
     """Remove the group with its positions. Refused while workers are in it."""
-    _service(request).delete_group(group)
+    _service(request).consumer_groups.delete(group)
     return Response(status_code=204)
 
 
@@ -282,7 +284,9 @@ def sync(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
     """Join or stay: renew the worker's lease, give back what is drained, take what its share asks for. May be repeated
     at any time; the answer is all that it holds."""
     drained = [(each.partition, each.epoch) for each in body.drained]
-    synced = _service(request).sync(group, leases.Caller(body.worker, body.session, body.capacity, drained))
+    synced = _service(request).consumer_groups.sync(
+        group, leases.Caller(body.worker, body.session, body.capacity, drained)
+    )
     assigned = [
         {
             **{name: getattr(each, name) for name in Held.model_fields if name != "outstanding"},
@@ -309,7 +313,7 @@ def leave(
     ] = None,
 ) -> Response:
     """Leave: all that the worker holds is free at once. Nothing happens where it is not in the group."""
-    _service(request).leave_group(group, worker, session)
+    _service(request).consumer_groups.leave(group, worker, session)
     return Response(status_code=204)
 
 
@@ -324,7 +328,7 @@ def commit_position(
 ) -> dict[str, Any]:
     """Commit a window: merged into what is there, so it may be repeated and overtaken. 409 `stale_epoch` where the
     partition is another owner's by now."""
-    position = _service(request).commit_position(
+    position = _service(request).consumer_groups.commit(
         groups.Fence(group, partition, body.worker, body.epoch),
         _snapshot(body.snapshot),
         token=body.token,

@@ -118,7 +118,7 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
     access: Access = request.app.state.access
     access.rates.bring(caller, len(body.events))
     new = [feed.New(each.id, each.type, each.key, each.data) for each in body.events]
-    appended = _service(request).append(new, fence)
+    appended = _service(request).feed.append(new, fence)
     return {
         "events": [
             {"id": event.id, "position": where.position, "repeated": where.repeated}
@@ -152,7 +152,7 @@ async def read_events(
     service, waiting, prefix = _service(request), _waiting(request), caller_of(request).prefix
 
     def read() -> feed.Page:
-        return service.events(after, limit, types=types, batch=batch, prefix=prefix)
+        return service.feed.read(after, limit, types=types, batch=batch, prefix=prefix)
 
     if not wait:
         return _page(await run_in_threadpool(read))
@@ -196,10 +196,12 @@ async def stream_events(
         except ValueError:
             raise invalid([Place(_RESUMED, "expected a position of the feed")]) from None
     if after is None:
-        after = await run_in_threadpool(service.feed_head)
+        after = await run_in_threadpool(service.feed.head)
     # Read once before the answer begins: what is wrong with the position can be said only here.
     try:
-        page = await run_in_threadpool(lambda: service.events(after, 1, types=types, batch=batch, prefix=caller.prefix))
+        page = await run_in_threadpool(
+            lambda: service.feed.read(after, 1, types=types, batch=batch, prefix=caller.prefix)
+        )
     except errors.InvalidRequest as error:
         raise invalid([Place(_RESUMED if last_event_id else error.place, error.expected)]) from None
     start = after if page.events else page.next

@@ -116,7 +116,7 @@ class Waiting:
         self._appended = asyncio.Event()
         self._away = False
         self._closed = False
-        service.on_append(self._hear)
+        service.feed.on_append(self._hear)
 
     @contextlib.asynccontextmanager
     async def watch(self, batch: int) -> AsyncIterator[asyncio.Event]:
@@ -170,7 +170,7 @@ class Waiting:
         return await asyncio.shield(look)
 
     async def _look(self, batch: int) -> bytes:
-        found = await run_in_threadpool(self._service.get, batch)
+        found = await run_in_threadpool(self._service.batches.get, batch)
         return models.Batch.model_validate(models.shown(found)).model_dump_json().encode()
 
     async def read(self, follower: Follower, after: int, limit: int, most: int | None = None) -> feed.Page:
@@ -190,7 +190,7 @@ class Waiting:
                 page = self._pages[asked] = SharedPage(found, found[-1].position if cut else position, position)
             return page
         return await run_in_threadpool(
-            lambda: self._service.events(
+            lambda: self._service.feed.read(
                 after, limit, types=wanted.types, batch=wanted.batch, prefix=wanted.prefix, most=most
             )
         )
@@ -229,7 +229,7 @@ class Waiting:
     async def _run(self, begun: asyncio.Future[None]) -> None:
         self._forget()
         try:
-            self._position = await run_in_threadpool(self._service.feed_head)
+            self._position = await run_in_threadpool(self._service.feed.head)
         except Exception as error:  # noqa: BLE001  # it is theirs who asked
             begun.set_exception(error)
             begun.exception()  # whoever asked may be gone
@@ -241,7 +241,7 @@ class Waiting:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._appended.wait(), POLL)
             try:
-                if self._appended.is_set() or await run_in_threadpool(self._service.feed_head) > self._position:
+                if self._appended.is_set() or await run_in_threadpool(self._service.feed.head) > self._position:
                     self._appended.clear()
                     await self._read_on()
                     await self._pause(BETWEEN)
@@ -252,7 +252,7 @@ class Waiting:
     async def _read_on(self) -> None:
         while True:
             try:
-                page = await run_in_threadpool(self._service.events, self._position, READ)
+                page = await run_in_threadpool(self._service.feed.read, self._position, READ)
             except errors.PositionTrimmed as gone:
                 # We were away for long: everybody looks for himself.
                 self._forget()

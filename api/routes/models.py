@@ -35,7 +35,7 @@ async def _own_batch(request: Request, batch: Annotated[int, Path(alias="id", ge
     """The batch of the path. For a limited caller that of somebody else is one that isn't there."""
     prefix = caller_of(request).prefix
     if prefix is not None:
-        await run_in_threadpool(request.app.state.service.check_covered, batch, prefix)
+        await run_in_threadpool(request.app.state.service.batches.check_covered, batch, prefix)
     return batch
 
 

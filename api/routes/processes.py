@@ -237,7 +237,7 @@ def _instance(instance: instances.Instance) -> dict[str, Any]:
 def put_process(process: ProcessName, body: ProcessBody, request: Request, response: Response) -> dict[str, Any]:
     """Define a process, with the consumer group of its workers, or change how long these may be silent and may take to
     drain. 201 where it is new, else 200."""
-    defined, new = _service(request).define_process(
+    defined, new = _service(request).processes.define(
         process,
         partitions=body.partitions,
         ttl=_seconds(body.ttl),
@@ -252,7 +252,7 @@ def put_process(process: ProcessName, body: ProcessBody, request: Request, respo
 @needs(*ANY)
 def list_processes(request: Request) -> dict[str, Any]:
     """The processes, by name, with the numbers of their instances."""
-    found = _service(request).list_processes()
+    found = _service(request).processes.summaries()
     counts = ("running", "finished", "parked", "timers", "floor")
     return {
         "processes": [
@@ -273,7 +273,7 @@ def list_instances(
     """The instances of a process, by name."""
     of = f"instances:{process}"
     wanted = None if status is None or status == "parked" else instances.Status(status)
-    found, cut = _service(request).list_instances(
+    found, cut = _service(request).processes.page(
         process, wanted, cursors.decode_name(of, cursor), limit, parked=status == "parked"
     )
     following = cursors.encode(of, found[-1].instance) if cut else None
@@ -285,7 +285,7 @@ def list_instances(
 def delete_process(process: ProcessName, request: Request) -> Response:
     """Remove a process with its instances. Its commands can be pulled as long as their events are kept.
     Refused while workers are in its group."""
-    _service(request).delete_process(process)
+    _service(request).processes.delete(process)
     return Response(status_code=204)
 
 
@@ -302,7 +302,7 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
     409 `stale_epoch`: the partition is another worker's by now. 409 `version_conflict`: compute it again from the
     state as it is now.
     """
-    handled = _service(request).handle(
+    handled = _service(request).processes.handle(
         instances.Handling(
             process,
             instance,
@@ -334,14 +334,14 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
 @needs(Role.CONSUME)
 def retry_parked(process: ProcessName, instance: InstanceName, body: RetryBody, request: Request) -> dict[str, Any]:
     """Have the instance's parked events, or one of them, handled again."""
-    return {"retrying": _service(request).retry_parked(process, instance, body.event)}
+    return {"retrying": _service(request).processes.retry_parked(process, instance, body.event)}
 
 
 @router.get("/{process}/{instance:rest}", response_model=InstanceDetails, responses=documented(404, 422))
 @needs(*ANY)
 def get_instance(process: ProcessName, instance: InstanceName, request: Request) -> Response:
     """One instance: its state, the events that came to it, its timers and its commands."""
-    details = _service(request).get_instance(process, instance)
+    details = _service(request).processes.instance(process, instance)
     return free_json.response(
         {
             **_instance(details.instance),

@@ -145,7 +145,7 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
     access.rates.bring(caller_of(request), len(entries))
     held = wanted.fence
     fence = None if held is None else groups.Fence(held.group, held.partition, held.worker, held.epoch)
-    answer = await run_in_threadpool(_service(request).apply_tally, tally, entries, fence)
+    answer = await run_in_threadpool(_service(request).tallies.apply, tally, entries, fence)
     return Response(b'{"applied":%d,"repeated":%d}' % (answer.applied, answer.repeated), media_type="application/json")
 
 
@@ -153,7 +153,7 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
 @needs(Role.READ)
 def get_value(tally: TallyName, key: TallyKey, request: Request) -> dict[str, Any]:
     """The total of a key and the sub-counters that it is the sum of; 0 where nothing was ever added."""
-    found = _service(request).tally_value(tally, key)
+    found = _service(request).tallies.get(tally, key)
     sources = [{name: getattr(each, name) for name in SubCounter.model_fields} for each in found.sources]
     return {"key": found.key, "value": found.value, "sources": sources}
 
@@ -170,7 +170,7 @@ def list_totals(
     """The totals of the keys, by their bytes."""
     of = f"tally:{tally}:{len(prefix)}:{prefix}"
     after = cursors.decode_name(of, cursor)
-    found = _service(request).tally_page(tally, prefix, after, limit)
+    found = _service(request).tallies.page(tally, prefix, after, limit)
     return {
         "totals": [{"key": each.key, "value": each.value} for each in found],
         "next": cursors.encode(of, found[-1].key) if len(found) == limit else None,
@@ -181,7 +181,7 @@ def list_totals(
 @needs(Role.ADMIN)
 def delete_tally(tally: TallyName, request: Request) -> Response:
     """Remove the tally and its guards: what is applied again counts again."""
-    _service(request).delete_tally(tally)
+    _service(request).tallies.delete(tally)
     return Response(status_code=204)
 
 

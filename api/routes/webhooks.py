@@ -136,7 +136,7 @@ def _webhook(webhook: subscriptions.Webhook) -> dict[str, Any]:
 @needs(Role.ADMIN)
 def create_webhook(body: NewWebhook, request: Request, response: Response) -> dict[str, Any]:
     """Subscribe a URL to the events from now on. The answer has the secret, and no later one has it again."""
-    created = _service(request).create_webhook(body.url, body.types, body.label)
+    created = _service(request).webhooks.create(body.url, body.types, body.label)
     response.headers["Location"] = f"/v1/webhooks/{created.webhook.id}"
     response.headers["Cache-Control"] = "no-store"
     return {**_webhook(created.webhook), "secret": created.secret}
@@ -146,7 +146,7 @@ def create_webhook(body: NewWebhook, request: Request, response: Response) -> di
 @needs(Role.ADMIN)
 def list_webhooks(request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
     """The webhooks, newest first."""
-    found, before = _service(request).list_webhooks(cursors.decode("webhooks", cursor), limit)
+    found, before = _service(request).webhooks.page(cursors.decode("webhooks", cursor), limit)
     following = None if before is None else cursors.encode("webhooks", before)
     return {"webhooks": [_webhook(webhook) for webhook in found], "next": following}
 
@@ -155,14 +155,14 @@ def list_webhooks(request: Request, limit: Limit = 100, cursor: cursors.Cursor =
 @needs(Role.ADMIN)
 def get_webhook(webhook: WebhookId, request: Request) -> dict[str, Any]:
     """One webhook."""
-    return _webhook(_service(request).get_webhook(webhook))
+    return _webhook(_service(request).webhooks.get(webhook))
 
 
 @router.delete("/{id}", status_code=204, responses=documented(404, 422))
 @needs(Role.ADMIN)
 def delete_webhook(webhook: WebhookId, request: Request) -> Response:
     """Send it nothing more, and remove it with its deliveries."""
-    _service(request).delete_webhook(webhook)
+    _service(request).webhooks.delete(webhook)
     return Response(status_code=204)
 
 
@@ -178,7 +178,7 @@ def list_deliveries(
     """What was sent and what is to be sent, newest event first, with every attempt."""
     of = f"deliveries:{webhook}"
     wanted = None if state is None else Progress(state)
-    found, before = _service(request).list_deliveries(webhook, wanted, cursors.decode(of, cursor), limit)
+    found, before = _service(request).webhooks.deliveries(webhook, wanted, cursors.decode(of, cursor), limit)
     following = None if before is None else cursors.encode(of, before)
     return {"deliveries": [_delivery(each) for each in found], "next": following}
 
@@ -187,7 +187,7 @@ def list_deliveries(
 @needs(Role.ADMIN)
 def redeliver(webhook: WebhookId, body: Redelivery, request: Request) -> dict[str, Any]:
     """Send an event again, whatever became of it, or all that are dead. Attempts are counted anew."""
-    count = _service(request).redeliver(webhook, position=body.position, event=body.event)
+    count = _service(request).webhooks.redeliver(webhook, position=body.position, event=body.event)
     return {"redelivered": count}
 
 
@@ -195,7 +195,7 @@ def redeliver(webhook: WebhookId, body: Redelivery, request: Request) -> dict[st
 @needs(Role.ADMIN)
 def test_webhook(webhook: WebhookId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
     """Send one `webhook.test` event right away, and answer what came back. It is not in the feed."""
-    event, answer = _service(request).test_webhook(webhook)
+    event, answer = _service(request).webhooks.test(webhook)
     return {
         "event": event,
         "delivered": answer.delivered,
@@ -209,4 +209,4 @@ def test_webhook(webhook: WebhookId, body: models.EmptyBody, request: Request) -
 @needs(Role.READ)
 def deliveries_of_a_batch(batch: BatchId, request: Request) -> dict[str, Any]:
     """Who was told of the batch's events, and what came of it."""
-    return {"deliveries": [_delivery(each) for each in _service(request).batch_deliveries(batch)]}
+    return {"deliveries": [_delivery(each) for each in _service(request).webhooks.deliveries_of_batch(batch)]}

@@ -59,13 +59,13 @@ class Lastbit:
         database = Database(server.new_database())
         schema.migrate(database)
         self._service = Service(database, combiner=Inline if writers == 1 else Combiner)
-        self._batch = self._service.open(Opening(items=items, sealed=True)).batch.id
+        self._batch = self._service.batches.open(Opening(items=items, sealed=True)).batch.id
 
     def writer(self) -> LastbitWriter:
         return LastbitWriter(self._service, self._batch)
 
     def acked(self) -> int:
-        verification = self._service.verify(self._batch)
+        verification = self._service.batches.verify(self._batch)
         if not verification.ok:
             raise RuntimeError(f"the counts of Lastbit's batch are not those of its bits: {verification}")
         return verification.counted_acked
@@ -81,7 +81,7 @@ class LastbitWriter:
 
     def ack(self, numbers: Sequence[int]) -> None:
         items = [(self._batch, *divmod(number, DEFAULT_GROUP_SIZE)) for number in numbers]
-        applied = self._service.ack(Call.of(Verb.ACK, items)).result().applied
+        applied = self._service.acks.ack(Call.of(Verb.ACK, items)).result().applied
         if applied != len(numbers):
             raise RuntimeError(f"of {len(numbers)} acks {applied} were applied")
 

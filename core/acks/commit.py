@@ -30,11 +30,9 @@ def commit(
     Raises what that does; a `LockTimeout` names the batches whose rows are locked.
     """
     try:
-        flushed = database.write(
-            lambda tx: flush.flush(tx, units, held), repeatable=True, lock_waits=lock_waits, lock_wait=lock_wait
-        )
+        flushed = database.write(flush.flush, units, held, repeatable=True, lock_waits=lock_waits, lock_wait=lock_wait)
     except errors.LockTimeout as error:
-        error.batches = database.read(lambda tx: locked(tx, units))
+        error.batches = database.read(locked, units)
         raise
     held.put(flushed.groups, flushed.era, flushed.known)
     return flushed

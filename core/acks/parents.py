@@ -126,7 +126,7 @@ def pay(database: Database, flush: Flush, dues: Sequence[Due]) -> Paid:
 def _strike_out(database: Database, paid: Sequence[Due]) -> None:
     """Debts that were paid. A child's row that stays locked keeps nobody waiting: its debt is left to the sweep."""
     try:
-        database.write(lambda tx: nesting.strike_out(tx, paid), repeatable=True, lock_waits=0, lock_wait=LOCK_WAIT)
+        database.write(nesting.strike_out, paid, repeatable=True, lock_waits=0, lock_wait=LOCK_WAIT)
     except errors.LockTimeout:
         database.write(lambda tx: nesting.strike_out(tx, paid, skip_locked=True), repeatable=True)
 
@@ -240,11 +240,7 @@ class Payer:
             self._look_for_free_ones()
             self._look_at = time.monotonic() + AGAIN
         children = sorted({child for bill in self._bills for child in bill.owing} - self._locked.keys())
-        dues = [
-            due
-            for part in chunks(children, nesting.PAGE)
-            for due in self._database.read(lambda tx, part=part: nesting.debts(tx, part))  # type: ignore[misc]
-        ]
+        dues = [due for part in chunks(children, nesting.PAGE) for due in self._database.read(nesting.debts, part)]
         # New children of parents that are known to be locked need not be tried.
         known = {due.item.batch for due in self._locked.values()}
         paid = pay(self._database, self._flush, [due for due in dues if due.item.batch not in known])
@@ -269,7 +265,7 @@ class Payer:
 
     def _look_for_free_ones(self) -> None:
         units = [unit for due in self._locked.values() for unit in payment(due).chunks()]
-        locked = self._database.read(lambda tx: commit.locked(tx, units))
+        locked = self._database.read(commit.locked, units)
         self._locked = {child: due for child, due in self._locked.items() if due.item.batch in locked}
 
     def _settle(self, over: list[_Bill]) -> None:

@@ -71,5 +71,5 @@ def remove_chunk(tx: Connection, batch_id: int) -> bool:
 
 def purge(database: Database, batch_id: int) -> None:
     """Steps 2 and 3 of a condemned batch, to the end."""
-    while not database.write(lambda tx: remove_chunk(tx, batch_id), repeatable=True):
+    while not database.write(remove_chunk, batch_id, repeatable=True):
         pass

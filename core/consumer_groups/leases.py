@@ -164,7 +164,7 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
 
 def synced(database: Database, name: str, caller: Caller) -> Synced:
     """`sync` in a transaction of its own, with its lines in the log."""
-    answer = database.write(lambda tx: sync(tx, name, caller), repeatable=True)
+    answer = database.write(sync, name, caller, repeatable=True)
     if answer.joined:
         log.info("consumer_joined", group=name, worker=caller.worker)
     for worker in answer.gone:

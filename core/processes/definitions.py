@@ -159,8 +159,7 @@ def sweep(database: Database) -> None:
     query = sa.select(_definitions.name).where(_definitions.deleted_at.is_not(None))
     for name in database.read(lambda tx: tx.scalars(query).all()):
         for table in (tables.timers, tables.inbox, tables.processes):
-            while database.write(lambda tx, name=name, table=table: _remove(tx, table, name), repeatable=True):  # type: ignore[misc]
-                pass
+            database.write_in_chunks(_remove, table, name)
         # Nobody defines it again while it is there.
         gone = sa.delete(tables.process_definitions).where(
             _definitions.name == name, _definitions.deleted_at.is_not(None)

@@ -184,11 +184,7 @@ def prune(database: Database, process: str, floor: int, keep: int = KEEP) -> int
         return tx.scalar(sa.select(_definitions.pruned).where(_definitions.name == process)) or 0
 
     pruned = database.write(mark, repeatable=True)
-    removed = 0
-    for status in PRUNED:
-        while chunk := database.write(lambda tx, status=status: _remove(tx, process, status, pruned), repeatable=True):  # type: ignore[misc]
-            removed += chunk
-    return removed
+    return sum(database.write_in_chunks(_remove, process, status, pruned) for status in PRUNED)
 
 
 def _remove(tx: Connection, process: str, status: Status, pruned: int) -> int:

@@ -46,12 +46,8 @@ def forget(database: Database, keep: timedelta) -> int:
     """Remove the instances that ended longer than `keep` ago; how many."""
     removed = 0
     for process in database.read(definitions.all_of):
-        ended_by = database.snapshot(lambda tx, process=process: _handled_until(tx, process)) - keep  # type: ignore[misc]
-        while chunk := database.write(
-            lambda tx, name=process.name, ended_by=ended_by: _remove(tx, name, ended_by),  # type: ignore[misc]
-            repeatable=True,
-        ):
-            removed += chunk
+        ended_by = database.snapshot(_handled_until, process) - keep
+        removed += database.write_in_chunks(_remove, process.name, ended_by)
     return removed
 
 
@@ -60,7 +56,7 @@ def forget_orphans(database: Database) -> int:
     removed = 0
     after: int | None = 0
     while after is not None:
-        after, chunk = database.write(lambda tx, after=after: _remove_orphans(tx, after), repeatable=True)  # type: ignore[misc]
+        after, chunk = database.write(_remove_orphans, after, repeatable=True)
         removed += chunk
     return removed
 

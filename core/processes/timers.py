@@ -95,7 +95,7 @@ def fire(database: Database) -> int:
         due = database.read(_due)
         if not due:
             return fired
-        fired += database.write(lambda tx, due=due: _fire(tx, due), repeatable=True)  # type: ignore[misc]
+        fired += database.write(_fire, due, repeatable=True)
         if len(due) < PAGE:
             return fired
 

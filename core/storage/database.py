@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import sqlalchemy as sa
 import tenacity
@@ -30,6 +30,7 @@ from core.storage import continuity, dialects, faults, galera
 from core.storage.dialects.mariadb import LOCK_WAIT as LOCK_WAIT_OPTION
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 APPENDED: Final = "lastbit.appended"
 """In a connection's `info`: the feed's last position, where its transaction moved it."""
@@ -84,13 +85,13 @@ class Database:
 
     def write(
         self,
-        work: Callable[[Connection], T],
-        *,
+        work: Callable[[Connection, Unpack[Args]], T],
+        *args: *Args,
         repeatable: bool = False,
         lock_waits: int = 4,
         lock_wait: float | None = None,
     ) -> T:
-        """Run `work` in one transaction and commit it; return what it returned, after the commit.
+        """Call `work(tx, *args)` in one transaction and commit it; return its result after the commit.
 
         It may run several times, so it must not keep what it computed elsewhere. `lock_waits` is how many times a lock
         wait may end in vain; `lock_wait`, in seconds, how long one may take where that is less than `LOCK_WAIT` (see
@@ -102,7 +103,7 @@ class Database:
         def attempt() -> T:
             nonlocal waited, outages
             try:
-                return self._once(work, lock_wait)
+                return self._once(work, *args, lock_wait=lock_wait)
             except _Faulted as trouble:
                 if trouble.fault is errors.Fault.OUTAGE:
                     outages += 1
@@ -127,7 +128,12 @@ class Database:
         except _Faulted as trouble:
             raise errors.Unavailable("too many transactions want the same rows") from trouble.cause
 
-    def _once(self, work: Callable[[Connection], T], lock_wait: float | None = None) -> T:
+    def _once(
+        self,
+        work: Callable[[Connection, Unpack[Args]], T],
+        *args: *Args,
+        lock_wait: float | None = None,
+    ) -> T:
         committing = False
         begun = time.perf_counter()
         outcome = metrics.ROLLED_BACK
@@ -140,7 +146,7 @@ class Database:
                     # Said here, not left to the first statement: SQLAlchemy doesn't see those of `statements`.
                     tx.begin()
                     tx.info.pop(APPENDED, None)
-                    result = work(tx)
+                    result = work(tx, *args)
                     appended = tx.info.get(APPENDED)
                     committing = True
                     tx.commit()
@@ -197,23 +203,31 @@ class Database:
         except Exception:  # noqa: BLE001  # the trouble that led here is told
             tx.invalidate()
 
-    def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, which only reads, each statement seeing what is committed when it begins."""
-        return self._reading(work, "")
+    def write_in_chunks(self, work: Callable[[Connection, Unpack[Args]], int], *args: *Args) -> int:
+        """`write` it again and again, each time in a transaction of its own, until it returns 0 or False. Returns the
+        sum of what it returned. `work` must be repeatable."""
+        total = 0
+        while count := self.write(work, *args, repeatable=True):
+            total += count
+        return total
 
-    def snapshot(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, which only reads, on one snapshot of the whole database."""
+    def read(self, work: Callable[[Connection, Unpack[Args]], T], *args: *Args) -> T:
+        """Call `work(tx, *args)`, which only reads; each statement sees what is committed when it begins."""
+        return self._reading("", work, *args)
+
+    def snapshot(self, work: Callable[[Connection, Unpack[Args]], T], *args: *Args) -> T:
+        """Call `work(tx, *args)`, which only reads, on one snapshot of the whole database."""
         # Said as a statement and not as SQLAlchemy's `isolation_level`, which it sets behind its own back: a connection
         # that is found dead there is neither classified as an outage nor taken out of the pool.
-        return self._reading(work, self.dialect.begin_snapshot)
+        return self._reading(self.dialect.begin_snapshot, work, *args)
 
-    def _reading(self, work: Callable[[Connection], T], first: str) -> T:
+    def _reading(self, first: str, work: Callable[[Connection, Unpack[Args]], T], *args: *Args) -> T:
         def attempt() -> T:
             with self._connected() as tx:
                 try:
                     if first:
                         tx.exec_driver_sql(first)
-                    return work(tx)
+                    return work(tx, *args)
                 except Exception as error:
                     self._judge(tx, error, committing=False)
                     raise

@@ -257,5 +257,4 @@ def needed(tx: Connection) -> int | None:
 def trim(database: Database) -> None:
     """Remove what belonged to events that were trimmed."""
     trimmed = database.read(lambda tx: tx.execute(sa.select(_head.trimmed)).scalar_one())
-    while database.write(lambda tx: subscriptions.remove(tx, _deliveries.position <= trimmed), repeatable=True):
-        pass
+    database.write_in_chunks(subscriptions.remove, _deliveries.position <= trimmed)

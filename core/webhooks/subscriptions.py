@@ -197,8 +197,7 @@ def delete(database: Database, webhook: int) -> None:
             raise errors.WebhookNotFound(webhook)
 
     database.write(forget)
-    while database.write(lambda tx: remove(tx, _deliveries.webhook_id == webhook), repeatable=True):
-        pass
+    database.write_in_chunks(remove, _deliveries.webhook_id == webhook)
 
 
 def remove(tx: Connection, which: sa.ColumnElement[bool]) -> bool:
@@ -318,10 +317,10 @@ def _redeliver_dead(database: Database, webhook: int) -> int:
         return rows[-1].id, len(rows) - len(late)
 
     redelivered = 0
-    last, count = database.write(lambda tx: some(tx, 0))
+    last, count = database.write(some, 0)
     while last:
         redelivered += count
-        last, count = database.write(lambda tx, after=last: some(tx, after))  # type: ignore[misc]
+        last, count = database.write(some, last)
     return redelivered
 
 

@@ -114,13 +114,8 @@ def _workers(group: model.GroupDetails, now: datetime) -> Table:
         releasing = f"[yellow]{worker.releasing:,}[/]" if worker.releasing else ""
         seen = f"{duration(max(0.0, (now - worker.last_seen).total_seconds()))} ago"
         table.add_row(
-            name,
-            f"{worker.partitions:,}",
-            releasing,
-            ranges(held),
-            _lag(held),
-            _since(worker.started_at, now),
-            seen,
+            *(name, f"{worker.partitions:,}", releasing, ranges(held), _lag(held)),
+            *(_since(worker.started_at, now), seen),
         )
     if free := [position for position in group.positions if position.owner is None]:
         table.add_row("[yellow]nobody[/]", f"{len(free):,}", "", ranges(free), _lag(free), "", "")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lastbit import errors
-from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, ask, pages, poll_forever
-from lastbit._drivers import AsyncDriver, Driver
+from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, _ask, _following, _pages
 from lastbit._protocol import Flow, Service, resource
 from lastbit._shapes import expect
 from lastbit.models import Json
@@ -21,6 +20,9 @@ from lastbit.processes.models import (
     ProcessSummary,
 )
 
+if TYPE_CHECKING:
+    from lastbit.client import AsyncClient, Client
+
 
 def _path(name: str, *rest: str) -> str:
     if not all(isinstance(part, str) and part for part in (name, *rest)):
@@ -32,23 +34,23 @@ def _define(
     service: Service, name: str, partitions: int | None, ttl: float | None, release: float | None, after: int | None
 ) -> Flow[Definition]:
     body = {"partitions": partitions, "ttl": ttl, "release": release, "after": after}
-    return ask(service, "PUT", _path(name), Definition.from_json, body=body)
+    return _ask(service, "PUT", _path(name), Definition.from_json, body=body)
 
 
 def _list(service: Service) -> Flow[tuple[ProcessSummary, ...]]:
     def decode(data: Json) -> tuple[ProcessSummary, ...]:
         return tuple(map(ProcessSummary.from_json, data["processes"]))
 
-    return ask(service, "GET", "/v1/processes", decode)
+    return _ask(service, "GET", "/v1/processes", decode)
 
 
 def _instances(service: Service, name: str, status: str | None, page_size: int) -> Flow[None]:
     params = [] if status is None else [("status", status)]
-    return pages(service, _path(name), "instances", Instance.from_json, params, page_size)
+    return _pages(service, _path(name), "instances", Instance.from_json, params, page_size)
 
 
 def _get(service: Service, name: str, instance: str) -> Flow[InstanceDetails]:
-    return ask(service, "GET", _path(name, instance), InstanceDetails.from_json)
+    return _ask(service, "GET", _path(name, instance), InstanceDetails.from_json)
 
 
 def _delete(service: Service, name: str) -> Flow[None]:
@@ -60,11 +62,11 @@ def _retry(service: Service, name: str, instance: str, event: str | None) -> Flo
         retrying: int = expect(data["retrying"], int)
         return retrying
 
-    return ask(service, "POST", _path(name, instance, "retry"), count, body={"event": event})
+    return _ask(service, "POST", _path(name, instance, "retry"), count, body={"event": event})
 
 
 def _handle(service: Service, name: str, instance: str, body: Mapping[str, Any]) -> Flow[Handled]:
-    return ask(service, "POST", _path(name, instance, "handle"), Handled.from_json, body=body)
+    return _ask(service, "POST", _path(name, instance, "handle"), Handled.from_json, body=body)
 
 
 def _commands(
@@ -73,7 +75,7 @@ def _commands(
     asked = [("after", after), ("process", process), ("wait", wait or None), ("limit", limit)]
     params = [(name, str(value)) for name, value in asked if value is not None]
     params += [("type", name) for name in ((types,) if isinstance(types, str) else types)]
-    return ask(service, "GET", "/v1/commands", CommandPage.from_json, params=tuple(params), hold=wait)
+    return _ask(service, "GET", "/v1/commands", CommandPage.from_json, params=tuple(params), hold=wait)
 
 
 def _follow(service: Service, after: int, types: str | Iterable[str], process: str | None) -> Flow[None]:
@@ -84,7 +86,7 @@ def _follow(service: Service, after: int, types: str | Iterable[str], process: s
         page = yield from _commands(service, after, types, process, LONGEST_HOLD, MOST_EVENTS)
         return page.commands, page.next
 
-    return poll_forever(service, after, poll)
+    return _following(service, after, poll)
 
 
 def _handling(
@@ -98,10 +100,10 @@ class Processes:
     """`client.processes`. All methods raise `ServiceError` (`ProcessNotFound`, `InstanceNotFound`, `InvalidRequest`)
     and `ServiceUnreachable`."""
 
-    __slots__ = ("_driver",)
+    __slots__ = ("_client",)
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def define(
         self,
@@ -115,28 +117,28 @@ class Processes:
         """Define a process, or change the times of its workers: `ttl` and `release` as of a consumer group. A new one
         has 32 partitions, or as many as said, and begins with all events that are kept, or above the position `after`.
         Raises `PartitionsFixed`, `PositionTrimmed`."""
-        return self._driver.run(_define, name, partitions, ttl, release, after)
+        return self._client._run(_define(self._client._service, name, partitions, ttl, release, after))
 
     def list(self) -> tuple[ProcessSummary, ...]:
         """The processes, by name."""
-        return self._driver.run(_list)
+        return self._client._run(_list(self._client._service))
 
     def instances(self, name: str, *, status: str | None = None, page_size: int = 100) -> Iterator[Instance]:
         """The instances by name, fetched as they are asked for: all, the `running` or `finished` ones, or with `parked`
         those that have parked events."""
-        return self._driver.iterate(_instances, name, status, page_size)
+        return self._client._iterate(_instances(self._client._service, name, status, page_size))
 
     def get(self, name: str, instance: str) -> InstanceDetails:
         """One instance: its state, the events that came to it, its timers and commands."""
-        return self._driver.run(_get, name, instance)
+        return self._client._run(_get(self._client._service, name, instance))
 
     def retry(self, name: str, instance: str, *, event: str | None = None) -> int:
         """Have the instance's parked events, or the one of this id, handled again; how many."""
-        return self._driver.run(_retry, name, instance, event)
+        return self._client._run(_retry(self._client._service, name, instance, event))
 
     def delete(self, name: str) -> None:
         """Remove a process with its instances. What it issued stays issued. Raises `ConsumerGroupInUse`."""
-        self._driver.run(_delete, name)
+        self._client._run(_delete(self._client._service, name))
 
     def commands(
         self,
@@ -149,14 +151,14 @@ class Processes:
     ) -> CommandPage:
         """One page of the commands that were issued, above a position of the feed, or with 0 of all that are kept.
         `wait`: seconds to wait, up to 60, where there is none yet. Raises `PositionTrimmed`."""
-        return self._driver.run(_commands, after, types, process, wait, limit)
+        return self._client._run(_commands(self._client._service, after, types, process, wait, limit))
 
     def follow(
         self, *, after: int = 0, types: str | Iterable[str] = (), process: str | None = None
     ) -> Iterator[IssuedCommand]:
         """The commands above `after`, and then each one when it comes, for ever. Keep the `position` of the last one
         that you are done with, and act on an `id` once. Raises `PositionTrimmed`."""
-        return self._driver.iterate(_follow, after, types, process)
+        return self._client._iterate(_follow(self._client._service, after, types, process))
 
     def handle(
         self,
@@ -172,16 +174,16 @@ class Processes:
     ) -> Handled:
         """What a worker writes: the `outcome` is what `Process.decide` says. Raises `StaleEpoch`, `VersionConflict`."""
         body = _handling(event, position, worker, epoch, version, outcome)
-        return self._driver.run(_handle, name, instance, body)
+        return self._client._run(_handle(self._client._service, name, instance, body))
 
 
 class AsyncProcesses:
     """`Processes`, awaited."""
 
-    __slots__ = ("_driver",)
+    __slots__ = ("_client",)
 
-    def __init__(self, driver: AsyncDriver) -> None:
-        self._driver = driver
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
 
     async def define(
         self,
@@ -193,27 +195,27 @@ class AsyncProcesses:
         after: int | None = None,
     ) -> Definition:
         """Define a process; see `Processes.define`."""
-        return await self._driver.run(_define, name, partitions, ttl, release, after)
+        return await self._client._run(_define(self._client._service, name, partitions, ttl, release, after))
 
     async def list(self) -> tuple[ProcessSummary, ...]:
         """The processes, by name."""
-        return await self._driver.run(_list)
+        return await self._client._run(_list(self._client._service))
 
     def instances(self, name: str, *, status: str | None = None, page_size: int = 100) -> AsyncIterator[Instance]:
         """The instances by name; see `Processes.instances`."""
-        return self._driver.iterate(_instances, name, status, page_size)
+        return self._client._iterate(_instances(self._client._service, name, status, page_size))
 
     async def get(self, name: str, instance: str) -> InstanceDetails:
         """One instance; see `Processes.get`."""
-        return await self._driver.run(_get, name, instance)
+        return await self._client._run(_get(self._client._service, name, instance))
 
     async def retry(self, name: str, instance: str, *, event: str | None = None) -> int:
         """Have parked events handled again; how many."""
-        return await self._driver.run(_retry, name, instance, event)
+        return await self._client._run(_retry(self._client._service, name, instance, event))
 
     async def delete(self, name: str) -> None:
         """Remove a process; see `Processes.delete`."""
-        await self._driver.run(_delete, name)
+        await self._client._run(_delete(self._client._service, name))
 
     async def commands(
         self,
@@ -225,13 +227,13 @@ class AsyncProcesses:
         limit: int | None = None,
     ) -> CommandPage:
         """One page of the commands; see `Processes.commands`."""
-        return await self._driver.run(_commands, after, types, process, wait, limit)
+        return await self._client._run(_commands(self._client._service, after, types, process, wait, limit))
 
     def follow(
         self, *, after: int = 0, types: str | Iterable[str] = (), process: str | None = None
     ) -> AsyncIterator[IssuedCommand]:
         """The commands above `after`, for ever; see `Processes.follow`."""
-        return self._driver.iterate(_follow, after, types, process)
+        return self._client._iterate(_follow(self._client._service, after, types, process))
 
     async def handle(
         self,
@@ -247,4 +249,4 @@ class AsyncProcesses:
     ) -> Handled:
         """What a worker writes; see `Processes.handle`."""
         body = _handling(event, position, worker, epoch, version, outcome)
-        return await self._driver.run(_handle, name, instance, body)
+        return await self._client._run(_handle(self._client._service, name, instance, body))

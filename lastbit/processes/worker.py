@@ -28,16 +28,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from lastbit import _calls, errors
-from lastbit._drivers import HasDriver
+from lastbit import errors
 from lastbit.models import Event
-from lastbit.processes.calls import Processes
 from lastbit.processes.definition import Process
 from lastbit.streams.errors import WindowClosed, WindowFull
 from lastbit.streams.group import Assignment, ConsumerGroup
 from lastbit.streams.partitions import partition_of
 
 if TYPE_CHECKING:
+    from lastbit.client import Client
     from lastbit.processes.models import Instance
 
 log = logging.getLogger("lastbit.processes")
@@ -93,7 +92,7 @@ class ProcessWorker:
     def __init__(
         self,
         process: Process,
-        client: HasDriver,
+        client: Client,
         worker: str,
         *,
         partitions: int | None = None,
@@ -108,8 +107,6 @@ class ProcessWorker:
             raise errors.InvalidArgument(f"there is at least 1 lane, not {lanes!r}")
         self._process = process
         self._client = client
-        self._driver = client.driver
-        self._processes = Processes(client.driver)
         self._name = worker
         self._partitions = partitions
         self._times = (ttl, release)
@@ -128,7 +125,9 @@ class ProcessWorker:
         """Define the process, and work until `stop` is called; then give all back, leave, and return. Raises what makes
         going on impossible; a service that is away is waited for."""
         ttl, release = self._times
-        defined = self._processes.define(self._process.name, partitions=self._partitions, ttl=ttl, release=release)
+        defined = self._client.processes.define(
+            self._process.name, partitions=self._partitions, ttl=ttl, release=release
+        )
         self._count, self._after = defined.partitions, defined.after
         self._group = ConsumerGroup(self._client, defined.group, self._name)
         if self._stopping.is_set():
@@ -150,7 +149,7 @@ class ProcessWorker:
             for lane in self._lanes:
                 lane.put(None)
             for thread in threads:
-                thread.join(POLL + self._driver.service.timeout)
+                thread.join(POLL + self._client._service.timeout)
         if self._error is not None:
             raise self._error
 
@@ -201,7 +200,7 @@ class ProcessWorker:
                     continue
             after = min(each.reached for each in ours)
             try:
-                page = self._driver.run(_calls.events, after, self._process.types, None, POLL, PAGE)
+                page = self._client.events(after=after, types=self._process.types, wait=POLL, limit=PAGE)
             except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
                 if not _passes(error):
                     raise
@@ -220,11 +219,7 @@ class ProcessWorker:
             instances[partition_of(instance, self._count)].append(instance)
         if not instances:
             log.warning(
-                "event %s (%s) at position %d names no instance of %s",
-                event.id,
-                event.type,
-                event.position,
-                self._process,
+                "event %s (%s) at %d names no instance of %s", *(event.id, event.type, event.position), self._process
             )
         for partition in ours:
             if event.position <= partition.reached or partition.cut:
@@ -285,9 +280,8 @@ class ProcessWorker:
             version, state = self._states.get(instance, (0, "null"))
             outcome = self._process.decide(json.loads(state), event) if refused is None else {"error": refused}
             try:
-                handled = self._processes.handle(
-                    self._process.name,
-                    instance,
+                handled = self._client.processes.handle(
+                    *(self._process.name, instance),
                     event=event.id,
                     position=event.position,
                     worker=self._name,
@@ -320,7 +314,7 @@ class ProcessWorker:
 
     def _look(self, instance: str) -> Instance | None:
         try:
-            return self._processes.get(self._process.name, instance)
+            return self._client.processes.get(self._process.name, instance)
         except errors.InstanceNotFound:
             return None
 
@@ -374,7 +368,7 @@ def _passes(error: BaseException) -> bool:
 
 def run(
     process: Process,
-    client: HasDriver,
+    client: Client,
     worker: str,
     *,
     partitions: int | None = None,

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 
 from lastbit import _calls
-from lastbit._urllib import Connection
+from lastbit._urllib import Connection, run
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.retry import Retry
 from lastbit.spark.masks import Failed, item_masks
@@ -141,9 +141,8 @@ def malformed_rows(df: DataFrame, column: str | Column = "item_id") -> DataFrame
 
 def _greet(connection: Connection, verbs: list[str]) -> None:
     """Ask the service for nothing, before Spark computes anything: is it there, and does it let us?"""
-    driver = connection.driver()
     for verb in verbs:
-        driver.run(_calls.resolve, verb, iter([{"items": []}]), None)
+        run(_calls.resolve(connection.service(), verb, iter([{"items": []}]), None))
 
 
 def _refuse_malformed(masks: DataFrame) -> None:

@@ -24,7 +24,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegralType, StringType
 
-from lastbit._urllib import Connection
+from lastbit._urllib import Connection, run
 from lastbit.chains import BITS, STAGES, Source
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.models import Json
@@ -100,7 +100,7 @@ def apply_tally(
     source = {"topic": topic, "partition": partition, "offset": offset, "child": child, "generation": generation}
     rows = _rows(df, {"key": key, "delta": delta, **source}, header, explode)
     # Nothing, before Spark computes anything: is the service there, does it let us, can this be a tally?
-    connection.driver().run(calls.apply, tally, [])
+    run(calls.apply(connection.service(), tally, []))
     return _sent(_in_order(rows, parallel), connection, tally, entries)
 
 
@@ -213,11 +213,11 @@ def _sent(gathered: DataFrame, connection: Connection, tally: str, most: int) ->
 def _send(rows: Iterable[Any], connection: Connection, tally: str, most: int) -> Iterator[_Sent]:
     """One call after the other. An error is the value, not raised: Spark would try the task again, on top of the
     retries, and bury the error in its own."""
-    sent, driver = _Sent(), connection.driver()
+    sent, service = _Sent(), connection.service()
     waiting: list[Json] = []
 
     def flush() -> None:
-        answer = driver.run(calls.apply, tally, waiting)
+        answer = run(calls.apply(service, tally, waiting))
         sent.entries += len(waiting)
         sent.applied += answer.applied
         sent.repeated += answer.repeated

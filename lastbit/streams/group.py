@@ -11,18 +11,20 @@ import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lastbit import errors, groups
-from lastbit._drivers import HasDriver
-from lastbit._protocol import Flow, Service
-from lastbit.groups import Committed, Granted, Synced
+from lastbit import errors
+from lastbit.groups import Granted, Synced, _commit, _leave, _sync
 from lastbit.models import Fence
 from lastbit.retry import Retry
 from lastbit.streams._membership import A, Call, Held, Lease, Membership, Sync
 from lastbit.streams._progress import CAPACITY
 from lastbit.streams.ordered import run_ordered
 from lastbit.streams.window import AckWindow
+
+if TYPE_CHECKING:
+    from lastbit._protocol import Flow, Service
+    from lastbit.client import Client
 
 R = TypeVar("R")
 
@@ -43,20 +45,10 @@ def beat(
     # One attempt, which leaves time for another: the next one is a sync of its own, with a lease of its own.
     hasty = replace(service, timeout=min(service.timeout, step.timeout), retry=Retry(attempts=1))
     capacity = 0 if step.leaving else capacity
-    return groups.sync(hasty, name, worker, membership.session, step.drained, capacity)
+    return _sync(hasty, name, worker, membership.session, step.drained, capacity)
 
 
-def leave(service: Service, name: str, worker: str, membership: Membership[A]) -> Flow[None]:
-    return groups.leave(_for_a_lease(service, membership.ttl), name, worker, membership.session)
-
-
-def commit(
-    service: Service, membership: Membership[A], assignment: A, snapshot: bytes, token: str | None, head: int | None
-) -> Flow[Committed]:
-    return groups.commit(_for_a_lease(service, membership.ttl), assignment.fence, snapshot, token, head)
-
-
-def _for_a_lease(service: Service, ttl: float) -> Service:
+def for_a_lease(service: Service, ttl: float) -> Service:
     """The service, with no more patience than a lease lasts: after it there is nothing left to insist on."""
     return replace(service, retry=replace(service.retry, deadline=min(service.retry.deadline, ttl)))
 
@@ -107,12 +99,12 @@ class ConsumerGroup:
     """
 
     def __init__(
-        self, client: HasDriver, name: str, worker: str, *, capacity: int | None = None, window_capacity: int = CAPACITY
+        self, client: Client, name: str, worker: str, *, capacity: int | None = None, window_capacity: int = CAPACITY
     ) -> None:
         self.name = name
         self.worker = worker
         self.window_capacity = window_capacity
-        self._driver = client.driver
+        self._client = client
         self._capacity = capacity
         self._changed = threading.Condition()
         self._stopped = False
@@ -153,7 +145,11 @@ class ConsumerGroup:
         if not membership.gone:
             # Who is not heard is missed after its lease.
             with suppress(errors.LastbitError):
-                self._driver.run(leave, self.name, self.worker, membership)
+                self._client._run(
+                    _leave(
+                        for_a_lease(self._client._service, membership.ttl), self.name, self.worker, membership.session
+                    )
+                )
         if membership.error is not None:
             raise membership.error
 
@@ -233,7 +229,8 @@ class ConsumerGroup:
             self._changed.notify_all()
 
     def _beat(self, step: Sync) -> Synced:
-        return self._driver.run(beat, self.name, self.worker, self._capacity, self._membership, step)
+        service = self._client._service
+        return self._client._run(beat(service, self.name, self.worker, self._capacity, self._membership, step))
 
     def _call(self, step: Call[Assignment]) -> None:
         assert self._callbacks is not None
@@ -252,7 +249,11 @@ class ConsumerGroup:
             self._membership.expire()
         snapshot, acks = assignment.committing()
         try:
-            self._driver.run(commit, self._membership, assignment, snapshot, token, head)
+            self._client._run(
+                _commit(
+                    for_a_lease(self._client._service, self._membership.ttl), assignment.fence, snapshot, token, head
+                )
+            )
         except errors.StaleEpoch:
             with self._changed:
                 self._membership.fence(assignment)

@@ -7,16 +7,18 @@ import inspect
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lastbit import errors
-from lastbit._drivers import HasAsyncDriver
-from lastbit.groups import Granted, Synced
+from lastbit.groups import Granted, Synced, _commit, _leave
 from lastbit.models import Fence
 from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
 from lastbit.streams._progress import CAPACITY
-from lastbit.streams.group import LONGEST_WAIT, Released, beat, commit, leave, now, while_active, window_of
+from lastbit.streams.group import LONGEST_WAIT, Released, beat, for_a_lease, now, while_active, window_of
 from lastbit.streams.ordered_async import run_ordered_async
+
+if TYPE_CHECKING:
+    from lastbit.client import AsyncClient
 
 R = TypeVar("R")
 
@@ -43,7 +45,7 @@ class AsyncConsumerGroup:
 
     def __init__(
         self,
-        client: HasAsyncDriver,
+        client: AsyncClient,
         name: str,
         worker: str,
         *,
@@ -53,7 +55,7 @@ class AsyncConsumerGroup:
         self.name = name
         self.worker = worker
         self.window_capacity = window_capacity
-        self._driver = client.driver
+        self._client = client
         self._capacity = capacity
         self._changed = asyncio.Event()
         self._membership: Membership[AsyncAssignment] = Membership(
@@ -81,7 +83,11 @@ class AsyncConsumerGroup:
         if not membership.gone:
             # Who is not heard is missed after its lease.
             with suppress(errors.LastbitError):
-                await self._driver.run(leave, self.name, self.worker, membership)
+                await self._client._run(
+                    _leave(
+                        for_a_lease(self._client._service, membership.ttl), self.name, self.worker, membership.session
+                    )
+                )
         if membership.error is not None:
             raise membership.error
 
@@ -156,7 +162,8 @@ class AsyncConsumerGroup:
         self._changed.set()
 
     async def _beat(self, step: Sync) -> Synced:
-        return await self._driver.run(beat, self.name, self.worker, self._capacity, self._membership, step)
+        service = self._client._service
+        return await self._client._run(beat(service, self.name, self.worker, self._capacity, self._membership, step))
 
     async def _call(self, step: Call[AsyncAssignment]) -> None:
         assert self._callbacks is not None
@@ -173,7 +180,11 @@ class AsyncConsumerGroup:
         self._membership.expire()
         snapshot, acks = assignment.committing()
         try:
-            await self._driver.run(commit, self._membership, assignment, snapshot, token, head)
+            await self._client._run(
+                _commit(
+                    for_a_lease(self._client._service, self._membership.ttl), assignment.fence, snapshot, token, head
+                )
+            )
         except errors.StaleEpoch:
             self._membership.fence(assignment)
             self._changed.set()

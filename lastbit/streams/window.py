@@ -240,10 +240,7 @@ class AckWindow:
         if cut and not self._cut:
             log.warning(
                 "%d bytes hold %d of %d outstanding offsets: after a restart, what lies above offset %d is replayed",
-                limit,
-                len(kept.outstanding),
-                len(known.outstanding),
-                kept.high,
+                *(limit, len(kept.outstanding), len(known.outstanding), kept.high),
             )
         self._cut = cut
 

@@ -32,12 +32,14 @@ _POLICY: Final = janitor.Policy(_DAYS, _DAYS, _DAYS, _DAYS)
 
 
 def ack(*items: tuple[int, int, int], verb: Verb = Verb.ACK, reason: str | None = None, key: str) -> Operation:
-    return lambda session: session.service.ack(Call.of(verb, list(items), reason=reason, idempotency_key=key)).result()
+    return lambda session: session.service.acks.ack(
+        Call.of(verb, list(items), reason=reason, idempotency_key=key)
+    ).result()
 
 
 def mask(verb: Verb, reason: str | None = None) -> Operation:
     masks = [(2, 0, b"\xff" * 8), (2, 1, b"\xff" * 3)]
-    return lambda session: session.service.ack(
+    return lambda session: session.service.acks.ack(
         Call.of(verb, masks=masks, reason=reason, idempotency_key=f"mask-{verb}")
     ).result()
 
@@ -45,9 +47,9 @@ def mask(verb: Verb, reason: str | None = None) -> Operation:
 def look(session: Session) -> Any:
     """What readers see, each of it from one snapshot."""
     service = session.service
-    _, pending = service.ranges(2, "pending", 0, 100)
-    _, watermark = service.watermark(2)
-    return service.verify(2), pending, watermark
+    _, pending = service.batches.ranges(2, "pending", 0, 100)
+    _, watermark = service.batches.watermark(2)
+    return service.batches.verify(2), pending, watermark
 
 
 def expire(session: Session) -> Any:
@@ -77,7 +79,7 @@ def handle(event: int, version: int = 1, *, finish: bool = False, error: str | N
     handling = instances.Handling(
         PROCESS, "o1", f"e{event}", event, "w1", 1, version, "{}", () if error else (command,), (), finish, error
     )
-    return lambda session: session.service.handle(handling)
+    return lambda session: session.service.processes.handle(handling)
 
 
 def entries(*offsets: int) -> list[tallies.Entry]:
@@ -86,7 +88,7 @@ def entries(*offsets: int) -> list[tallies.Entry]:
 
 def sync(worker: str, session_name: str, drained: tuple[Any, ...] = ()) -> Operation:
     caller = leases.Caller(worker, session_name, drained=drained)
-    return lambda session: session.service.sync(GROUP, caller)
+    return lambda session: session.service.consumer_groups.sync(GROUP, caller)
 
 
 _FENCE: Final = groups.Fence(GROUP, 0, "w1", 1)
@@ -102,34 +104,36 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "fail-with-reason": ack((2, 0, 63), (2, 0, 62), verb=Verb.FAIL, reason="late", key="reason"),
     "fail-mask": mask(Verb.FAIL, "late"),
     "redrive": ack((2, 0, 9), key="redrive"),
-    "extend": lambda session: session.service.extend(2, 20, "more"),
-    "extend-far": lambda session: session.service.extend(2, 70, "far"),
-    "seal": lambda session: session.service.seal(2, "seal"),
-    "open-child": lambda session: session.service.open(Opening(items=0, sealed=True, parent=ItemId(2, 0, 63)), "child"),
-    "cancel": lambda session: session.service.cancel(2),
+    "extend": lambda session: session.service.batches.extend(2, 20, "more"),
+    "extend-far": lambda session: session.service.batches.extend(2, 70, "far"),
+    "seal": lambda session: session.service.batches.seal(2, "seal"),
+    "open-child": lambda session: session.service.batches.open(
+        Opening(items=0, sealed=True, parent=ItemId(2, 0, 63)), "child"
+    ),
+    "cancel": lambda session: session.service.batches.cancel(2),
     "expire": expire,
-    "delete": lambda session: session.service.delete(2),
+    "delete": lambda session: session.service.batches.delete(2),
     "pay-parents": lambda session: parents.sweep(session.database),
     "remove-ended": remove_ended,
     "janitor": lambda session: janitor.run_once(session.database, _POLICY),
     "look": look,
     # Companions.
-    "apply": lambda session: session.service.apply_tally(TALLY, entries(11, 12), _FENCE),
-    "apply-again": lambda session: session.service.apply_tally(TALLY, entries(12, 13)),
+    "apply": lambda session: session.service.tallies.apply(TALLY, entries(11, 12), _FENCE),
+    "apply-again": lambda session: session.service.tallies.apply(TALLY, entries(12, 13)),
     "sync": sync("w1", "s1"),
     "sync-newcomer": sync("w2", "s2"),
-    "leave": lambda session: session.service.leave_group(GROUP, "w1", "s1"),
-    "commit-position": lambda session: session.service.commit_position(_FENCE, Snapshot(2, 4, (3,))),
+    "leave": lambda session: session.service.consumer_groups.leave(GROUP, "w1", "s1"),
+    "commit-position": lambda session: session.service.consumer_groups.commit(_FENCE, Snapshot(2, 4, (3,))),
     "handle": handle(2),
     "handle-next": handle(3, finish=True),
     "handle-parked": handle(2, error="broken"),
-    "retry-parked": lambda session: session.service.retry_parked(PROCESS, "o1"),
+    "retry-parked": lambda session: session.service.processes.retry_parked(PROCESS, "o1"),
     "fire-timers": lambda session: timers.fire(session.database),
-    "append": lambda session: session.service.append([feed.New("mine", "paid", "o1"), feed.New("e3", "paid")]),
-    "append-fenced": lambda session: session.service.append([feed.New("mine", "paid", "o1")], _FENCE),
+    "append": lambda session: session.service.feed.append([feed.New("mine", "paid", "o1"), feed.New("e3", "paid")]),
+    "append-fenced": lambda session: session.service.feed.append([feed.New("mine", "paid", "o1")], _FENCE),
     "trim": lambda session: feed.trim(session.database, _DAYS, needed=janitor._needed),
     "prune": lambda session: definitions.prune(session.database, 0),
-    "plan": lambda session: session.database.write(lambda tx: deliveries.plan(tx, 1)),
+    "plan": lambda session: session.database.write(deliveries.plan, 1),
     "claim": claim,
     "record": record,
 }

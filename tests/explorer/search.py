@@ -151,7 +151,7 @@ class Arena:
             session.taken = self.taken
             session.committing = self._note_commit
             if combination.scene.warm:
-                held = session.service._held
+                held = session.service.acks._bitfields
                 held.put(scenes.warm(combination.scene), held.era)
                 held.journal([2] if combination.scene.journaled else [])
         for session, name in zip(self.sessions, combination.operations, strict=True):
@@ -278,7 +278,7 @@ class Arena:
         service = self.all[0].service
         found = []
         for (batch,) in self.database.execute(["SELECT id FROM batches WHERE state <> 'deleting'"])[0]:
-            found += [f"verify, batch {batch}: {fault}" for fault in service.verify(batch).faults]
+            found += [f"verify, batch {batch}: {fault}" for fault in service.batches.verify(batch).faults]
         return found
 
     def _committed(self) -> object:

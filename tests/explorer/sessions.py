@@ -88,7 +88,7 @@ class Session:
         self.number = number
         self.database = Database(url)
         self.service = Service(self.database, combiner=Inline)
-        self.service._payer = PaysAtOnce(self.database, self.service._flush)
+        self.service.acks._payer = PaysAtOnce(self.database, self.service.acks._flush_payment)
         self.thread_id = 0
         """The server's name for the connection."""
         self._reports = reports
@@ -145,8 +145,8 @@ class Session:
         """Called before each COMMIT, with the tables that the transaction has written."""
         self._ids: dict[str, str] = {}
         self._digest = hashlib.blake2b(digest_size=12)
-        self.service._held = Held()
-        self.service._fixed.clear()
+        self.service.acks._bitfields = Held()
+        self.service.batches._facts.clear()
 
     @property
     def seen(self) -> bytes:

@@ -161,7 +161,7 @@ class Bench(NamedTuple):
             size, issued = self.model.batches[batch].group_size, self.model.batches[batch].items
             resolved, failed = set(), set()
             for group in range((issued + size - 1) // size):
-                bits = self.server.service.bits(batch, group)
+                bits = self.server.service.batches.bits(batch, group)
                 for numbers, field in ((resolved, bits.resolved), (failed, bits.failed)):
                     value = int.from_bytes(field, "little")
                     while value:

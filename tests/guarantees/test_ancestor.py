@@ -30,11 +30,11 @@ GROUP = 64
 
 
 def new(service: Service, items: int, *, sealed: bool = False, key: str | None = None) -> int:
-    return service.open(batches.Opening(key=key, group_size=GROUP, items=items, sealed=sealed)).batch.id
+    return service.batches.open(batches.Opening(key=key, group_size=GROUP, items=items, sealed=sealed)).batch.id
 
 
 def ack(service: Service, *items: tuple[int, int, int]) -> Answer:
-    return service.ack(Call.of(Verb.ACK, items)).result(60)
+    return service.acks.ack(Call.of(Verb.ACK, items)).result(60)
 
 
 def meet(
@@ -69,11 +69,11 @@ def test_an_extend_that_races_the_close_is_part_of_what_is_closed(service: Servi
     """There, items could be added while the batch closed, and nobody waited for them."""
     batch = new(service, 1)
     ack(service, (batch, 0, 0))
-    extended, sealed = meet(service, lambda tx: batches.extend(tx, batch, 2, None), lambda: service.seal(batch))
+    extended, sealed = meet(service, lambda tx: batches.extend(tx, batch, 2, None), lambda: service.batches.seal(batch))
     assert (extended.start, extended.count) == (1, 2)
     assert (sealed.batch.items, sealed.newly, sealed.batch.state) == (3, False, State.SEALED)
     with pytest.raises(errors.BatchSealed):
-        service.extend(batch, 1)
+        service.batches.extend(batch, 1)
     assert ack(service, (batch, 0, 1), (batch, 0, 2)).completed[batch].newly
 
 
@@ -81,8 +81,8 @@ def test_an_open_batch_is_not_complete_though_every_item_so_far_is_acked(service
     """There, a fast consumer could end a batch that its producer was still filling."""
     batch = new(service, 3)
     assert not ack(service, (batch, 0, 0), (batch, 0, 1), (batch, 0, 2)).completed
-    assert service.extend(batch, 1).start == 3
-    assert not service.seal(batch).newly
+    assert service.batches.extend(batch, 1).start == 3
+    assert not service.batches.seal(batch).newly
     assert ack(service, (batch, 0, 3)).completed[batch].newly
 
 
@@ -129,14 +129,14 @@ def test_an_ack_does_not_trust_its_id(service: Service) -> None:
     assert {tuple(each.item): each.reason for each in answer.rejected if each.item} == strangers
     assert (answer.applied, answer.repeated) == (1, 0)
     masks = [(small, 0, b"\xff"), (small, 7, b"\x01"), (large + 1000, 0, b"\x03")]
-    answer = service.ack(Call.of(Verb.ACK, (), masks)).result(60)
+    answer = service.acks.ack(Call.of(Verb.ACK, (), masks)).result(60)
     assert {(each.reason, each.group, each.count) for each in answer.rejected} == {
         ("unknown_item", (small, 0), 3),
         ("unknown_item", (small, 7), 1),
         ("unknown_batch", (large + 1000, 0), 2),
     }
     assert (answer.applied, answer.repeated) == (4, 1)
-    assert (service.get(small).acked, service.get(large).acked) == (5, 0)
+    assert (service.batches.get(small).acked, service.batches.get(large).acked) == (5, 0)
     with service.database.engine.connect() as tx:
         known = tables.item_groups.c
         assert tx.execute(sa.select(known.batch_id, known.group_no)).all() == [(small, 0)]
@@ -157,11 +157,11 @@ def test_a_batch_that_is_being_acked_is_not_reaped(service: Service) -> None:
     ack(service, (repeated, 0, 0))
     time_passes(service, acked, failed, repeated, silent)
     ack(service, (acked, 0, 0), (repeated, 0, 0))
-    service.ack(Call.of(Verb.FAIL, [(failed, 0, 0)])).result(60)
+    service.acks.ack(Call.of(Verb.FAIL, [(failed, 0, 0)])).result(60)
     report = janitor.run_once(service.database, janitor.Policy())
     assert sorted(report.expired_sealed) == sorted([repeated, silent])
     assert report.deleted == []
-    assert {service.get(batch).state for batch in (acked, failed)} == {State.SEALED}
+    assert {service.batches.get(batch).state for batch in (acked, failed)} == {State.SEALED}
     assert ack(service, (acked, 0, 1)).completed[acked].newly
     assert ack(service, (silent, 0, 0)).rejected[0].reason == "expired"
 
@@ -172,38 +172,38 @@ def test_a_batch_without_items_is_reaped_like_any_other(service: Service) -> Non
     assert janitor.run_once(service.database, janitor.Policy()).expired_open == []
     time_passes(service, batch)
     assert janitor.run_once(service.database, janitor.Policy()).expired_open == [batch]
-    assert service.get(batch).state is State.EXPIRED
+    assert service.batches.get(batch).state is State.EXPIRED
     time_passes(service, batch)
     assert janitor.run_once(service.database, janitor.Policy()).deleted == [batch]
     with pytest.raises(errors.BatchNotFound):
-        service.get(batch)
+        service.batches.get(batch)
 
 
 def test_adding_no_items_is_legal(service: Service) -> None:
     """There, adding 0 items failed, and each producer had to know that."""
     batch = new(service, 0)
-    extended = service.extend(batch, 0, "nothing")
+    extended = service.batches.extend(batch, 0, "nothing")
     assert (extended.start, extended.count, extended.batch.items) == (0, 0, 0)
-    service.extend(batch, 5)
-    assert (service.extend(batch, 0).start, service.extend(batch, 0, "nothing").start) == (5, 0)
-    assert service.get(batch).items == 5
+    service.batches.extend(batch, 5)
+    assert (service.batches.extend(batch, 0).start, service.batches.extend(batch, 0, "nothing").start) == (5, 0)
+    assert service.batches.get(batch).items == 5
     empty = new(service, 0)
-    assert service.seal(empty).newly
+    assert service.batches.seal(empty).newly
 
 
 def test_a_retried_add_issues_the_same_items_and_the_batch_ends(service: Service) -> None:
     """There, a retried add issued new ids that nobody had and nobody acked."""
     batch = new(service, 3)
-    first = service.extend(batch, 4, "chunk-1")
-    service.extend(batch, 2, "chunk-2")
+    first = service.batches.extend(batch, 4, "chunk-1")
+    service.batches.extend(batch, 2, "chunk-2")
     for state in (State.OPEN, State.SEALED, State.COMPLETE):
-        again = service.extend(batch, 4, "chunk-1")
+        again = service.batches.extend(batch, 4, "chunk-1")
         assert (again.start, again.count, again.replayed) == (first.start, 4, True)
         assert (again.batch.items, again.batch.state) == (9, state)
         with pytest.raises(errors.IdempotencyKeyReused):
-            service.extend(batch, 5, "chunk-1")
+            service.batches.extend(batch, 5, "chunk-1")
         if state is State.OPEN:
-            service.seal(batch)
+            service.batches.seal(batch)
         elif state is State.SEALED:
             assert ack(service, *((batch, 0, index) for index in range(9))).completed[batch].newly
 
@@ -212,7 +212,7 @@ def test_ids_of_deleted_batches_never_come_back(service: Service) -> None:
     """A late ack of a deleted batch is unknown for ever; it never hits a newer batch that got the same id."""
     ids = [new(service, 1) for _ in range(3)]
     for batch in ids:
-        service.delete(batch)
+        service.batches.delete(batch)
     service.stop()
     reopened = Service(Database(service.database.url.render_as_string(hide_password=False)), combiner=Inline)
     assert new(reopened, 1) > max(ids)
@@ -230,7 +230,7 @@ def test_ids_of_deleted_batches_do_not_come_back_after_the_server_was_killed(
         before = Service(database, combiner=Inline)
         last = [new(before, 1) for _ in range(3)][-1]
         for batch in range(last - 2, last + 1):
-            before.delete(batch)
+            before.batches.delete(batch)
     mariadb.stop(signal.SIGKILL)
     mariadb.start()
     after = Service(Database(mariadb_url), combiner=Inline)
@@ -245,21 +245,21 @@ def test_batch_keys_that_differ_in_case_or_blanks_are_different(service: Service
     """MariaDB's default collations would find all of them under each of them."""
     ids = {key: new(service, 1, key=key) for key in SPELLINGS}
     for key, batch in ids.items():
-        assert [each.id for each in service.page(key=key).batches] == [batch]
-        assert service.get(batch).key == key
+        assert [each.id for each in service.batches.page(key=key).batches] == [batch]
+        assert service.batches.get(batch).key == key
         assert ack(service, (batch, 0, 0)).completed == {}
-        assert service.seal(batch).batch.key == key
+        assert service.batches.seal(batch).batch.key == key
         assert ack(service, (batch, 0, 0)).completed[batch].key == key
 
 
 def test_open_keys_that_differ_in_case_or_blanks_are_different(service: Service) -> None:
     """Two producers whose keys look alike get two batches."""
     keys = ["Job-A", "job-a", "job-a "]
-    opened = [service.open(batches.Opening(items=1), key) for key in keys]
+    opened = [service.batches.open(batches.Opening(items=1), key) for key in keys]
     assert len({each.batch.id for each in opened}) == 3
     assert not any(each.replayed for each in opened)
     for key, before in zip(keys, opened, strict=True):
-        again = service.open(batches.Opening(items=1), key)
+        again = service.batches.open(batches.Opening(items=1), key)
         assert (again.batch.id, again.replayed) == (before.batch.id, True)
 
 
@@ -267,6 +267,6 @@ def test_extend_keys_that_differ_in_case_or_blanks_are_different(service: Servic
     """Two chunks whose keys look alike are both issued, and each finds its own again."""
     batch = new(service, 0)
     keys = ["Chunk-1", "chunk-1", "chunk-1 "]
-    assert [service.extend(batch, 1, key).start for key in keys] == [0, 1, 2]
-    assert [service.extend(batch, 1, key).start for key in keys] == [0, 1, 2]
-    assert service.get(batch).items == 3
+    assert [service.batches.extend(batch, 1, key).start for key in keys] == [0, 1, 2]
+    assert [service.batches.extend(batch, 1, key).start for key in keys] == [0, 1, 2]
+    assert service.batches.get(batch).items == 3

@@ -86,9 +86,9 @@ def assert_restored(url: str, before: Before) -> None:
         assert found == {}
         service = Service(database, combiner=Inline)
         for batch in before.finished:
-            assert service.get(batch).succeeded
-        assert service.get(before.shared).acked >= before.acked
-        events = service.events(None, 1000).events
+            assert service.batches.get(batch).succeeded
+        assert service.batches.get(before.shared).acked >= before.acked
+        events = service.feed.read(None, 1000).events
         assert [event.position for event in events] == list(range(1, len(events) + 1))
     with running_service(url) as running:
         environment = {**os.environ, "LASTBIT_URL": running.url}

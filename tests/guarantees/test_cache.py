@@ -29,7 +29,7 @@ SIZE = 128
 
 
 def ack(service: Service, batch: int, *numbers: int, verb: Verb = Verb.ACK) -> Answer:
-    return service.ack(Call.of(verb, [(batch, *divmod(number, SIZE)) for number in numbers])).result()
+    return service.acks.ack(Call.of(verb, [(batch, *divmod(number, SIZE)) for number in numbers])).result()
 
 
 @pytest.mark.usefixtures("some_journaled")
@@ -38,7 +38,7 @@ def test_processes_that_take_turns_at_a_group_see_each_others_bits(database: Dat
     of the journal."""
     processes = [Service(database, combiner=Inline) for _ in range(3)]
     for _ in range(3):
-        batch = processes[0].open(Opening(group_size=SIZE, items=4 * SIZE, sealed=True)).batch.id
+        batch = processes[0].batches.open(Opening(group_size=SIZE, items=4 * SIZE, sealed=True)).batch.id
         dice = random.Random(7)
         acked: set[int] = set()
         failed: set[int] = set()
@@ -53,8 +53,8 @@ def test_processes_that_take_turns_at_a_group_see_each_others_bits(database: Dat
                 acked, failed = acked | numbers, failed - numbers
             else:
                 failed |= changed
-        assert processes[0].verify(batch).ok
-        assert processes[0].get(batch).succeeded
+        assert processes[0].batches.verify(batch).ok
+        assert processes[0].batches.get(batch).succeeded
 
 
 @pytest.mark.usefixtures("some_journaled")
@@ -62,7 +62,7 @@ def test_nothing_is_held_that_was_rolled_back(database: Database, monkeypatch: p
     """The transaction fails after its bits were flipped in memory: the next one begins with those of the row."""
     service = Service(database, combiner=Inline)
     for _ in range(3):
-        batch = service.open(Opening(group_size=SIZE, items=SIZE)).batch.id
+        batch = service.batches.open(Opening(group_size=SIZE, items=SIZE)).batch.id
         ack(service, batch, 3, 5)
         with monkeypatch.context() as broken:
             broken.setattr("core.acks.completion.write", lambda *_: 1 / 0)
@@ -70,7 +70,7 @@ def test_nothing_is_held_that_was_rolled_back(database: Database, monkeypatch: p
                 ack(service, batch, 7)
         answer = ack(service, batch, 7, 3)
         assert (answer.applied, answer.repeated) == (1, 1)
-        assert service.verify(batch).ok
+        assert service.batches.verify(batch).ok
 
 
 OTHER = b"\x00" * 15 + b"\x80"
@@ -86,7 +86,7 @@ def other_bits(url: str) -> None:
 
 def one_acked(service: Service) -> int:
     """A batch whose item 9 alone is acked, and its group held."""
-    batch = service.open(Opening(group_size=SIZE, items=SIZE)).batch.id
+    batch = service.batches.open(Opening(group_size=SIZE, items=SIZE)).batch.id
     assert ack(service, batch, 9).applied == 1
     return batch
 
@@ -120,7 +120,7 @@ def test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice(database: 
         assert ack(service, batch, 9, item).applied == 1
     assert len(made) == 29
     assert not any("resolved, failed FROM item_groups" in text for text in read), "its blob was read again"
-    assert service.verify(batch).ok
+    assert service.batches.verify(batch).ok
 
 
 @pytest.mark.mariadb
@@ -194,13 +194,13 @@ def test_what_was_held_is_forgotten_when_the_file_was_replaced(sqlite_url: str) 
 def test_a_group_that_grew_keeps_bits_beyond_its_stored_blob(database: Database) -> None:
     """Its blob is as wide as its issued part was; a bit behind its end can't be patched into it."""
     service = Service(database, combiner=Inline)
-    batch = service.open(Opening(group_size=SIZE, items=20)).batch.id
+    batch = service.batches.open(Opening(group_size=SIZE, items=20)).batch.id
     ack(service, batch, 3)
     ack(service, batch, 5)
-    service.extend(batch, SIZE)
+    service.batches.extend(batch, SIZE)
     assert ack(service, batch, 99).applied == 1
     assert ack(Service(database, combiner=Inline), batch, 99, 5, 3).repeated == 3
-    assert service.verify(batch).ok
+    assert service.batches.verify(batch).ok
 
 
 def test_only_so_many_are_held() -> None:

@@ -83,7 +83,7 @@ def set_timer(database: Database, name: str, after: timedelta) -> None:
 
 def fired(database: Database) -> list[str]:
     """The timers that did."""
-    page = Service(database, combiner=Inline).events(0, 1000, types=[timers.event_type("clocks")])
+    page = Service(database, combiner=Inline).feed.read(0, 1000, types=[timers.event_type("clocks")])
     return [str(event.data).partition('"timer":"')[2].partition('"')[0] for event in page.events]
 
 

@@ -65,7 +65,7 @@ class Gated:
 
     def occupy(self) -> None:
         """Have one flush stand at the gate, so that all that comes now must wait."""
-        self.service.ack(Call.of(Verb.ACK, [(10**9, 0, 0)]))
+        self.service.acks.ack(Call.of(Verb.ACK, [(10**9, 0, 0)]))
         assert self.gate.came.acquire(timeout=60)
 
 
@@ -89,11 +89,11 @@ def gated(database: Database, **options: Any) -> Iterator[Gated]:
 
 
 def new(service: Service, items: int, *, sealed: bool = True) -> int:
-    return service.open(batches.Opening(group_size=GROUP, items=items, sealed=sealed)).batch.id
+    return service.batches.open(batches.Opening(group_size=GROUP, items=items, sealed=sealed)).batch.id
 
 
 def ack(service: Service, *items: tuple[int, int, int], key: str | None = None) -> Answer:
-    return service.ack(Call.of(Verb.ACK, items, idempotency_key=key)).result(30)
+    return service.acks.ack(Call.of(Verb.ACK, items, idempotency_key=key)).result(30)
 
 
 def break_counts(database: Database, batch: int) -> None:
@@ -110,19 +110,19 @@ def test_a_call_is_answered_with_what_it_changed_in_all_its_batches(either: Serv
     one, other = new(either, 2), new(either, GROUP + 1)
     assert ack(either, (one, 0, 0)).applied == 1
     call = Call.of(Verb.ACK, [(one, 0, 0), (one, 0, 1), (one, 0, 2), (10**9, 0, 0)], [(other, 0, b"\xff" * 8)])
-    answer = either.ack(call).result(30)
+    answer = either.acks.ack(call).result(30)
     assert (answer.applied, answer.repeated) == (GROUP + 1, 1)
     assert sorted((each.reason, str(each.item)) for each in answer.rejected) == [
         ("unknown_batch", f"{10**9}:0:0"),
         ("unknown_item", f"{one}:0:2"),
     ]
     assert {batch: each.newly for batch, each in answer.completed.items()} == {one: True}
-    assert either.get(other).pending == 1
+    assert either.batches.get(other).pending == 1
 
 
 def test_a_call_without_items_is_answered_at_once(either: Service) -> None:
     """There is nothing to commit, so nothing is waited for."""
-    assert either.ack(Call.of(Verb.ACK)).result(0) == Answer()
+    assert either.acks.ack(Call.of(Verb.ACK)).result(0) == Answer()
 
 
 def test_many_callers_at_once_are_each_answered_and_one_is_told_newly(either: Service) -> None:
@@ -136,8 +136,8 @@ def test_many_callers_at_once_are_each_answered_and_one_is_told_newly(either: Se
         answers = [answer for part in pool.map(consume, range(12)) for answer in part]
     assert sum(each.applied for each in answers) == sum(each.repeated for each in answers) == 5 * GROUP
     assert [each.completed[batch].newly for each in answers if batch in each.completed].count(True) == 1
-    assert either.verify(batch).ok
-    assert either.get(batch).state is State.COMPLETE
+    assert either.batches.verify(batch).ok
+    assert either.batches.get(batch).state is State.COMPLETE
 
 
 def test_a_call_of_more_groups_than_a_flush_takes_goes_in_chunks_and_gets_one_answer(either: Service) -> None:
@@ -146,11 +146,11 @@ def test_a_call_of_more_groups_than_a_flush_takes_goes_in_chunks_and_gets_one_an
     batch = new(either, groups * GROUP)
     masks = [(batch, group, b"\xff" * 8) for group in range(groups)]
     for attempt in range(2):
-        answer = either.ack(Call.of(Verb.ACK, (), masks, idempotency_key="all")).result(30)
+        answer = either.acks.ack(Call.of(Verb.ACK, (), masks, idempotency_key="all")).result(30)
         assert (answer.applied, answer.repeated)[attempt] == groups * GROUP
         assert not answer.rejected
         assert [(each.newly, each.newly_succeeded) for each in answer.completed.values()] == [(True, True)]
-    assert either.verify(batch).ok
+    assert either.batches.verify(batch).ok
 
 
 def test_a_batch_whose_counts_are_broken_fails_alone(either: Service) -> None:
@@ -162,12 +162,12 @@ def test_a_batch_whose_counts_are_broken_fails_alone(either: Service) -> None:
     assert ack(either, (sound, 0, 0)).applied == 1
     with pytest.raises(errors.InconsistentBatch):
         ack(either, (broken, 0, 0), (sound, 0, 1))
-    assert not either.verify(broken).ok
-    assert either.verify(broken).counted_acked == 0
+    assert not either.batches.verify(broken).ok
+    assert either.batches.verify(broken).counted_acked == 0
     # The other part of that call may be applied or not; sending it again is right in any case.
     again = ack(either, (sound, 0, 1), (sound, 0, 2))
     assert again.applied + again.repeated == 2
-    assert either.get(sound).state is State.COMPLETE
+    assert either.batches.get(sound).state is State.COMPLETE
 
 
 # The combiner.
@@ -178,8 +178,8 @@ def test_merged_calls_share_one_flush_and_one_of_them_is_told_newly(database: Da
     with gated(database) as gate:
         batch = new(gate.service, 100)
         gate.occupy()
-        futures = [gate.service.ack(Call.of(Verb.ACK, [(batch, *divmod(number, GROUP))])) for number in range(100)]
-        late = gate.service.ack(Call.of(Verb.FAIL, [(batch, 0, 5)]))
+        futures = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, *divmod(number, GROUP))])) for number in range(100)]
+        late = gate.service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 5)]))
         assert not any(future.done() for future in futures), "it was answered before it was committed"
         gate.gate.opened.set()
         answers = [future.result(30) for future in futures]
@@ -196,7 +196,7 @@ def test_the_same_item_of_several_callers_counts_for_the_first(database: Databas
         batch = new(gate.service, 1)
         gate.occupy()
         verbs = [Verb.FAIL, Verb.ACK, Verb.ACK, Verb.FAIL]
-        futures = [gate.service.ack(Call.of(verb, [(batch, 0, 0)])) for verb in verbs]
+        futures = [gate.service.acks.ack(Call.of(verb, [(batch, 0, 0)])) for verb in verbs]
         gate.gate.opened.set()
         answers = [future.result(30) for future in futures]
         assert len(gate.gate.flushes) == 2
@@ -205,7 +205,7 @@ def test_the_same_item_of_several_callers_counts_for_the_first(database: Databas
         told = [each.completed[batch] for each in answers]
         assert [each.newly for each in told] == [True, False, False, False]
         assert [each.newly_succeeded for each in told] == [False, True, False, False]
-        assert gate.service.get(batch).succeeded
+        assert gate.service.batches.get(batch).succeeded
 
 
 def test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered(database: Database) -> None:
@@ -213,9 +213,9 @@ def test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered
     with gated(database, max_waiting=4) as gate:
         batch = new(gate.service, 10)
         gate.occupy()
-        futures = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(3)]
+        futures = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(3)]
         with pytest.raises(errors.Overloaded):
-            gate.service.ack(Call.of(Verb.ACK, [(batch, 0, 9)]))
+            gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 9)]))
         gate.gate.opened.set()
         assert [future.result(30).applied for future in futures] == [1, 1, 1]
         assert ack(gate.service, (batch, 0, 9)).applied == 1
@@ -241,30 +241,32 @@ def test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place(
         one, other = new(gate.service, 20), new(gate.service, 20)
         gate.occupy()
         queued = [
-            gate.service.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(4) for batch in (one, other)
+            gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, index)]))
+            for index in range(4)
+            for batch in (one, other)
         ]
-        both = gate.service.ack(Call.of(Verb.ACK, [(one, 0, 19), (other, 0, 19)]))
-        assert not gate.service.is_full()
+        both = gate.service.acks.ack(Call.of(Verb.ACK, [(one, 0, 19), (other, 0, 19)]))
+        assert not gate.service.acks.is_full()
         gate.gate.opened.set()
         sent_away = [future for future in queued if isinstance(future.exception(30), errors.Overloaded)]
         assert sent_away == queued
         assert both.result(30).applied == 2  # the newest of each batch
-        assert [gate.service.get(batch).acked for batch in (one, other)] == [1, 1]
+        assert [gate.service.batches.get(batch).acked for batch in (one, other)] == [1, 1]
 
         gate.gate.opened.clear()
         while gate.gate.came.acquire(blocking=False):
             pass
         gate.occupy()
-        waiting = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])) for batch in (one, other)]
-        assert gate.service.is_full()
+        waiting = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])) for batch in (one, other)]
+        assert gate.service.acks.is_full()
         with pytest.raises(errors.Overloaded, match="more acks come"):
-            gate.service.ack(Call.of(Verb.ACK, [(one, 0, 1)]))
+            gate.service.acks.ack(Call.of(Verb.ACK, [(one, 0, 1)]))
         admission.shut = False
         gate.gate.opened.set()
         assert [future.result(30).applied for future in waiting] == [1, 1]
         assert ack(gate.service, (one, 0, 18)).applied == 1
-        assert not gate.service.is_full()
-        assert [gate.service.verify(batch).ok for batch in (one, other)] == [True, True]
+        assert not gate.service.acks.is_full()
+        assert [gate.service.batches.verify(batch).ok for batch in (one, other)] == [True, True]
 
 
 def test_large_calls_are_sent_away_before_they_fill_the_memory(database: Database) -> None:
@@ -273,14 +275,14 @@ def test_large_calls_are_sent_away_before_they_fill_the_memory(database: Databas
         batch = new(gate.service, 1000 * GROUP)
         large = [(batch, group, b"\xff" * (GROUP // 8)) for group in range(400)]
         gate.occupy()
-        first = gate.service.ack(Call.of(Verb.ACK, masks=large))
+        first = gate.service.acks.ack(Call.of(Verb.ACK, masks=large))
         with pytest.raises(errors.Overloaded, match="bytes"):
-            gate.service.ack(Call.of(Verb.ACK, masks=large))
-        small = gate.service.ack(Call.of(Verb.ACK, [(batch, 999, 0)]))
+            gate.service.acks.ack(Call.of(Verb.ACK, masks=large))
+        small = gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 999, 0)]))
         gate.gate.opened.set()
         assert (first.result(30).applied, small.result(30).applied) == (400 * GROUP, 1)
         for _ in range(3):  # all of its room is free again, each time
-            assert gate.service.ack(Call.of(Verb.ACK, masks=large)).result(30).repeated == 400 * GROUP
+            assert gate.service.acks.ack(Call.of(Verb.ACK, masks=large)).result(30).repeated == 400 * GROUP
 
 
 def test_one_broken_batch_in_a_merged_flush_fails_alone(database: Database) -> None:
@@ -289,12 +291,12 @@ def test_one_broken_batch_in_a_merged_flush_fails_alone(database: Database) -> N
         ids = [new(gate.service, 2) for _ in range(3)]
         break_counts(database, ids[1])
         gate.occupy()
-        futures = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])) for batch in ids]
+        futures = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])) for batch in ids]
         gate.gate.opened.set()
         assert futures[0].result(30).applied == futures[2].result(30).applied == 1
         with pytest.raises(errors.InconsistentBatch):
             futures[1].result(30)
-        assert [gate.service.get(batch).acked for batch in (ids[0], ids[2])] == [1, 1]
+        assert [gate.service.batches.get(batch).acked for batch in (ids[0], ids[2])] == [1, 1]
 
 
 def test_a_hot_batch_does_not_keep_others_waiting(database: Database) -> None:
@@ -302,8 +304,8 @@ def test_a_hot_batch_does_not_keep_others_waiting(database: Database) -> None:
     with gated(database) as gate:
         hot, quiet = new(gate.service, 2 * UNIT_GROUPS * GROUP), new(gate.service, 1)
         gate.occupy()
-        futures = [gate.service.ack(Call.of(Verb.ACK, [(hot, group, 0)])) for group in range(2 * UNIT_GROUPS)]
-        alone = gate.service.ack(Call.of(Verb.ACK, [(quiet, 0, 0)]))
+        futures = [gate.service.acks.ack(Call.of(Verb.ACK, [(hot, group, 0)])) for group in range(2 * UNIT_GROUPS)]
+        alone = gate.service.acks.ack(Call.of(Verb.ACK, [(quiet, 0, 0)]))
         gate.gate.opened.set()
         assert alone.result(30).completed[quiet].newly
         assert sum(future.result(30).applied for future in futures) == 2 * UNIT_GROUPS
@@ -321,9 +323,9 @@ def test_a_large_call_of_failures_goes_in_pieces_and_others_come_between(databas
         large, other = new(gate.service, (groups + 1) * GROUP), new(gate.service, 1)
         masks = [(large, group, b"\xff" * (GROUP // 8)) for group in range(groups)]
         gate.occupy()
-        failed = gate.service.ack(Call.of(Verb.FAIL, masks=masks, reason="gone"))
-        alone = gate.service.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
-        behind = gate.service.ack(Call.of(Verb.ACK, [(large, groups, 0)]))
+        failed = gate.service.acks.ack(Call.of(Verb.FAIL, masks=masks, reason="gone"))
+        alone = gate.service.acks.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
+        behind = gate.service.acks.ack(Call.of(Verb.ACK, [(large, groups, 0)]))
         gate.gate.opened.set()
         assert failed.result(60).applied == groups * GROUP
         assert alone.result(30).completed[other].newly
@@ -339,8 +341,8 @@ def test_a_large_call_of_failures_goes_in_pieces_and_others_come_between(databas
         for batch in (other, large):
             (place,) = [n for n, flush in enumerate(flushes) if any(u.batch == batch and not u.reason for u in flush)]
             assert place < last
-        assert gate.service.verify(large).ok
-        assert len(gate.service.ranges(large, "failed", 0, 1)[1].ranges[0].reasons) > 0
+        assert gate.service.batches.verify(large).ok
+        assert len(gate.service.batches.ranges(large, "failed", 0, 1)[1].ranges[0].reasons) > 0
 
 
 def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Database) -> None:
@@ -351,7 +353,9 @@ def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Datab
         large, other = new(gate.service, groups * GROUP), new(gate.service, 1)
         masks = [(large, group, b"\xff" * (GROUP // 8)) for group in range(groups)]
         gate.gate.opened.set()
-        assert gate.service.ack(Call.of(Verb.FAIL, masks=masks, reason="gone")).result(60).applied == groups * GROUP
+        assert (
+            gate.service.acks.ack(Call.of(Verb.FAIL, masks=masks, reason="gone")).result(60).applied == groups * GROUP
+        )
         before = len(gate.gate.flushes)
         gate.gate.opened.clear()
         while gate.gate.came.acquire(blocking=False):
@@ -363,8 +367,8 @@ def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Datab
 
         sa.event.listen(database.engine, "commit", count)
         gate.occupy()
-        redriven = gate.service.ack(Call.of(Verb.ACK, masks=masks))
-        alone = gate.service.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
+        redriven = gate.service.acks.ack(Call.of(Verb.ACK, masks=masks))
+        alone = gate.service.acks.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
         gate.gate.opened.set()
         assert redriven.result(60).applied == groups * GROUP
         assert redriven.result(60).completed[large].newly_succeeded
@@ -374,7 +378,7 @@ def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Datab
         others = [{unit.batch for unit in flush} == {large} for flush in gate.gate.flushes[before + 1 :]]
         assert others[0] is False, "the other batch waited"
         assert others[-1] is True
-        assert gate.service.ranges(large, "failed", 0, 1)[1].ranges == []
+        assert gate.service.batches.ranges(large, "failed", 0, 1)[1].ranges == []
         with database.engine.connect() as tx:
             assert tx.scalar(sa.select(sa.func.count()).select_from(tables.failures)) == 0
 
@@ -382,9 +386,9 @@ def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Datab
 def test_a_mask_that_is_rejected_in_pieces_is_rejected_once(database: Database) -> None:
     """One entry a group, however many pieces its mask was sent in."""
     service = Service(database)
-    batch = service.open(batches.Opening(group_size=8192, items=8000)).batch.id
+    batch = service.batches.open(batches.Opening(group_size=8192, items=8000)).batch.id
     call = Call.of(Verb.FAIL, masks=[(batch, group, b"\xff" * 1024) for group in (0, 1)], reason="x" * 4000)
-    answer = service.ack(call).result(60)
+    answer = service.acks.ack(call).result(60)
     assert (answer.applied, answer.repeated) == (8000, 0)
     assert [(each.reason, each.group, each.count) for each in answer.rejected] == [
         ("unknown_item", (batch, 0), 192),
@@ -403,7 +407,7 @@ def test_a_broken_batch_stays_out_of_the_others_flushes(database: Database) -> N
         with pytest.raises(errors.InconsistentBatch):
             ack(gate.service, (broken, 0, 0))
         for index in range(3):
-            calls = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for batch in (broken, sound)]
+            calls = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for batch in (broken, sound)]
             assert calls[1].result(30).applied == 1
             with pytest.raises(errors.InconsistentBatch):
                 calls[0].result(30)
@@ -440,7 +444,7 @@ def test_stop_answers_what_waits_and_takes_no_more(database: Database) -> None:
     with gated(database) as gate:
         batch = new(gate.service, 5)
         gate.occupy()
-        futures = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(5)]
+        futures = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(5)]
         stopping = threading.Thread(target=gate.service.stop)
         stopping.start()
         gate.gate.opened.set()
@@ -448,8 +452,8 @@ def test_stop_answers_what_waits_and_takes_no_more(database: Database) -> None:
         stopping.join(60)
         assert not stopping.is_alive()
         with pytest.raises(errors.Unavailable):
-            gate.service.ack(Call.of(Verb.ACK, [(batch, 0, 0)]))
-        assert gate.service.get(batch).state is State.COMPLETE
+            gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)]))
+        assert gate.service.batches.get(batch).state is State.COMPLETE
 
 
 def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +479,7 @@ def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, m
             batch = new(gate.service, 10)
             before = measured("wait_seconds_count"), measured("wait_seconds_sum"), measured("units_sum")
             gate.occupy()
-            futures = [gate.service.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(5)]
+            futures = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for index in range(5)]
             now += 100
             gate.gate.opened.set()
             assert [future.result(30).applied for future in futures] == [1] * 5
@@ -500,16 +504,16 @@ def test_a_row_that_a_stranger_holds_does_not_stall_other_batches(impatient: Ser
     """Calls of the stuck batch wait for it apart; all others go on, and the stuck ones end when it is free."""
     stuck, free = new(impatient, 2), new(impatient, 20)
     with locked(impatient.database, stuck):
-        waiting = impatient.ack(Call.of(Verb.ACK, [(stuck, 0, 0)]))
+        waiting = impatient.acks.ack(Call.of(Verb.ACK, [(stuck, 0, 0)]))
         assert ack(impatient, (free, 0, 0)).applied == 1
-        behind = impatient.ack(Call.of(Verb.ACK, [(stuck, 0, 1), (free, 0, 1)]))
+        behind = impatient.acks.ack(Call.of(Verb.ACK, [(stuck, 0, 1), (free, 0, 1)]))
         assert [ack(impatient, (free, 0, index)).applied for index in range(2, 20)] == [1] * 18
         assert not waiting.done()
         assert not behind.done()
     assert waiting.result(30).applied == 1
     assert behind.result(30).applied == 2
     assert behind.result(30).completed[stuck].newly
-    assert impatient.get(free).state is State.COMPLETE
+    assert impatient.batches.get(free).state is State.COMPLETE
 
 
 @pytest.mark.mariadb
@@ -532,7 +536,7 @@ def test_a_batch_that_stays_locked_is_not_merged_again(impatient: Service) -> No
         gate.gate.opened.set()
         with locked(impatient.database, stuck):
             for index in range(2):
-                waiting = gate.service.ack(Call.of(Verb.ACK, [(stuck, 0, index)]))
+                waiting = gate.service.acks.ack(Call.of(Verb.ACK, [(stuck, 0, index)]))
                 assert [ack(gate.service, (free, 0, 5 * index + n)).applied for n in range(5)] == [1] * 5
                 assert isinstance(waiting.exception(60), errors.LockTimeout)
             merged = [flush for flush, waits in zip(gate.gate.flushes, gate.gate.lock_waits, strict=True) if not waits]
@@ -549,8 +553,8 @@ def test_of_two_locked_batches_one_does_not_wait_for_the_other(impatient: Servic
     one, other = new(impatient, 2), new(impatient, 2)
     with locked(impatient.database, one):
         with locked(impatient.database, other):
-            first = impatient.ack(Call.of(Verb.ACK, [(one, 0, 0)]))
-            second = impatient.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
+            first = impatient.acks.ack(Call.of(Verb.ACK, [(one, 0, 0)]))
+            second = impatient.acks.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
             assert ack(impatient, (new(impatient, 1), 0, 0)).applied == 1  # both were tried
         assert second.result(30).applied == 1
         assert not first.done()
@@ -561,9 +565,9 @@ def test_of_two_locked_batches_one_does_not_wait_for_the_other(impatient: Servic
 def test_reasons_of_neighbouring_groups_are_removed_and_written_at_once(mariadb_database: Database) -> None:
     """A transaction that removes all reasons of a group doesn't wait for one that has written those of the next one."""
     service = Service(mariadb_database, combiner=Inline)
-    batch = service.open(batches.Opening(group_size=8192, items=3 * 8192)).batch.id
+    batch = service.batches.open(batches.Opening(group_size=8192, items=3 * 8192)).batch.id
     whole = [(batch, group, b"\xff" * 1024) for group in range(2)]
-    service.ack(Call.of(Verb.FAIL, masks=whole[:1], reason="gone")).result(60)
+    service.acks.ack(Call.of(Verb.FAIL, masks=whole[:1], reason="gone")).result(60)
     written, redriven = threading.Event(), threading.Event()
 
     def fail_the_next(tx: sa.Connection) -> None:

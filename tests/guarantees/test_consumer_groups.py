@@ -60,7 +60,7 @@ class Worker:
     def sync(self, *drained: int) -> Synced:
         saying: list[tuple[int, int | None]] = [(number, None) for number in drained]
         saying += [(number, self.epochs[number]) for number in self.release if self.drains]
-        synced = self.service.sync(self.group, Caller(self.name, self.session, self.capacity, saying))
+        synced = self.service.consumer_groups.sync(self.group, Caller(self.name, self.session, self.capacity, saying))
         self.epochs = {held.partition: held.epoch for held in synced.assigned}
         self.release = synced.release
         assert set(self.release) <= self.epochs.keys()
@@ -70,15 +70,15 @@ class Worker:
         return Fence(self.group, partition, self.name, self.epochs[partition])
 
     def commit(self, partition: int, floor: int) -> groups.Position:
-        return self.service.commit_position(self.fence(partition), Snapshot(floor, floor))
+        return self.service.consumer_groups.commit(self.fence(partition), Snapshot(floor, floor))
 
 
 def made(service: Service, partitions: int, group: str = "g", ttl: float = TTL, release: float = RELEASE) -> None:
-    service.put_group(group, partitions, timedelta(seconds=ttl), timedelta(seconds=release))
+    service.consumer_groups.put(group, partitions, timedelta(seconds=ttl), timedelta(seconds=release))
 
 
 def owners(service: Service, group: str = "g") -> dict[int, str | None]:
-    return {each.partition: each.owner for each in service.get_group(group).positions}
+    return {each.partition: each.owner for each in service.consumer_groups.get(group).positions}
 
 
 def settle(workers: list[Worker], clock: Clock | None = None) -> None:
@@ -208,7 +208,7 @@ class Machine(RuleBasedStateMachine):
         if way == "frozen":
             self.frozen.append(worker)
         elif way == "leaves":
-            self.service.leave_group("g", worker.name, worker.session)
+            self.service.consumer_groups.leave("g", worker.name, worker.session)
             assert worker.name not in {row.owner for row in self.look().values()}
 
     @precondition(lambda self: self.told)
@@ -221,7 +221,7 @@ class Machine(RuleBasedStateMachine):
         for epoch, name in told[-6:]:
             current = (name, epoch) == (row.owner, row.epoch)
             try:
-                self.service.commit_position(Fence("g", partition, name, epoch), Snapshot(epoch, epoch))
+                self.service.consumer_groups.commit(Fence("g", partition, name, epoch), Snapshot(epoch, epoch))
                 assert current
             except errors.StaleEpoch:
                 assert not current
@@ -364,7 +364,7 @@ def test_a_worker_that_joins_takes_its_share_and_nothing_else_moves(
     moved = {partition for partition in before if before[partition] != between[partition]}
     assert {between[partition] for partition in moved} <= {newcomer.name}
     assert len(moved) == len(newcomer.epochs) <= -(-partitions // (workers + 1))
-    service.leave_group("g", newcomer.name)
+    service.consumer_groups.leave("g", newcomer.name)
     settle(there, clock)
     after = owners(service)
     assert {partition for partition in after if after[partition] != between[partition]} == moved
@@ -428,10 +428,10 @@ def test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays(data
     owner.sync()
     newcomer.sync()
     assert owner.sync().release == [2, 3]
-    deadline = [each.release_by for each in service.get_group("g").positions]
+    deadline = [each.release_by for each in service.consumer_groups.get("g").positions]
     clock.go(3)
     assert owner.sync().release == [2, 3]
-    assert [each.release_by for each in service.get_group("g").positions] == deadline
+    assert [each.release_by for each in service.consumer_groups.get("g").positions] == deadline
     assert owner.sync(2).release == [3]
     assert owner.sync(2).release == [3], "it is said again as its answer was lost; somebody else may have it by now"
     newcomer.sync()
@@ -451,17 +451,17 @@ def test_a_late_word_of_an_earlier_release_frees_nothing(database: Database, clo
     newcomer.sync()
     assert owner.sync().release == [2, 3]
     late = Caller(owner.name, owner.session, drained=[(2, 1), (3, 1)])
-    assert service.sync("g", late).release == []
+    assert service.consumer_groups.sync("g", late).release == []
     newcomer.sync()
     assert newcomer.epochs == {2: 2, 3: 2}
-    service.leave_group("g", newcomer.name)
+    service.consumer_groups.leave("g", newcomer.name)
     owner.sync()
     assert owner.epochs == {0: 1, 1: 1, 2: 3, 3: 3}
     other = Worker(service, "other")
     other.sync()
     assert owner.sync().release == [2, 3]
     for _ in range(2):
-        assert service.sync("g", late).release == [2, 3]
+        assert service.consumer_groups.sync("g", late).release == [2, 3]
         assert set(owners(service).values()) == {"owner"}
         other.sync()
         assert other.epochs == {}
@@ -481,7 +481,7 @@ def test_what_was_told_to_be_released_is_released_though_the_share_grows_again(
     owner.sync()
     newcomer.sync()
     owner.sync()
-    service.leave_group("g", newcomer.name)
+    service.consumer_groups.leave("g", newcomer.name)
     assert owner.sync().release == [2, 3]
     assert owner.sync(2).release == [3]
     assert owner.epochs == {0: 1, 1: 1, 2: 2, 3: 1}
@@ -604,7 +604,7 @@ def test_the_time_of_a_sync_is_that_of_after_its_wait(mariadb_service: Service) 
         after = watch.execute(sa.select(tables.utc_now())).scalar_one()
         holder.rollback()
         thread.join()
-    (seen,) = service.get_group("g").workers
+    (seen,) = service.consumer_groups.get("g").workers
     assert seen.last_seen >= after
 
 
@@ -618,15 +618,15 @@ def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(databa
     frozen, other = Worker(service, "frozen"), Worker(service, "other")
     frozen.sync()
     frozen.commit(0, 5)
-    service.append([feed.New("in-time", "x")], frozen.fence(0))
+    service.feed.append([feed.New("in-time", "x")], frozen.fence(0))
     clock.go(TTL + 1)
     # Nobody noticed yet: it is the owner still, and harms nobody.
-    service.append([feed.New("late", "x")], frozen.fence(0))
+    service.feed.append([feed.New("late", "x")], frozen.fence(0))
     other.sync()
     with pytest.raises(errors.StaleEpoch):
         frozen.commit(0, 9)
     with pytest.raises(errors.StaleEpoch):
-        service.append([feed.New("too-late", "x")], frozen.fence(0))
+        service.feed.append([feed.New("too-late", "x")], frozen.fence(0))
 
     def effect_first(tx: sa.Connection) -> None:
         feed.append(tx, [feed.New("effect", "x")])
@@ -634,8 +634,8 @@ def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(databa
 
     with pytest.raises(errors.StaleEpoch):
         database.write(effect_first)
-    assert [event.id for event in service.events(None, 10).events] == ["in-time", "late"]
-    assert service.get_group("g").positions[0].floor == 5
+    assert [event.id for event in service.feed.read(None, 10).events] == ["in-time", "late"]
+    assert service.consumer_groups.get("g").positions[0].floor == 5
 
 
 def test_a_worker_whose_partition_is_free_may_not_write(database: Database, clock: Clock) -> None:
@@ -644,7 +644,7 @@ def test_a_worker_whose_partition_is_free_may_not_write(database: Database, cloc
     made(service, 2)
     gone, left, other = Worker(service, "gone"), Worker(service, "left"), Worker(service, "other", capacity=0)
     settle([gone, left])
-    service.leave_group("g", left.name)
+    service.consumer_groups.leave("g", left.name)
     clock.go(TTL + 1)
     other.sync()
     assert set(owners(service).values()) == {None}
@@ -669,7 +669,7 @@ def test_a_worker_that_is_started_again_under_its_name_fences_its_zombie(databas
         again.commit(partition, 1)
     with pytest.raises(errors.SessionReplaced):
         zombie.sync()
-    service.leave_group("g", "worker", zombie.session)
+    service.consumer_groups.leave("g", "worker", zombie.session)
     again.sync()
     assert again.epochs == {0: 2, 1: 2, 2: 2}
     third = Worker(service, "worker")
@@ -691,9 +691,9 @@ def test_a_group_that_is_made_again_begins_above_the_epochs_of_the_one_before(da
     zombie = Worker(service, "worker")
     zombie.sync()
     with pytest.raises(errors.ConsumerGroupInUse):
-        service.delete_group("g")
+        service.consumer_groups.delete("g")
     clock.go(TTL + 1)
-    service.delete_group("g")
+    service.consumer_groups.delete("g")
     with pytest.raises(errors.ConsumerGroupNotFound):
         zombie.commit(0, 1)
     made(service, 3)
@@ -714,9 +714,9 @@ def test_the_next_owner_begins_with_what_was_done(database: Database, clock: Clo
     first, second = Worker(service, "first"), Worker(service, "second")
     first.sync()
     window = Snapshot(10, 20, (11, 15))
-    position = service.commit_position(first.fence(0), window, token="ten", head=25)
+    position = service.consumer_groups.commit(first.fence(0), window, token="ten", head=25)
     assert (position.floor, position.high, position.outstanding, position.lag) == (10, 20, 2, 15)
-    service.leave_group("g", first.name)
+    service.consumer_groups.leave("g", first.name)
     (held,) = second.sync().assigned
     assert held.outstanding is not None
     assert Snapshot.decode(held.outstanding) == window
@@ -737,12 +737,12 @@ def test_commits_may_be_repeated_and_overtaken(database: Database) -> None:
         (Snapshot(3, 12, (4, 10)), "three"),
     ]
     for snapshot, token in commits:
-        service.commit_position(worker.fence(0), snapshot, token=token)
-    position = service.get_group("g").positions[0]
+        service.consumer_groups.commit(worker.fence(0), snapshot, token=token)
+    position = service.consumer_groups.get("g").positions[0]
     # 4 was done as the second says, 6 as the last one says.
     assert (position.floor, position.high, position.outstanding) == (9, 12, 1)
     highest = Snapshot(2**63 - 3, 2**63 - 1, (2**63 - 2,))
-    service.commit_position(worker.fence(0), highest)
+    service.consumer_groups.commit(worker.fence(0), highest)
     assert worker.sync().assigned[0].floor == 2**63 - 3
 
 
@@ -752,7 +752,7 @@ def test_a_snapshot_that_is_broken_in_the_database_counts_for_its_floor(database
     made(service, 1)
     worker = Worker(service, "worker")
     worker.sync()
-    service.commit_position(worker.fence(0), Snapshot(3, 8, (4, 6)))
+    service.consumer_groups.commit(worker.fence(0), Snapshot(3, 8, (4, 6)))
     with database.engine.begin() as tx:
         tx.execute(sa.update(tables.positions).values(outstanding=b"\x00"))
     position = worker.commit(0, 2)
@@ -785,7 +785,7 @@ def test_azure_python_38812_the_first_create_makes_no_two_owners(mariadb_service
     def join(name: str) -> Callable[[Service, int], tuple[bool, set[int]]]:
         def move(service: Service, number: int) -> tuple[bool, set[int]]:
             group = f"g{number}"
-            _, new = service.put_group(group, 4)
+            _, new = service.consumer_groups.put(group, 4)
             return new, {held.partition for held in Worker(service, name, group).sync().assigned}
 
         return move
@@ -818,7 +818,7 @@ def test_kafka_12984_no_two_members_claim_a_partition_in_one_generation(database
     for partition, epoch in believed.items():
         assert owners(service)[partition] is not None
         with pytest.raises(errors.StaleEpoch):
-            service.commit_position(Fence("g", partition, away.name, epoch), Snapshot(1, 1))
+            service.consumer_groups.commit(Fence("g", partition, away.name, epoch), Snapshot(1, 1))
 
 
 # Races on MariaDB.
@@ -851,7 +851,7 @@ def test_a_commit_is_with_the_next_owner_or_refused(mariadb_service: Service) ->
     race(
         service.database,
         ROUNDS,
-        lambda own, number: own.commit_position(workers[number].fence(0), Snapshot(7, 7)),
+        lambda own, number: own.consumer_groups.commit(workers[number].fence(0), Snapshot(7, 7)),
         lambda own, number: Worker(own, "next", f"g{number}").sync(),
         check=check,
     )
@@ -926,7 +926,7 @@ def restarting(service: Service, group: str) -> Worker:
 
 
 def seen(service: Service, group: str) -> list[Any]:
-    details = service.get_group(group)
+    details = service.consumer_groups.get(group)
     rows: list[Any] = [(each.worker, each.live, each.partitions, each.releasing) for each in details.workers]
     for each in details.positions:
         rows.append((each.partition, each.owner, each.epoch, each.release_by is None, each.floor, each.outstanding))
@@ -979,8 +979,8 @@ def test_a_commit_that_dies_at_any_point_is_done_or_not_begun(database: Database
         request = {"verb": "commit", "group": group, "worker": worker.name, "snapshot": snapshot.encode().hex()}
         death = dying.run(url, request, len(died))
         committed = death is None or bool(death.commits)
-        assert service.get_group(group).positions[0].floor == (3 if committed else 1)
-        position = service.commit_position(worker.fence(0), snapshot)
+        assert service.consumer_groups.get(group).positions[0].floor == (3 if committed else 1)
+        position = service.consumer_groups.commit(worker.fence(0), snapshot)
         assert (position.floor, position.high, position.outstanding) == (3, 8, 2)
         if death is None:
             break

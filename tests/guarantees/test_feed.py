@@ -29,7 +29,7 @@ def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb
     """Writers append, hold their transaction and roll back at random; who follows never meets a gap, and nothing ever
     comes in below what was read."""
     url = mariadb_database.url.render_as_string(hide_password=False)
-    begun = Service(mariadb_database).feed_head()
+    begun = Service(mariadb_database).feed.head()
     committed: list[set[str]] = [set() for _ in range(WRITERS)]
     done = threading.Event()
     trouble: list[BaseException] = []
@@ -65,7 +65,7 @@ def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb
             service, after = Service(database), begun
             while True:
                 last = done.is_set()
-                page = service.events(after, 100)
+                page = service.feed.read(after, 100)
                 for event in page.events:
                     assert event.position == after + 1, f"{event.position} came after {after}"
                     after = event.position
@@ -98,55 +98,55 @@ def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb
 
 
 def _ids(service: Service, after: int = 0) -> list[str]:
-    return [event.id for event in service.events(after, 1000).events]
+    return [event.id for event in service.feed.read(after, 1000).events]
 
 
 def test_an_id_that_was_appended_before_stands_where_it_stood(service: Service) -> None:
     """Also within one call, and beside new ones."""
-    start = service.feed_head()
-    first = service.append([feed.New("order-1", "order.paid", "o1", '{"a":1}'), feed.New("order-2", "order.paid")])
-    again = service.append([feed.New("order-2", "other"), feed.New("order-3", "x"), feed.New("order-3", "y")])
+    start = service.feed.head()
+    first = service.feed.append([feed.New("order-1", "order.paid", "o1", '{"a":1}'), feed.New("order-2", "order.paid")])
+    again = service.feed.append([feed.New("order-2", "other"), feed.New("order-3", "x"), feed.New("order-3", "y")])
     assert first == [feed.Appended(start + 1, False), feed.Appended(start + 2, False)]
     assert again == [feed.Appended(start + 2, True), feed.Appended(start + 3, False), feed.Appended(start + 3, True)]
     assert _ids(service, start) == ["order-1", "order-2", "order-3"]
-    event = service.events(start, 1).events[0]
+    event = service.feed.read(start, 1).events[0]
     assert (event.type, event.key, event.data, event.batch) == ("order.paid", "o1", '{"a":1}', None)
 
 
 def test_ids_are_compared_by_their_bytes(service: Service) -> None:
     """`Job` and `job` are two."""
     new = [feed.New(each, "x") for each in ("Job", "job", "j\u00f6b", "job ")]
-    assert [each.repeated for each in service.append(new)] == [False] * 4
+    assert [each.repeated for each in service.feed.append(new)] == [False] * 4
 
 
 def test_a_page_is_filtered_and_still_says_how_far_it_looked(service: Service) -> None:
     """`next` moves past events that are not wanted."""
-    start = service.feed_head()
-    one = service.open(batches.Opening(items=1)).batch.id
-    other = service.open(batches.Opening(sealed=True)).batch.id
-    service.seal(one)
-    everything = service.events(start, 1000)
+    start = service.feed.head()
+    one = service.batches.open(batches.Opening(items=1)).batch.id
+    other = service.batches.open(batches.Opening(sealed=True)).batch.id
+    service.batches.seal(one)
+    everything = service.feed.read(start, 1000)
     assert [event.id for event in everything.events] == [
         *(f"batch:{one}:opened", f"batch:{other}:opened", f"batch:{other}:sealed", f"batch:{other}:completed"),
         *(f"batch:{other}:succeeded", f"batch:{one}:sealed"),
     ]
-    found = service.events(start, 1000, batch=one)
+    found = service.feed.read(start, 1000, batch=one)
     assert [event.type for event in found.events] == ["batch.opened", "batch.sealed"]
     assert found.next == everything.next == start + 6
-    found = service.events(start, 1, types=["batch.sealed", "batch.completed"])
+    found = service.feed.read(start, 1, types=["batch.sealed", "batch.completed"])
     assert ([event.batch for event in found.events], found.next) == ([other], start + 3)
-    assert service.events(start + 6, 10, batch=one) == feed.Page([], start + 6, start + 6)
+    assert service.feed.read(start + 6, 10, batch=one) == feed.Page([], start + 6, start + 6)
 
 
 def test_a_position_that_was_never_given_is_refused(service: Service) -> None:
     with pytest.raises(errors.InvalidRequest, match=r"query\.after: expected at most"):
-        service.events(service.feed_head() + 1, 10)
+        service.feed.read(service.feed.head() + 1, 10)
 
 
 def test_a_reader_that_comes_after_the_trimming_is_told_so(service: Service) -> None:
     """What is young stays, positions go on, and who has read far enough notices nothing."""
-    start = service.feed_head()
-    service.append([feed.New(f"old-{number}", "x") for number in range(5)])
+    start = service.feed.head()
+    service.feed.append([feed.New(f"old-{number}", "x") for number in range(5)])
     with service.database.engine.begin() as tx:
         tx.execute(
             sa.update(tables.feed)
@@ -156,32 +156,32 @@ def test_a_reader_that_comes_after_the_trimming_is_told_so(service: Service) -> 
     report = janitor.run_once(service.database, janitor.Policy(keep_events=timedelta(days=1)))
     assert report.events == start + 3
     with pytest.raises(errors.PositionTrimmed, match=f"trimmed up to {start + 3}") as told:
-        service.events(start + 2, 10)
+        service.feed.read(start + 2, 10)
     assert told.value.trimmed == start + 3
     assert _ids(service, start + 3) == ["old-3", "old-4"]
-    assert service.append([feed.New("new", "x")]) == [feed.Appended(start + 6, False)]
+    assert service.feed.append([feed.New("new", "x")]) == [feed.Appended(start + 6, False)]
     assert janitor.run_once(service.database, janitor.Policy(keep_events=timedelta(days=1))).events == 0
 
 
 def test_everything_can_be_trimmed_but_what_somebody_needs(service: Service) -> None:
     """The position goes on from where it was."""
-    start = service.feed_head()
-    service.append([feed.New(f"old-{number}", "x") for number in range(5)])
+    start = service.feed.head()
+    service.feed.append([feed.New(f"old-{number}", "x") for number in range(5)])
     keep = timedelta(seconds=-60)  # the database's clock has a minute to go before any event is that young
     assert feed.trim(service.database, keep, needed=lambda tx: start + 4) == start + 3
     assert _ids(service, start + 3) == ["old-3", "old-4"]
     assert feed.trim(service.database, keep) == 2
-    assert service.events(start + 5, 10).events == []
-    assert service.append([feed.New("new", "x")]) == [feed.Appended(start + 6, False)]
+    assert service.feed.read(start + 5, 10).events == []
+    assert service.feed.append([feed.New("new", "x")]) == [feed.Appended(start + 6, False)]
 
 
 def test_a_commit_that_appended_is_heard_of_in_its_process_and_a_rollback_is_not(service: Service) -> None:
     """With the feed's last position."""
     heard: list[int] = []
-    service.on_append(heard.append)
-    batch = service.open(batches.Opening(items=2)).batch.id
-    service.extend(batch, 1)
+    service.feed.on_append(heard.append)
+    batch = service.batches.open(batches.Opening(items=2)).batch.id
+    service.batches.extend(batch, 1)
     with pytest.raises(errors.BatchNotFound):
-        service.seal(batch + 1000)
-    service.seal(batch)
-    assert heard == [service.feed_head() - 1, service.feed_head()]
+        service.batches.seal(batch + 1000)
+    service.batches.seal(batch)
+    assert heard == [service.feed.head() - 1, service.feed.head()]

@@ -80,7 +80,7 @@ def head(pair: Pair) -> int:
 
 def events(pair: Pair, after: int) -> list[feed.Event]:
     """As the other node has them; their positions have no gaps."""
-    told = pair.other.snapshot(lambda tx: feed.read(tx, after, 100_000)).events
+    told = pair.other.snapshot(feed.read, after, 100_000).events
     assert [event.position for event in told] == list(range(after + 1, after + 1 + len(told)))
     return told
 
@@ -88,7 +88,7 @@ def events(pair: Pair, after: int) -> list[feed.Event]:
 def test_a_lost_certification_is_begun_again_and_costs_no_connection(pair: Pair) -> None:
     """Nothing was committed, so even work that must not be done twice is; and what is held in memory stays."""
     one, other = pair.services()
-    batch = one.open(Opening(items=10)).batch.id
+    batch = one.batches.open(Opening(items=10)).batch.id
     connected: list[None] = []
     sa.event.listen(one.database.engine, "connect", lambda *_: connected.append(None))
     one.database.on_doubt(lambda: connected.append(None))
@@ -104,18 +104,18 @@ def test_a_lost_certification_is_begun_again_and_costs_no_connection(pair: Pair)
     one.database.write(work)
     assert mine == [10, 10]
     assert not connected
-    found = other.get(batch)
+    found = other.batches.get(batch)
     assert (found.items, found.acked) == (11, 1)
 
 
 def test_an_ack_on_one_node_right_after_the_extend_on_another_is_not_refused(pair: Pair) -> None:
     """The ids are unknown where the extend was not applied yet; the ack waits there until it was."""
     one, other = pair.services()
-    batch = one.open(Opening()).batch.id
+    batch = one.batches.open(Opening()).batch.id
     ack(other, (batch, 0, 0))  # so that its node has a session that is in use
     with ThreadPoolExecutor(1) as pool:
         with pair.nodes[1].lagging():
-            extended = one.extend(batch, 5)
+            extended = one.batches.extend(batch, 5)
             acked = pool.submit(ack, other, (batch, 0, extended.start))
             until(lambda: acked.done() or pair.nodes[1].works_on(pair.name) > 0, 30, lambda: "it was not sent")
             assert not acked.done(), acked.result()
@@ -125,20 +125,20 @@ def test_an_ack_on_one_node_right_after_the_extend_on_another_is_not_refused(pai
 def test_what_was_answered_on_one_node_is_read_on_another(pair: Pair) -> None:
     """The state after a seal, and the event of it."""
     one, other = pair.services()
-    batch = one.open(Opening()).batch.id
-    other.get(batch)
+    batch = one.batches.open(Opening()).batch.id
+    other.batches.get(batch)
     with ThreadPoolExecutor(2) as pool:
         with pair.nodes[1].lagging():
-            assert one.seal(batch).newly
-            state = pool.submit(lambda: other.get(batch).state)
-            position = pool.submit(other.feed_head)
+            assert one.batches.seal(batch).newly
+            state = pool.submit(lambda: other.batches.get(batch).state)
+            position = pool.submit(other.feed.head)
             until(
                 lambda: (state.done() and position.done()) or pair.nodes[1].works_on(pair.name) == 2,
                 30,
                 lambda: "they were not sent",
             )
         assert state.result(30) is State.COMPLETE
-        assert position.result(30) == one.feed_head()
+        assert position.result(30) == one.feed.head()
 
 
 def test_of_two_last_acks_on_two_nodes_exactly_one_completes_the_batch(pair: Pair) -> None:
@@ -189,7 +189,7 @@ def test_opens_under_one_key_on_two_nodes_open_one_batch(pair: Pair) -> None:
         assert sorted([one.replayed, other.replayed]) == [False, True]
 
     def same(service: Service, number: int) -> batches.Opened:
-        return service.open(Opening(key=f"key-{number}", items=3), f"open-{number}")
+        return service.batches.open(Opening(key=f"key-{number}", items=3), f"open-{number}")
 
     before = recount(pair.other)
     race(pair.one, ROUNDS, same, same, check=judge, urls=pair.urls)
@@ -208,7 +208,7 @@ def test_of_the_last_ack_and_the_seal_on_two_nodes_exactly_one_completes_the_bat
         pair.one,
         ROUNDS,
         lambda service, number: ack(service, (ids[number], 1, 0)),
-        lambda service, number: service.seal(ids[number]),
+        lambda service, number: service.batches.seal(ids[number]),
         check=judge,
         urls=pair.urls,
     )
@@ -231,7 +231,7 @@ def test_an_ack_and_a_cancel_on_two_nodes(pair: Pair) -> None:
         pair.one,
         ROUNDS,
         lambda service, number: ack(service, (ids[number], 0, 3)),
-        lambda service, number: service.cancel(ids[number]),
+        lambda service, number: service.batches.cancel(ids[number]),
         check=judge,
         urls=pair.urls,
     )
@@ -243,7 +243,7 @@ def test_events_appended_on_two_nodes_have_positions_without_gaps(pair: Pair) ->
     """And an event whose id comes twice is there once."""
 
     def append(service: Service, number: int, who: str) -> list[feed.Appended]:
-        return service.append([feed.New(f"own:{number}:{who}", "own"), feed.New(f"both:{number}", "own")])
+        return service.feed.append([feed.New(f"own:{number}:{who}", "own"), feed.New(f"both:{number}", "own")])
 
     def judge(number: int, one: Any, other: Any) -> None:
         assert one[1].position == other[1].position
@@ -265,16 +265,16 @@ def test_events_appended_on_two_nodes_have_positions_without_gaps(pair: Pair) ->
 def test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_on_another_node(pair: Pair) -> None:
     """The fence only looks at the partition's row. The next owner must see what was written, or it was refused."""
     one, _ = pair.services()
-    one.put_group("g", 1)
+    one.consumer_groups.put("g", 1)
     held: list[groups.Fence] = []
     lost = 0
 
     def take(number: int) -> None:
-        synced = one.sync("g", leases.Caller("w", f"session-{number}"))
+        synced = one.consumer_groups.sync("g", leases.Caller("w", f"session-{number}"))
         held.append(groups.Fence("g", 0, "w", synced.assigned[0].epoch))
 
     def write(service: Service, number: int) -> tallies.Applied:
-        return service.apply_tally("t", [tallies.Entry(f"{number}", 1, "topic", 0, 0, 1, 0)], held[number])
+        return service.tallies.apply("t", [tallies.Entry(f"{number}", 1, "topic", 0, 0, 1, 0)], held[number])
 
     def hand_over(service: Service, number: int) -> int:
         def work(tx: sa.Connection) -> int:
@@ -298,17 +298,19 @@ def test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_
 def test_workers_that_join_on_two_nodes_hold_no_partition_together(pair: Pair) -> None:
     """Each of them is told what is its own, and finds it so."""
     one, other = pair.services()
-    one.put_group("eight", 8)
+    one.consumer_groups.put("eight", 8)
 
     def join(service: Service, number: int, worker: str) -> leases.Synced:
-        return service.sync("eight", leases.Caller(worker, f"{worker}-{number}"))
+        return service.consumer_groups.sync("eight", leases.Caller(worker, f"{worker}-{number}"))
 
     def judge(number: int, mine: Any, theirs: Any) -> None:
         assert not {held.partition for held in mine.assigned} & {held.partition for held in theirs.assigned}
         for service, worker, synced in ((one, "one", mine), (other, "other", theirs)):
             for held in synced.assigned:
-                service.commit_position(groups.Fence("eight", held.partition, worker, held.epoch), Snapshot(1, 1))
-            service.leave_group("eight", worker)
+                service.consumer_groups.commit(
+                    groups.Fence("eight", held.partition, worker, held.epoch), Snapshot(1, 1)
+                )
+            service.consumer_groups.leave("eight", worker)
 
     race(
         pair.one,
@@ -326,27 +328,27 @@ def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with(p
     after: list[int] = []
 
     def begin(number: int) -> None:
-        after.append(one.append([feed.New(f"{number}:{each}", "own") for each in range(3)])[0].position)
+        after.append(one.feed.append([feed.New(f"{number}:{each}", "own") for each in range(3)])[0].position)
 
     def trim(service: Service, number: int) -> int:
         return feed.trim(service.database, timedelta(0), needed=definitions.needed)
 
     def judge(number: int, defined: Any, trimmed: int) -> None:
         try:
-            one.events(after[number], 1)
+            one.feed.read(after[number], 1)
         except errors.PositionTrimmed:
             assert isinstance(defined, errors.PositionTrimmed), "what it begins with is gone"
         else:
             assert isinstance(defined, tuple)
         if isinstance(defined, tuple):
-            one.delete_process(f"p{number}")
+            one.processes.delete(f"p{number}")
         begin(number + 1)
 
     begin(0)
     race(
         pair.one,
         ROUNDS,
-        lambda service, number: service.define_process(f"p{number}", partitions=1, after=after[number]),
+        lambda service, number: service.processes.define(f"p{number}", partitions=1, after=after[number]),
         trim,
         check=judge,
         urls=pair.urls,
@@ -378,7 +380,7 @@ def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not
 ) -> None:
     """Neither what it has nor that it would be locked; when the others are back, it goes on."""
     one, other = pair.services()
-    batch = one.open(Opening(items=3)).batch.id
+    batch = one.batches.open(Opening(items=3)).batch.id
     ack(one, (batch, 0, 0))
     session = one.database.read(_session)
     for node in galera.nodes[1:]:
@@ -387,9 +389,9 @@ def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not
         # The first one waits for the others already when they are found to be gone; before that they may have answered.
         def look() -> None:
             while True:
-                one.database.write(lambda tx: batches.get(tx, batch), lock_waits=0)
+                one.database.write(batches.get, batch, lock_waits=0)
 
-        calls: list[Callable[[], object]] = [look, lambda: ack(one, (batch, 0, 1)), lambda: one.seal(batch)]
+        calls: list[Callable[[], object]] = [look, lambda: ack(one, (batch, 0, 1)), lambda: one.batches.seal(batch)]
         for call in calls:
             with pytest.raises(errors.Unavailable) as refused:
                 call()
@@ -399,7 +401,7 @@ def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not
             node.thaw()
     galera.wait_until_whole()
     assert one.database.read(_session) != session
-    found = other.get(batch)
+    found = other.batches.get(batch)
     assert found.state is State.OPEN
     acked = ack(one, (batch, 0, 1))
     assert (acked.applied, acked.repeated) == ((1, 0) if found.acked == 1 else (0, 1))
@@ -442,7 +444,7 @@ def test_nodes_that_are_killed_and_rejoin_under_load(galera: Cluster, policy: Po
                 go_on()
         for each in loads:
             check(each, database)
-        told = database.snapshot(lambda tx: feed.read(tx, 0, 100_000)).events
+        told = database.snapshot(feed.read, 0, 100_000).events
     assert [event.position for event in told] == list(range(1, len(told) + 1))
     completed = Counter(event.batch for event in told if event.type == "batch.completed")
     assert {completed[batch] for each in loads for batch in each.finished} == {1}

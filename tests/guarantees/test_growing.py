@@ -56,25 +56,25 @@ def test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack(
     others: Service, call: Callable[[int], Call]
 ) -> None:
     """What was acked in the new part of a group stays acked, and counts once when it comes again."""
-    batch = others.open(Opening(group_size=GROUP, items=FIRST)).batch.id
+    batch = others.batches.open(Opening(group_size=GROUP, items=FIRST)).batch.id
     ack(others, (batch, 0, 3), (batch, 1, 5))
     bulk = Service(Database(others.database.url.render_as_string(hide_password=False)), combiner=Inline)
     first_group = sa.select(_groups.group_no).where(_groups.batch_id == batch, _groups.group_no == 0)
     new = [(batch, 1, index) for index in (60, 62, 63)]
     with others.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
         holder.execute(first_group.with_for_update())
-        under_way = pool.submit(lambda: bulk.ack(call(batch)).result(60))
+        under_way = pool.submit(lambda: bulk.acks.ack(call(batch)).result(60))
         wait_for_a_lock_wait(others)
-        others.extend(batch, 2 * GROUP - FIRST)
+        others.batches.extend(batch, 2 * GROUP - FIRST)
         assert ack(others, *new).applied == 3
         holder.rollback()
         under_way.result(60)
     bulk.stop()
-    assert others.verify(batch).ok, others.verify(batch).faults
+    assert others.batches.verify(batch).ok, others.batches.verify(batch).faults
     assert ack(others, *new).repeated == 3
     ack(others, *((batch, *divmod(number, GROUP)) for number in range(2 * GROUP)))
-    assert others.seal(batch).batch.state is State.COMPLETE
-    assert others.verify(batch).counted_acked == 2 * GROUP
+    assert others.batches.seal(batch).batch.state is State.COMPLETE
+    assert others.batches.verify(batch).counted_acked == 2 * GROUP
 
 
 def wait_for_a_lock_wait(service: Service) -> None:
@@ -90,13 +90,13 @@ def wait_for_a_lock_wait(service: Service) -> None:
 @pytest.mark.mariadb
 def test_no_child_is_opened_of_an_item_that_was_acked_while_its_open_waited(others: Service) -> None:
     """The item's group has no row when the open begins, and its parent is locked: the item is acked meanwhile."""
-    parent = others.open(Opening(group_size=GROUP, items=2)).batch.id
+    parent = others.batches.open(Opening(group_size=GROUP, items=2)).batch.id
     opener = Service(Database(others.database.url.render_as_string(hide_password=False)), combiner=Inline)
     the_parent = sa.select(tables.batches.c.id).where(tables.batches.c.id == parent)
     item = f"{parent}:0:0"
     with others.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
         holder.execute(the_parent.with_for_update())
-        opening = pool.submit(lambda: opener.open(Opening(parent=ItemId.parse(item))))
+        opening = pool.submit(lambda: opener.batches.open(Opening(parent=ItemId.parse(item))))
         wait_for_a_lock_wait(others)
         holder.execute(
             sa.insert(tables.item_groups).values(batch_id=parent, group_no=0, resolved_count=1, failed_count=0)
@@ -138,7 +138,7 @@ def test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alo
     service: Service, values: dict[str, object], how: str
 ) -> None:
     """Nothing is recounted in silence, and nothing is written over it."""
-    batch = service.open(Opening(group_size=GROUP, items=9)).batch.id
+    batch = service.batches.open(Opening(group_size=GROUP, items=9)).batch.id
     ack(service, (batch, 0, 0), (batch, 0, 2))
     break_row(service, batch, **values)
     cold = Service(service.database, combiner=Inline)
@@ -146,10 +146,10 @@ def test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alo
 
     def send() -> Answer:
         if how == "a mask":
-            return cold.ack(Call.of(Verb.ACK, masks=[(batch, 0, b"\xff")])).result(60)
+            return cold.acks.ack(Call.of(Verb.ACK, masks=[(batch, 0, b"\xff")])).result(60)
         return ack(cold, (batch, 0, 0 if how == "a repeat" else 4))
 
     with pytest.raises(errors.InconsistentBatch, match="group 0"):
         send()
     assert whole_row(service, batch) == before
-    assert not service.verify(batch).ok
+    assert not service.batches.verify(batch).ok

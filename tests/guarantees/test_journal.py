@@ -29,7 +29,7 @@ CALL = 80
 
 
 def ack(service: Service, batch: int, numbers: Any, verb: Verb = Verb.ACK, size: int = SIZE) -> Answer:
-    return service.ack(Call.of(verb, [(batch, *divmod(number, size)) for number in numbers])).result(60)
+    return service.acks.ack(Call.of(verb, [(batch, *divmod(number, size)) for number in numbers])).result(60)
 
 
 def entries(database: Database) -> int:
@@ -47,7 +47,7 @@ def rows(database: Database) -> int:
 
 def scattered(service: Service, calls: int, *, sealed: bool = True, seed: int = 1) -> tuple[int, set[int]]:
     """A batch with so many calls of items at random: its id, and what was acked."""
-    batch = service.open(Opening(group_size=SIZE, items=ITEMS, sealed=sealed)).batch.id
+    batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS, sealed=sealed)).batch.id
     numbers = random.Random(seed).sample(range(ITEMS), calls * CALL)
     for start in range(0, len(numbers), CALL):
         answer = ack(service, batch, numbers[start : start + CALL])
@@ -59,7 +59,7 @@ def pending(service: Service, batch: int) -> set[int]:
     found: set[int] = set()
     start: int | None = 0
     while start is not None:
-        page = service.ranges(batch, "pending", start, 100)[1]
+        page = service.batches.ranges(batch, "pending", start, 100)[1]
         for each in page.ranges:
             found.update(range(each.start, each.end))
         start = page.next
@@ -75,18 +75,18 @@ def test_acks_in_no_order_go_to_the_journal_and_everything_that_is_read_knows_th
     missing = set(range(ITEMS)) - acked
     for each in (service, stranger):
         assert pending(each, batch) == missing
-        assert each.watermark(batch)[1] == min(missing)
-        verified = each.verify(batch)
+        assert each.batches.watermark(batch)[1] == min(missing)
+        verified = each.batches.verify(batch)
         assert verified.ok, verified.faults
-        assert (verified.counted_acked, each.get(batch).acked) == (len(acked), len(acked))
+        assert (verified.counted_acked, each.batches.get(batch).acked) == (len(acked), len(acked))
     for group in (0, 7, GROUPS - 1):
-        found = service.bits(batch, group)
+        found = service.batches.bits(batch, group)
         mine = {number % SIZE for number in acked if number // SIZE == group}
         assert {
             index for index in range(8 * len(found.resolved)) if found.resolved[index // 8] >> index % 8 & 1
         } == mine
         assert found.tile.resolved == len(mine)
-    tiles = service.picture(batch, 0, 100, 3)[1].tiles
+    tiles = service.batches.picture(batch, 0, 100, 3)[1].tiles
     assert sum(tile.resolved for tile in tiles) == len(acked)
     for tile in tiles:
         first, end = tile.group * SIZE, (tile.group + tile.groups) * SIZE
@@ -115,17 +115,17 @@ def test_a_group_that_the_journal_alone_knows_is_not_untouched(
     """Why is it not done? The first group of which nothing is resolved is said to be the first of which that is so."""
     monkeypatch.setattr(Held, "journaled", lambda self, batch: True)
     service = Service(database, combiner=Inline)
-    batch = service.open(Opening(group_size=64, items=640, sealed=True)).batch.id
+    batch = service.batches.open(Opening(group_size=64, items=640, sealed=True)).batch.id
     assert ack(service, batch, (0, 64, 128, 5 * 64), size=64).applied == 4
     assert (entries(database), rows(database)) == (1, 0)
-    found = database.snapshot(lambda tx: explain.explain(tx, batch))
+    found = database.snapshot(explain.explain, batch)
     (untouched,) = (reason for reason in found.reasons if reason.code == "oldest_untouched_group")
     assert untouched.facts["group"] == 3
 
 
 def named(database: Database, batch: int) -> dict[int, Any]:
     """What of the batch is in the journal alone."""
-    return dict(database.read(lambda tx: journal.recent(tx, batch, SIZE)))
+    return dict(database.read(journal.recent, batch, SIZE))
 
 
 def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
@@ -155,7 +155,7 @@ def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
     with database.engine.connect() as tx:
         blobs = tx.scalar(sa.select(sa.func.count()).where(known.batch_id == batch, known.resolved.is_not(None)))
     assert blobs == 0
-    assert service.verify(batch).ok
+    assert service.batches.verify(batch).ok
 
 
 @pytest.mark.parametrize("failures", [0, 3])
@@ -175,25 +175,25 @@ def test_a_seal_that_completes_folds_the_journal(database: Database, failures: i
     for number in kept:  # these come in no order, last of all
         masks[number // SIZE][number % SIZE // 8] &= ~(1 << number % 8)
     for group, mask in masks.items():
-        service.ack(Call.of(Verb.ACK, [], [(batch, group, bytes(mask))])).result(60)
+        service.acks.ack(Call.of(Verb.ACK, [], [(batch, group, bytes(mask))])).result(60)
     assert ack(other, batch, kept).applied == len(kept)
     assert entries(database) > 0
     assert named(database, batch)
-    before = service.get(batch).journal_next
-    sealed = service.seal(batch)
+    before = service.batches.get(batch).journal_next
+    sealed = service.batches.seal(batch)
     assert (sealed.newly, sealed.newly_succeeded) == (True, not failures)
     assert (entries(database), named(database, batch)) == (0, {})
-    assert service.get(batch).journal_next > before
+    assert service.batches.get(batch).journal_next > before
     known = tables.item_groups.c
     with database.engine.connect() as tx:
         assert tx.scalar(sa.select(sa.func.sum(known.resolved_count)).where(known.batch_id == batch)) == ITEMS
         assert tx.scalar(sa.select(sa.func.count()).where(known.batch_id == batch, known.resolved.is_not(None))) == 0
     for each in (service, other):
         assert ack(each, batch, [*kept, *lost[:1]]).applied == (1 if lost[:1] and each is service else 0)
-        assert each.verify(batch).ok
+        assert each.batches.verify(batch).ok
         assert pending(each, batch) == set()
     recount(database)
-    service.delete(batch)
+    service.batches.delete(batch)
     assert (entries(database), rows(database)) == (0, 0)
 
 
@@ -203,7 +203,7 @@ def test_groups_are_folded_some_at_a_time_in_their_order(database: Database, mon
     monkeypatch.setattr(journal, "MOST", 5 * CALL)
     monkeypatch.setattr(journal, "PORTION", 8)
     service = Service(database, combiner=Inline)
-    batch = service.open(Opening(group_size=SIZE, items=ITEMS, sealed=True)).batch.id
+    batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS, sealed=True)).batch.id
     numbers = random.Random(3).sample(range(ITEMS), 60 * CALL)
     written: list[list[int]] = []
     write = journal.write
@@ -278,14 +278,14 @@ def test_what_an_entry_cannot_hold_is_written_beside_it(database: Database) -> N
     assert ack(service, batch, some, Verb.FAIL).repeated == len(some)
     lost = sorted(set(range(ITEMS)) - acked)[::801]
     assert ack(service, batch, [*lost, *some], Verb.FAIL).applied == len(lost)
-    assert service.get(batch).failed == len(lost)
+    assert service.batches.get(batch).failed == len(lost)
     assert ack(service, batch, [*lost[:9], *some]).applied == 9
     mask = bytes([255]) * (SIZE // 8)
     before = len({number for number in acked | set(lost[:9]) if number // SIZE == 3})
-    answer = service.ack(Call.of(Verb.ACK, [], [(batch, 3, mask)])).result(60)
+    answer = service.acks.ack(Call.of(Verb.ACK, [], [(batch, 3, mask)])).result(60)
     assert (answer.applied, answer.repeated) == (SIZE - before, before)
     for each in (service, Service(database, combiner=Inline)):
-        found = each.verify(batch)
+        found = each.batches.verify(batch)
         assert found.ok, found.faults
     recount(database)
 
@@ -295,11 +295,11 @@ def test_a_journaled_batch_may_grow_as_large_as_any(database: Database) -> None:
     service = Service(database, combiner=Inline)
     batch, acked = scattered(service, 3, sealed=False)
     assert entries(database) == 2
-    service.extend(batch, 10**12 - ITEMS)
+    service.batches.extend(batch, 10**12 - ITEMS)
     numbers = [10**12 - 1 - 1_000_000_007 * place for place in range(CALL)]
     assert ack(service, batch, numbers).applied == CALL
     assert ack(Service(database, combiner=Inline), batch, [*numbers, *sorted(acked)[:50]]).repeated == CALL + 50
-    assert service.watermark(batch)[1] == min(set(range(ITEMS)) - acked)
+    assert service.batches.watermark(batch)[1] == min(set(range(ITEMS)) - acked)
     recount(database)
 
 
@@ -307,25 +307,25 @@ def test_a_batch_that_is_removed_takes_its_journal_along(database: Database) -> 
     """Nothing of it is left, and its acks are of an unknown batch."""
     service = Service(database, combiner=Inline)
     batch, acked = scattered(service, 4)
-    service.delete(batch)
+    service.batches.delete(batch)
     assert (entries(database), rows(database)) == (0, 0)
     answer = ack(service, batch, sorted(acked)[:3])
     assert [each.reason for each in answer.rejected] == ["unknown_batch"] * 3
     with pytest.raises(errors.BatchNotFound):
-        service.verify(batch)
+        service.batches.verify(batch)
 
 
 def test_few_batches_and_groups_are_held_and_what_is_not_is_read(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for ten groups, nearly everything is read anew for each call."""
-    monkeypatch.setattr("core.service.Held", lambda: Held(10))
+    monkeypatch.setattr("core.service.acks.Held", lambda: Held(10))
     service = Service(database, combiner=Inline)
     one, acked = scattered(service, 5)
     other, acked_too = scattered(service, 5, seed=2)
     for batch, known in ((one, acked), (other, acked_too)):
         assert ack(service, batch, known).repeated == len(known)
-        assert service.verify(batch).ok
+        assert service.batches.verify(batch).ok
 
 
 @pytest.mark.mariadb
@@ -338,7 +338,7 @@ def test_a_reader_never_misses_an_item_whose_ack_was_answered(
     size, items = 64, 64 * 60
     service = Service(mariadb_database, combiner=Inline)
     for _ in range(3):  # of which one is journaled
-        batch = service.open(Opening(group_size=size, items=items, sealed=True)).batch.id
+        batch = service.batches.open(Opening(group_size=size, items=items, sealed=True)).batch.id
         if batch % 3 == 0:
             break
     order = random.Random(5).sample(range(items), items)
@@ -375,5 +375,5 @@ def test_a_reader_never_misses_an_item_whose_ack_was_answered(
         raise trouble[0]
     assert told == [batch]
     assert pages > 10
-    assert service.verify(batch).ok
+    assert service.batches.verify(batch).ok
     recount(mariadb_database)

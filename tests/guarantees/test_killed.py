@@ -92,11 +92,11 @@ def _kill_now_and_then(complete: Callable[[str], int], kill: Callable[[], None])
 
 def _assert_each_completed_once(service: Service, completed: list[int]) -> None:
     for batch in completed:
-        assert service.get(batch).succeeded
+        assert service.batches.get(batch).succeeded
         assert events_of(service, batch) == ["opened", "sealed", "completed", "succeeded"]
-        assert service.verify(batch).ok
+        assert service.batches.verify(batch).ok
     after = 0
-    while page := service.events(after, 1000).events:
+    while page := service.feed.read(after, 1000).events:
         assert [event.position for event in page] == list(range(after + 1, after + 1 + len(page)))
         after = page[-1].position
 
@@ -111,7 +111,7 @@ def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each
 
         def complete(name: str) -> int:
             opening = Opening(items=2, sealed=True)
-            batch = _until_answered(lambda: service.open(opening, name)).batch.id
+            batch = _until_answered(lambda: service.batches.open(opening, name)).batch.id
             for index in range(2):
                 _until_answered(lambda index=index: ack(service, (batch, 0, index), key=f"{name}-{index}"))  # type: ignore[misc]
             return batch
@@ -207,7 +207,7 @@ def test_a_database_that_is_killed_at_any_statement_of_a_completion_completes_it
         strike = Strike(mortal_mariadb, monkeypatch)
         struck: list[str] = []
         while not struck or struck[-1]:
-            batch = service.open(Opening(items=2, sealed=True)).batch.id
+            batch = service.batches.open(Opening(items=2, sealed=True)).batch.id
             ack(service, (batch, 0, 0))
             last = functools.partial(ack, service, (batch, 0, 1), key="last")
             answer, where = strike.at(len(struck), last)

@@ -259,7 +259,7 @@ class Machine(RuleBasedStateMachine):
         named = [self.model.batches.get(batch) for request in requests for batch in self.batches_of(request)]
         if any(batch is not None and batch.parent is not None for batch in named):
             return  # which of them come before a parent is told is not known
-        futures = [self.service.ack(call(request)) for request in requests]
+        futures = [self.service.acks.ack(call(request)) for request in requests]
         for request, future in zip(requests, futures, strict=True):
             answer, expected = future.result(120), self.model.perform(request)
             rejected = [[each.reason, list(each.item or ()), each.count] for each in answer.rejected]
@@ -294,7 +294,7 @@ class Machine(RuleBasedStateMachine):
     @rule(state=st.sampled_from([None, State.OPEN, State.SEALED, State.COMPLETE, State.EXPIRED, State.CANCELLED]))
     def list(self, state: State | None) -> None:
         for key in (None, "catalog", "catalog "):
-            page = self.service.page(state=state, key=key)
+            page = self.service.batches.page(state=state, key=key)
             expected = [
                 each.id
                 for each in self.model.batches.values()

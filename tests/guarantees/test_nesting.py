@@ -47,7 +47,9 @@ class Tree:
         last = level == DEPTH - 1
         parts = [leaves] if last else _split(dice, leaves)
         items = leaves if last else len(parts)
-        batch = service.open(batches.Opening(group_size=GROUP, items=items, sealed=True, parent=parent)).batch.id
+        batch = service.batches.open(
+            batches.Opening(group_size=GROUP, items=items, sealed=True, parent=parent)
+        ).batch.id
         self.levels[level].append(batch)
         if last:
             self.leaves += [(batch, *divmod(number, GROUP)) for number in range(items)]
@@ -83,7 +85,7 @@ def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(dat
             if start % 50 == 0:
                 request = {"verb": "ack", "items": [list(item) for item in some]}
                 deaths += dying.run(url, request, dice.randrange(60), combined=True) is not None
-            futures = [service.ack(Call.of(Verb.ACK, [item])) for item in some]
+            futures = [service.acks.ack(Call.of(Verb.ACK, [item])) for item in some]
             for future in futures:
                 future.result(120)
     assert deaths > LEAVES / 50 / 4
@@ -91,9 +93,9 @@ def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(dat
     parents.sweep(database)
     position = {event.id: event.position for event in _all_events(service)}
     for batch in every:
-        found = service.get(batch)
+        found = service.batches.get(batch)
         assert (found.state, found.succeeded, found.pending) == (State.COMPLETE, True, 0)
-        assert service.verify(batch).ok
+        assert service.batches.verify(batch).ok
         assert events_of(service, batch) == ["opened", "sealed", "completed", "succeeded"]
         for child in tree.children.get(batch, ()):
             assert position[f"batch:{child}:completed"] < position[f"batch:{batch}:completed"]
@@ -102,19 +104,19 @@ def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(dat
 
 def _all_events(service: Service) -> list[Any]:
     events: list[Any] = []
-    while len((page := service.events(len(events), 1000)).events) > 0:
+    while len((page := service.feed.read(len(events), 1000)).events) > 0:
         events += page.events
     return events
 
 
 @pytest.fixture
 def parent(service: Service) -> int:
-    return service.open(batches.Opening(group_size=GROUP, items=GROUP + 2)).batch.id
+    return service.batches.open(batches.Opening(group_size=GROUP, items=GROUP + 2)).batch.id
 
 
 def _child(service: Service, item: ItemId, **opening: Any) -> int:
     opening = {"group_size": GROUP, "items": 2, "sealed": True, "parent": item, **opening}
-    return service.open(batches.Opening(**opening)).batch.id
+    return service.batches.open(batches.Opening(**opening)).batch.id
 
 
 def succeeds(service: Service, child: int) -> None:
@@ -132,11 +134,11 @@ def is_redriven(service: Service, child: int) -> None:
 
 
 def is_cancelled(service: Service, child: int) -> None:
-    service.cancel(child)
+    service.batches.cancel(child)
 
 
 def is_deleted(service: Service, child: int) -> None:
-    service.delete(child)
+    service.batches.delete(child)
 
 
 def expires(service: Service, child: int) -> None:
@@ -168,11 +170,11 @@ def test_a_childs_end_is_told_to_its_parent(
     item = ItemId(parent, 1, 1)
     child = _child(service, item)
     if ends is not is_deleted:
-        assert service.get(child).parent == str(item)
+        assert service.batches.get(child).parent == str(item)
     ends(service, child)
-    found = service.get(parent)
+    found = service.batches.get(parent)
     assert (found.acked, found.failed) == (acked, failed)
-    told = service.ranges(parent, "failed", 0, 10)[1].ranges
+    told = service.batches.ranges(parent, "failed", 0, 10)[1].ranges
     assert [each.reasons for each in told] == (
         [] if reason is None else [{GROUP + 1: f"batch {child}, which this item is, {reason}"}]
     )
@@ -201,10 +203,10 @@ def test_an_item_that_can_have_no_child_is_refused(
     ack(service, (parent, 0, 1))
     ack(service, (parent, 0, 2), verb=Verb.FAIL)
     _child(service, ItemId(parent, 0, 3))
-    before = service.feed_head()
+    before = service.feed.head()
     with pytest.raises(errors.InvalidRequest, match=rf"body\.parent: .*{message}"):
         _child(service, item(parent))
-    assert service.feed_head() == before
+    assert service.feed.head() == before
 
 
 @pytest.mark.parametrize("state", [State.COMPLETE, State.CANCELLED, State.EXPIRED])
@@ -220,12 +222,12 @@ def test_a_parent_that_has_ended_takes_no_child(service: Service, parent: int, s
 def test_a_replayed_open_is_answered_though_its_parent_has_ended(service: Service, parent: int) -> None:
     """The key is looked up before the parent is judged; another parent under the same key is another body."""
     opening = batches.Opening(items=1, parent=ItemId(parent, 0, 7))
-    opened = service.open(opening, "child-1")
-    service.cancel(parent)
-    again = service.open(opening, "child-1")
+    opened = service.batches.open(opening, "child-1")
+    service.batches.cancel(parent)
+    again = service.batches.open(opening, "child-1")
     assert (again.replayed, again.batch.id) == (True, opened.batch.id)
     with pytest.raises(errors.IdempotencyKeyReused):
-        service.open(batches.Opening(items=1, parent=ItemId(parent, 0, 8)), "child-1")
+        service.batches.open(batches.Opening(items=1, parent=ItemId(parent, 0, 8)), "child-1")
 
 
 def test_a_parent_with_live_children_is_not_idle(service: Service, parent: int) -> None:
@@ -234,7 +236,7 @@ def test_a_parent_with_live_children_is_not_idle(service: Service, parent: int) 
     _pass_time(service, parent)
     assert janitor.run_once(service.database, janitor.Policy(), dry_run=True).expired_open == []
     assert janitor.run_once(service.database, janitor.Policy()).expired_open == []
-    service.cancel(child)
+    service.batches.cancel(child)
     _pass_time(service, parent)
     assert janitor.run_once(service.database, janitor.Policy(), dry_run=True).expired_open == [parent]
     assert janitor.run_once(service.database, janitor.Policy()).expired_open == [parent]
@@ -243,12 +245,12 @@ def test_a_parent_with_live_children_is_not_idle(service: Service, parent: int) 
 def test_a_child_whose_parent_is_gone_or_has_ended_owes_nobody(service: Service, parent: int) -> None:
     """Its end is its own."""
     one, other = _child(service, ItemId(parent, 0, 0)), _child(service, ItemId(parent, 0, 1))
-    service.cancel(parent)
+    service.batches.cancel(parent)
     succeeds(service, one)
-    service.delete(parent)
+    service.batches.delete(parent)
     succeeds(service, other)
-    assert service.get(one).succeeded
-    assert service.get(other).succeeded
+    assert service.batches.get(one).succeeded
+    assert service.batches.get(other).succeeded
     assert nested_debts(service) == []
 
 
@@ -264,10 +266,10 @@ def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     (new,) = nested_debts(service)
     assert (old.verb, new.verb) == (Verb.FAIL, Verb.ACK)
     service.database.write(lambda tx: flush.flush(tx, parents.payment(old).chunks(), Held()))
-    service.database.write(lambda tx: nesting.strike_out(tx, [old]))
+    service.database.write(nesting.strike_out, [old])
     assert nested_debts(service) == [new]
     assert parents.sweep(service.database) == 1
-    found = service.get(parent)
+    found = service.batches.get(parent)
     assert (found.acked, found.failed) == (1, 0)
 
 
@@ -280,25 +282,25 @@ def test_a_child_is_not_removed_before_its_parent_was_told(
         nobody_pays(broken)
         succeeds(service, one)
         succeeds(service, other)
-        with pytest.raises(errors.Unavailable, match="its parent can't be told"):
-            service.delete(one)
-        assert not service.database.write(lambda tx: purge.condemn(tx, other))
-    service.delete(one)
-    assert service.get(parent).acked == 1
+        with pytest.raises(errors.Unavailable, match="its parent can't be updated"):
+            service.batches.delete(one)
+        assert not service.database.write(purge.condemn, other)
+    service.batches.delete(one)
+    assert service.batches.get(parent).acked == 1
     everything = janitor.Policy(keep=timedelta(0))
     assert janitor.run_once(service.database, everything).deleted == [other]
-    assert service.get(parent).acked == 2
+    assert service.batches.get(parent).acked == 2
 
 
 def test_a_stuck_parent_keeps_nobody_else_waiting(
     service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the counts of one parent are broken, the others are told; its own debt stays."""
-    broken = service.open(batches.Opening(group_size=GROUP, items=2)).batch.id
+    broken = service.batches.open(batches.Opening(group_size=GROUP, items=2)).batch.id
     children = [_child(service, ItemId(batch, 0, 0), items=1) for batch in (broken, parent)]
     with service.database.engine.begin() as tx:
         tx.execute(sa.update(tables.batches).where(tables.batches.c.id == broken).values(acked=2))
     answer: Answer = ack(service, *((child, 0, 0) for child in children))
     assert all(each.newly for each in answer.completed.values())
-    assert service.get(parent).acked == 1
+    assert service.batches.get(parent).acked == 1
     assert [due.child for due in nested_debts(service)] == children[:1]

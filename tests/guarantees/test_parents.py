@@ -22,7 +22,7 @@ GROUP = 64
 
 
 def child_of(service: Service, item: ItemId, *, items: int) -> int:
-    return service.open(batches.Opening(group_size=GROUP, items=items, sealed=True, parent=item)).batch.id
+    return service.batches.open(batches.Opening(group_size=GROUP, items=items, sealed=True, parent=item)).batch.id
 
 
 def debts(service: Service) -> list[nesting.Due]:
@@ -40,7 +40,7 @@ def combined(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def _parents(service: Service, count: int) -> tuple[list[int], list[int]]:
     """Parents of two items, one of which is acked, and for the other one a child of one item."""
-    parents = [service.open(batches.Opening(group_size=GROUP, items=2)).batch.id for _ in range(count)]
+    parents = [service.batches.open(batches.Opening(group_size=GROUP, items=2)).batch.id for _ in range(count)]
     for parent in parents:
         ack(service, (parent, 0, 1))
     return parents, [child_of(service, ItemId(parent, 0, 0), items=1) for parent in parents]
@@ -54,19 +54,21 @@ def test_a_locked_parent_keeps_nobody_waiting_but_the_call_that_ended_its_child(
     """Acks of other batches go on, those that end children of other parents too; once the parent is free its item is
     resolved, and then the call is answered."""
     (stuck, free), (child, other) = _parents(combined, 2)
-    plain = combined.open(batches.Opening(group_size=GROUP, items=40)).batch.id
+    plain = combined.batches.open(batches.Opening(group_size=GROUP, items=40)).batch.id
     with locked(combined.database, stuck, groups=groups):
-        waiting = combined.ack(Call.of(Verb.ACK, [(child, 0, 0)]))
+        waiting = combined.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)]))
         for index in range(20):
             assert ack(combined, (plain, 0, index)).applied == 1
-        merged = [combined.ack(Call.of(Verb.ACK, [item])) for item in ((other, 0, 0), (plain, 0, 20), (child, 0, 0))]
+        merged = [
+            combined.acks.ack(Call.of(Verb.ACK, [item])) for item in ((other, 0, 0), (plain, 0, 20), (child, 0, 0))
+        ]
         assert merged[0].result(60).completed[other].newly
-        assert combined.get(free).acked == 2
+        assert combined.batches.get(free).acked == 2
         assert [call.result(60).applied for call in merged[1:]] == [1, 0]
-        assert combined.get(child).complete
+        assert combined.batches.get(child).complete
         assert not waiting.done()
     assert waiting.result(60).completed[child].newly
-    assert combined.get(stuck).acked == 2
+    assert combined.batches.get(stuck).acked == 2
     assert debts(combined) == []
 
 
@@ -79,9 +81,9 @@ def test_a_call_whose_parent_stays_locked_is_answered_and_the_sweep_pays(
     monkeypatch.setattr("core.acks.parents.PATIENCE", 0.2)
     parents, children = _parents(combined, 8)
     with locked(combined.database, *parents[:3]), locked(combined.database, *parents[3:6], groups=True):
-        calls = [combined.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children[:5]]
+        calls = [combined.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children[:5]]
         assert all(call.result(60).completed[child].newly for call, child in zip(calls, children, strict=False))
-        combined.cancel(children[5])
+        combined.batches.cancel(children[5])
         with monkeypatch.context() as unpaid:
             nobody_pays(unpaid)
             for child in children[6:]:
@@ -91,28 +93,28 @@ def test_a_call_whose_parent_stays_locked_is_answered_and_the_sweep_pays(
         waits = lock_waits()
         assert sweep(combined.database, stuck=stuck) == 2
         assert lock_waits() == waits + 1
-        assert [combined.get(parent).pending for parent in parents] == [1] * 6 + [0] * 2
+        assert [combined.batches.get(parent).pending for parent in parents] == [1] * 6 + [0] * 2
         assert sorted(stuck.parents()) == parents[:6]
         assert sweep(combined.database, stuck=stuck) == 0
         assert lock_waits() == waits + 1
     assert sweep(combined.database, stuck=stuck) == 0
     assert sweep(combined.database) == 6
     assert debts(combined) == []
-    assert [combined.get(parent).pending for parent in parents] == [0] * 8
+    assert [combined.batches.get(parent).pending for parent in parents] == [0] * 8
 
 
 def test_a_chain_is_paid_while_others_ack(database: Database) -> None:
     """Its end reaches the root before the call is answered; an ack that came after it is answered before."""
     service = Service(database, combiner=Combiner)
-    plain = service.open(batches.Opening(group_size=GROUP, items=GROUP)).batch.id
-    chain = [service.open(batches.Opening(group_size=GROUP, items=1, sealed=True)).batch.id]
+    plain = service.batches.open(batches.Opening(group_size=GROUP, items=GROUP)).batch.id
+    chain = [service.batches.open(batches.Opening(group_size=GROUP, items=1, sealed=True)).batch.id]
     for _ in range(100):
         chain.append(child_of(service, ItemId(chain[-1], 0, 0), items=1))
-    waiting = service.ack(Call.of(Verb.ACK, [(chain[-1], 0, 0)]))
+    waiting = service.acks.ack(Call.of(Verb.ACK, [(chain[-1], 0, 0)]))
     assert ack(service, (plain, 0, 0)).applied == 1
     assert not waiting.done()
     assert waiting.result(60).completed[chain[-1]].newly
-    assert all(service.get(batch).succeeded for batch in chain)
+    assert all(service.batches.get(batch).succeeded for batch in chain)
     assert debts(service) == []
     service.stop()
 
@@ -121,8 +123,8 @@ def test_a_stop_answers_calls_whose_parents_are_still_to_be_paid(database: Datab
     """All of them, once they are paid."""
     service = Service(database, combiner=Combiner)
     parents, children = _parents(service, 5)
-    calls = [service.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children]
+    calls = [service.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children]
     service.stop()
     assert all(call.result(0).completed[child].newly for call, child in zip(calls, children, strict=True))
     with Database(database.url.render_as_string(hide_password=False)) as opened:
-        assert [opened.read(lambda tx, p=parent: batches.get(tx, p)).acked for parent in parents] == [2] * 5  # type: ignore[misc]
+        assert [opened.read(batches.get, parent).acked for parent in parents] == [2] * 5

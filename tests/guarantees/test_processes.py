@@ -166,7 +166,7 @@ def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(mariadb_
 
     handling = worker.compute("o1", event)
     sa.event.listen(replaying.database.engine, "before_cursor_execute", prune)
-    assert replaying.handle(handling).repeated
+    assert replaying.processes.handle(handling).repeated
     replaying.stop()
     assert not rows(service, tables.inbox)
 
@@ -190,7 +190,7 @@ def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(mariadb_data
 
     def write() -> None:
         try:
-            answers.append(zombie.handle(handling))
+            answers.append(zombie.processes.handle(handling))
         except errors.CoreError as error:
             answers.append(error)
 
@@ -228,7 +228,7 @@ def test_a_worker_is_not_succeeded_in_the_middle_of_its_transaction(mariadb_data
         return Worker(service, "w2")
 
     with ThreadPoolExecutor(2) as threads:
-        written = threads.submit(slow.handle, handling)
+        written = threads.submit(slow.processes.handle, handling)
         assert fenced.wait(60)
         taken = threads.submit(succeed)
         # It waits for a lock by now, or has not waited for any and is done.
@@ -271,9 +271,9 @@ def test_a_state_that_was_computed_from_an_old_one_is_refused(service: Service) 
     events = append(service, *(("o1", type) for type in NEEDED))
     worker.deliver(events[0])
     one, other = (worker.compute("o1", event) for event in events[1:])
-    service.handle(one)
+    service.processes.handle(one)
     with pytest.raises(errors.VersionConflict) as caught:
-        service.handle(other)
+        service.processes.handle(other)
     assert caught.value.version == 2
     assert worker.deliver(events[2]).commands
     assert commands(service) == [("o1", "ship")]
@@ -285,7 +285,7 @@ def test_a_late_event_does_not_restart_a_finished_instance(service: Service) -> 
     for event in append(service, *(("o1", type) for type in NEEDED)):
         worker.deliver(event)
     before = rows(service, tables.processes)
-    again = service.append([feed.New(f"again:{type}", type, "o1") for type in NEEDED])
+    again = service.feed.append([feed.New(f"again:{type}", type, "o1") for type in NEEDED])
     late = [event for event in everything(service) if event.position in {each.position for each in again}]
     for event in late:
         assert worker.deliver(event).status is Status.LATE
@@ -318,18 +318,18 @@ def test_a_poisoned_event_is_parked_while_others_go_on_and_then_retried(service:
     ]
     assert [(worker.deliver(events[0]).status, worker.deliver(events[0]).repeated)] == [(Status.PARKED, True)]
     assert commands(service) == []
-    [parked] = [each for each in service.get_instance(PROCESS, "o1").history if each.status is Status.PARKED]
+    [parked] = [each for each in service.processes.instance(PROCESS, "o1").history if each.status is Status.PARKED]
     assert (parked.event, parked.error) == ("o1:reserved", "ValueError('no such item')")
     for partition in range(PARTITIONS):
         worker.commit(partition, events[-1].position)
     definitions.prune(service.database, keep=0)
     assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == len(events)
 
-    assert service.retry_parked(PROCESS, "o1") == 1
-    assert service.retry_parked(PROCESS, "o1") == 0
+    assert service.processes.retry_parked(PROCESS, "o1") == 1
+    assert service.processes.retry_parked(PROCESS, "o1") == 0
     [again] = everything(service)
     assert worker.deliver(again).status is Status.PARKED, "it fails again"
-    assert service.retry_parked(PROCESS, "o1", "o1:reserved") == 1
+    assert service.processes.retry_parked(PROCESS, "o1", "o1:reserved") == 1
     worker.function = ship
     assert worker.deliver(again).commands, "the first retry's event comes again, and is as good as the second's"
     again = everything(service)[-2]
@@ -337,7 +337,7 @@ def test_a_poisoned_event_is_parked_while_others_go_on_and_then_retried(service:
     assert worker.deliver(again).repeated
     with service.database.engine.connect() as tx:
         assert inbox.parked(tx, PROCESS, ["o1", "o2"]) == {"o2": 1}
-    assert [command.instance for command in service.commands(0, 10).commands] == ["o1"]
+    assert [command.instance for command in service.processes.commands(0, 10).commands] == ["o1"]
 
 
 def handle_all(service: Service, worker: Worker) -> None:
@@ -390,7 +390,7 @@ def test_a_tombstone_stays_for_late_events_that_nobody_has_handled_yet(service: 
     append(service, *(("o1", type) for type in NEEDED))
     handle_all(service, worker)
     clock.go(30 * DAY - 1)
-    service.append([feed.New("again", "charged", "o1")])
+    service.feed.append([feed.New("again", "charged", "o1")])
     late = everything(service)[-1]
     clock.go(300 * DAY)
     trim(service)
@@ -414,7 +414,7 @@ def test_an_instance_with_parked_events_is_not_forgotten(service: Service) -> No
     clock.go(31 * DAY)
     trim(service)
     assert retention.forget(service.database, KEEP) == 0
-    service.retry_parked(PROCESS, "o1")
+    service.processes.retry_parked(PROCESS, "o1")
     again = everything(service)[-1]
     assert worker.deliver(again).status is Status.LATE
     handle_all(service, worker)
@@ -426,15 +426,15 @@ def test_commands_are_pulled_for_as_long_as_the_feed_has_their_events(service: S
     worker = Worker(service, function=ship_again_and_again)
     append(service, *((f"o{number}", type) for number in range(2) for type in NEEDED))
     handle_all(service, worker)
-    [first, second] = service.commands(0, 10).commands
+    [first, second] = service.processes.commands(0, 10).commands
     trim(service)
     with pytest.raises(errors.PositionTrimmed) as caught:
-        service.commands(first.position, 10)
+        service.processes.commands(first.position, 10)
     append(service, *(("o2", type) for type in NEEDED))
     handle_all(service, worker)
     assert caught.value.trimmed == second.position
     for after in (0, second.position):
-        assert [each.instance for each in service.commands(after, 10).commands] == ["o2"]
+        assert [each.instance for each in service.processes.commands(after, 10).commands] == ["o2"]
 
 
 def test_a_time_out_fires_once_when_it_is_due_and_not_before(service: Service) -> None:
@@ -480,7 +480,7 @@ def test_a_timer_is_replaced_and_cancelled_by_its_name(service: Service) -> None
     assert timers.fire(service.database) == 0
     worker.function = ship_in_time
     worker.deliver(append(service, ("o2", "charged"))[0])
-    assert [each.timer for each in service.get_instance(PROCESS, "o2").timers] == ["payment"]
+    assert [each.timer for each in service.processes.instance(PROCESS, "o2").timers] == ["payment"]
     for event in append(service, ("o2", "reserved"), ("o2", "complete")):
         worker.deliver(event)
     assert not rows(service, tables.timers)
@@ -499,7 +499,7 @@ def test_of_the_time_out_and_the_completing_event_one_wins(mariadb_database: Dat
 
     def fire(other: Service) -> None:
         timers.fire(other.database)
-        page = other.events(fired[-1].position if fired else events[-1].position, 10, types=[f"timer.{PROCESS}"])
+        page = other.feed.read(fired[-1].position if fired else events[-1].position, 10, types=[f"timer.{PROCESS}"])
         fired.extend(page.events)
 
     def prepare(number: int) -> None:
@@ -527,7 +527,9 @@ def test_of_the_time_out_and_the_completing_event_one_wins(mariadb_database: Dat
     outcomes: Counter[str] = Counter()
 
     def check(number: int, timed_out: Status | None, completed: Status) -> None:
-        issued = [command.type for command in service.commands(0, 1000).commands if command.instance == f"o{number}"]
+        issued = [
+            command.type for command in service.processes.commands(0, 1000).commands if command.instance == f"o{number}"
+        ]
         assert len(issued) == 1
         assert completed is (Status.HANDLED if issued == ["ship"] else Status.LATE)
         assert timed_out in (None, Status.HANDLED if issued == ["cancel"] else Status.LATE)
@@ -576,18 +578,18 @@ def test_commands_have_positions_in_commit_order_whatever_the_writers_do(mariadb
     def check(number: int, *answers: Any) -> None:
         nonlocal after
         assert not [each for each in answers if isinstance(each, Exception)]
-        page = service.commands(after, 1000)
+        page = service.processes.commands(after, 1000)
         seen.extend(command.instance for command in page.commands)
         after = page.next
 
     def follow(other: Service, number: int) -> None:
         nonlocal after
-        page = other.commands(after, 1000)
+        page = other.processes.commands(after, 1000)
         seen.extend(command.instance for command in page.commands)
         after = page.next
 
     def issue(place: int) -> Any:
-        return lambda other, number: other.handle(handlings[3 * number + place])
+        return lambda other, number: other.processes.handle(handlings[3 * number + place])
 
     race(mariadb_database, ROUNDS, issue(0), issue(1), issue(2), follow, check=check)
     assert Counter(seen) == Counter({f"o{number}": 1 for number in range(3 * ROUNDS)})
@@ -600,12 +602,12 @@ def test_a_process_that_is_deleted_and_defined_again_begins_anew_and_issues_noth
     for event in events:
         worker.deliver(event)
     with pytest.raises(errors.ConsumerGroupInUse):
-        service.delete_process(PROCESS)
+        service.processes.delete(PROCESS)
     worker.leave()
-    service.delete_process(PROCESS)
+    service.processes.delete(PROCESS)
     assert not any(rows(service, table) for table in (tables.processes, tables.inbox, tables.timers))
     with pytest.raises(errors.ProcessNotFound):
-        service.handle(Handling(PROCESS, "o1", "x", 1, "w1", 1, 0))
+        service.processes.handle(Handling(PROCESS, "o1", "x", 1, "w1", 1, 0))
     worker = Worker(service)
     handled = [worker.deliver(event) for event in events]
     assert [each.repeated for each in handled] == [False] * 3
@@ -625,9 +627,9 @@ def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, mo
     events = append(service, *((name, type) for name in names for type in NEEDED))
     handle_all(service, worker)
     worker.leave()
-    service.delete_process(PROCESS)
+    service.processes.delete(PROCESS)
     assert retention.forget_orphans(service.database) == 0
-    assert [each.instance for each in service.commands(0, 10).commands] == names
+    assert [each.instance for each in service.processes.commands(0, 10).commands] == names
 
     worker = Worker(service)
     handled = [worker.deliver(event) for event in events if event.key == "o3"]
@@ -642,7 +644,7 @@ def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, mo
     assert retention.forget_orphans(service.database) == 4
     assert issued() == ["o3"]
     worker.leave()
-    service.delete_process(PROCESS)
+    service.processes.delete(PROCESS)
     assert retention.forget_orphans(service.database) == 1
     assert issued() == []
 
@@ -656,7 +658,7 @@ def test_the_feed_keeps_what_a_process_has_still_to_read(service: Service) -> No
         worker.commit(partition, events[3 if partition == 1 else 8].position)
     assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == 4
     worker.leave()
-    service.delete_process(PROCESS)
+    service.processes.delete(PROCESS)
     assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == 6
 
 
@@ -669,4 +671,4 @@ def test_names_that_differ_in_case_or_blanks_are_different_instances(service: Se
     [event] = append(service, ("any", "charged"))
     for name in names[4:]:
         assert worker.deliver(event, name).instance is not None
-    assert sorted(each.instance for each in service.list_instances(PROCESS, None, None, 10)[0]) == sorted(names)
+    assert sorted(each.instance for each in service.processes.page(PROCESS, None, None, 10)[0]) == sorted(names)

@@ -34,7 +34,7 @@ def referee(mariadb_database: Database) -> Service:
 
 def verify_some(referee: Service, ids: list[int]) -> None:
     for batch in random.Random(1).sample(ids, 50):
-        found = referee.verify(batch)
+        found = referee.batches.verify(batch)
         assert found.ok, found.faults
 
 
@@ -124,7 +124,7 @@ def test_of_the_last_ack_and_the_seal_exactly_one_completes_the_batch(referee: S
         assert [newly(acked, ids[number]), sealed.newly].count(True) == 1
         assert sealed.newly == sealed.batch.complete
 
-    race(referee.database, ROUNDS, last, lambda service, number: service.seal(ids[number]), check=check)
+    race(referee.database, ROUNDS, last, lambda service, number: service.batches.seal(ids[number]), check=check)
     rows = recount(referee.database)
     assert {rows[batch].state for batch in ids} == {State.COMPLETE}
     verify_some(referee, ids)
@@ -146,7 +146,7 @@ def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Servi
             assert sealed.batch.state is State.SEALED
             assert not sealed.newly
             if won["extend"] % 5 == 0:
-                again = referee.extend(batch, 3, "once")
+                again = referee.batches.extend(batch, 3, "once")
                 assert (again.start, again.count, again.replayed) == (10, 3, True)
                 assert not newly(ack(referee, *((batch, 0, index) for index in range(9, 12))), batch)
                 assert newly(ack(referee, (batch, 0, 12)), batch)
@@ -158,15 +158,15 @@ def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Servi
             assert sealed.newly == (number % 2 == 0)
             if won["seal"] % 5 == 0:
                 with pytest.raises(errors.BatchEnded):
-                    referee.extend(batch, 3, "once")
+                    referee.batches.extend(batch, 3, "once")
                 assert newly(ack(referee, (batch, 0, 9)), batch) == (number % 2 == 1)
                 followed.add(batch)
 
     race(
         referee.database,
         ROUNDS,
-        lambda service, number: service.extend(ids[number], 3, "once"),
-        lambda service, number: service.seal(ids[number]),
+        lambda service, number: service.batches.extend(ids[number], 3, "once"),
+        lambda service, number: service.batches.seal(ids[number]),
         check=check,
     )
     rows = recount(referee.database)
@@ -253,7 +253,7 @@ def test_an_ack_comes_before_the_cancel_or_is_rejected(referee: Service) -> None
         referee.database,
         ROUNDS,
         lambda service, number: ack(service, (ids[number], 0, 1)),
-        lambda service, number: service.cancel(ids[number]),
+        lambda service, number: service.batches.cancel(ids[number]),
         check=check,
     )
     rows = recount(referee.database)
@@ -281,10 +281,10 @@ def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_n
 
     def remove(service: Service, number: int) -> None:
         batch = ids[number]
-        service.database.write(lambda tx: purge.condemn(tx, batch))
+        service.database.write(purge.condemn, batch)
         condemned.add(batch)
         for _ in range(chunks[number]):
-            if service.database.write(lambda tx: purge.remove_chunk(tx, batch)):
+            if service.database.write(purge.remove_chunk, batch):
                 break
 
     def redeliver(service: Service, number: int) -> list[tuple[bool, Answer]]:
@@ -310,7 +310,7 @@ def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_n
     race(referee.database, ROUNDS, redeliver, remove, check=check)
     for batch in ids[:100]:
         with pytest.raises(errors.BatchNotFound):
-            referee.get(batch)
+            referee.batches.get(batch)
     janitor.run_once(referee.database, janitor.Policy())
     with referee.database.engine.connect() as tx:
         for table in (tables.batches, tables.item_groups, tables.ack_journal, tables.extends, tables.failures):
@@ -323,7 +323,7 @@ def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) 
     ids = prepare(referee.database, ROUNDS, lambda number: (5, {}), state=State.OPEN)
 
     def extend(service: Service, number: int) -> batches.Extended:
-        return service.extend(ids[number], 60 + number % 10, "chunk-1")
+        return service.batches.extend(ids[number], 60 + number % 10, "chunk-1")
 
     def check(number: int, one: Any, other: Any) -> None:
         count = 60 + number % 10
@@ -353,7 +353,7 @@ def test_two_opens_with_one_key_make_one_batch(referee: Service) -> None:
         assert [one.replayed, other.replayed].count(True) == 1
 
     def move(service: Service, number: int) -> batches.Opened:
-        return service.open(opening(number), f"open-{number}")
+        return service.batches.open(opening(number), f"open-{number}")
 
     race(referee.database, ROUNDS, move, move, check=check)
     rows = recount(referee.database)
@@ -409,7 +409,7 @@ def test_an_ack_is_rejected_by_name_while_the_rest_of_its_call_counts(referee: S
         referee.database,
         ROUNDS // 4,
         lambda service, number: ack(service, (ids[number], 0, 3), (ids[number], 1, 0)),
-        lambda service, number: service.extend(ids[number], 1),
+        lambda service, number: service.batches.extend(ids[number], 1),
         check=check,
     )
     recount(referee.database)
@@ -430,7 +430,7 @@ def test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothi
         if "item_groups" in arguments[2] and "FOR UPDATE" in arguments[2]:
             locked += 1
             if locked == 1:
-                referee.database.write(lambda tx: purge.condemn(tx, ids[0]))
+                referee.database.write(purge.condemn, ids[0])
 
     with Database(referee.database.url.render_as_string(hide_password=False)) as database:
         sa.event.listen(database.engine, "after_cursor_execute", delete_once_the_group_is_locked)

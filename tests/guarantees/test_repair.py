@@ -31,10 +31,10 @@ _groups = tables.item_groups.c
 
 def opened(service: Service, resolved: Iterable[int], *, sealed: bool = False, items: int = ITEMS) -> int:
     """A batch, some items of which are acked."""
-    batch = service.open(Opening(group_size=GROUP, items=items)).batch.id
+    batch = service.batches.open(Opening(group_size=GROUP, items=items)).batch.id
     ack_numbers(service, batch, resolved)
     if sealed:
-        service.seal(batch)
+        service.batches.seal(batch)
     return batch
 
 
@@ -70,13 +70,13 @@ def everything_stored(service: Service) -> list[Any]:
 
 
 def pending(service: Service, batch: int) -> set[int]:
-    page = service.ranges(batch, "pending", 0, 1000)[1]
+    page = service.batches.ranges(batch, "pending", 0, 1000)[1]
     return {number for each in page.ranges for number in range(each.start, each.end)}
 
 
 def event_ids(service: Service, batch: int) -> list[str]:
     """Of the batch's events, in the order of the feed, without what begins them all."""
-    return [event.id.removeprefix(f"batch:{batch}:") for event in service.events(0, 1000, batch=batch).events]
+    return [event.id.removeprefix(f"batch:{batch}:") for event in service.feed.read(0, 1000, batch=batch).events]
 
 
 def another(service: Service) -> Service:
@@ -112,28 +112,28 @@ def test_what_is_damaged_is_detected_and_repaired_from_the_bits(service: Service
     batch = opened(service, ACKED, sealed=state is State.SEALED)
     bystander = opened(service, ACKED)
     damage_group(service, batch, group, **values)
-    found = service.verify(batch)
+    found = service.batches.verify(batch)
     assert any(fault in each for each in found.faults), found.faults
     before = everything_stored(service)
-    planned = service.repair(batch, dry_run=True)
+    planned = service.batches.repair(batch, dry_run=True)
     assert everything_stored(service) == before
-    done = service.repair(batch)
+    done = service.batches.repair(batch)
     assert done.faults == planned.faults == found.faults
     for each in ("acked", "failed", "state", "full_prefix"):
         assert getattr(done.after, each) == getattr(planned.after, each)
-    verified = service.verify(batch)
+    verified = service.batches.verify(batch)
     assert verified.ok, verified.faults
     recount(service.database)
     first, end = group * GROUP, (group + 1) * GROUP
     failed = {first + 1} if "failed" in values else set()
     assert set(range(first, min(end, ITEMS))) - pending(service, batch) == left | failed
-    assert service.get(batch).state is state
-    assert not service.repair(batch).faults
-    assert service.verify(bystander).ok
-    service.seal(batch)
+    assert service.batches.get(batch).state is state
+    assert not service.batches.repair(batch).faults
+    assert service.batches.verify(bystander).ok
+    service.batches.seal(batch)
     ack_numbers(service, batch, range(ITEMS))
-    assert service.get(batch).succeeded
-    assert service.verify(batch).ok
+    assert service.batches.get(batch).succeeded
+    assert service.batches.verify(batch).ok
     recount(service.database)
 
 
@@ -142,7 +142,7 @@ def test_a_batch_that_is_fine_is_left_as_it_is(service: Service) -> None:
     batch = opened(service, [1, 2, 70])
     ack_numbers(service, batch, [3, 71], Verb.FAIL, "broken")
     before = everything_stored(service)
-    assert not service.repair(batch).faults
+    assert not service.batches.repair(batch).faults
     assert everything_stored(service) == before
 
 
@@ -176,7 +176,7 @@ def test_a_process_that_remembers_what_was_lost_does_not_bring_it_back(
             )
     else:
         lose(service, batch)
-    done = others.repair(batch)
+    done = others.batches.repair(batch)
     assert (done.before.acked, done.after.acked) == (10, 7)
     assert ack_numbers(others, batch, [30, 31, 32]) == 3
     answer = ack(remembers, *((batch, 0, number) for number in (20, 21, 30, 5)))
@@ -190,7 +190,7 @@ def test_what_the_journal_names_is_kept(service: Service, monkeypatch: pytest.Mo
     journaled.everything(monkeypatch, numbers=1000)
     batch = opened(service, [1, 70, 130])
     damage_batch(service, batch, acked=5)
-    done = another(service).repair(batch)
+    done = another(service).batches.repair(batch)
     assert done.after.acked == 3
     assert ack_numbers(service, batch, [1, 2, 70]) == 1
     assert pending(service, batch) == set(range(ITEMS)) - {1, 2, 70, 130}
@@ -204,9 +204,9 @@ def test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_an
     """The one call that resolves the last item hears `newly`, and each event has an id of its own."""
     batch = opened(service, range(ITEMS), sealed=True)
     damage_group(service, batch, 2, resolved=b"\xff\xff", resolved_count=40)
-    assert "it is complete, and 24 items are pending" in service.verify(batch).faults
-    done = service.repair(batch)
-    after = service.get(batch)
+    assert "it is complete, and 24 items are pending" in service.batches.verify(batch).faults
+    done = service.batches.repair(batch)
+    after = service.batches.get(batch)
     assert (done.before.state, after.state, after.pending, after.ended_at) == (State.COMPLETE, State.SEALED, 24, None)
     assert (after.completed_by, after.succeeded_by) == (None, None)
     assert after.updated_at > done.before.updated_at
@@ -217,7 +217,7 @@ def test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_an
     assert event_ids(service, batch) == transitions
     # And once more.
     damage_group(service, batch, 0, resolved=b"\xff", resolved_count=64)
-    service.repair(batch)
+    service.batches.repair(batch)
     assert ack_numbers(service, batch, range(GROUP)) == 56
     assert event_ids(service, batch)[-3:] == ["repaired:2", "completed:2", "succeeded:2"]
     recount(service.database)
@@ -226,18 +226,18 @@ def test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_an
 def test_a_sealed_batch_of_which_nothing_is_pending_completes_and_a_retry_hears_so(service: Service) -> None:
     """As by a seal: the event comes, and the request that did it hears `newly` again."""
     batch = opened(service, range(ITEMS - 1))
-    service.seal(batch)
+    service.batches.seal(batch)
     with service.database.engine.begin() as tx:
         tx.execute(
             sa.update(tables.item_groups)
             .where(_groups.batch_id == batch, _groups.group_no == 2)
             .values(resolved=None, resolved_count=40)
         )
-    done = service.repair(batch, "a key")
+    done = service.batches.repair(batch, "a key")
     assert (done.newly, done.newly_succeeded, done.after.complete) == (True, True, True)
-    again = service.repair(batch, "a key")
+    again = service.batches.repair(batch, "a key")
     assert (again.newly, again.newly_succeeded, again.faults) == (True, True, [])
-    assert not service.repair(batch, "another key").newly
+    assert not service.batches.repair(batch, "another key").newly
     assert event_ids(service, batch) == ["opened", "sealed", "repaired:1", "completed:1", "succeeded:1"]
     recount(service.database)
 
@@ -245,12 +245,12 @@ def test_a_sealed_batch_of_which_nothing_is_pending_completes_and_a_retry_hears_
 def test_failed_items_that_are_none_make_the_batch_succeed_and_the_other_way_round(service: Service) -> None:
     batch = opened(service, range(ITEMS), sealed=True)
     damage_group(service, batch, 1, failed=bits([3]), failed_count=1)
-    done = service.repair(batch)
+    done = service.batches.repair(batch)
     assert (done.after.state, done.after.failed, done.after.succeeded_by) == (State.COMPLETE, 1, None)
     redriven = ack(service, (batch, 1, 3))
     assert redriven.completed[batch].newly_succeeded
     damage_batch(service, batch, failed=1, acked=ITEMS - 1)
-    done = service.repair(batch)
+    done = service.batches.repair(batch)
     assert (done.after.succeeded, done.newly, done.newly_succeeded) == (True, False, True)
     assert event_ids(service, batch)[4:] == ["repaired:1", "succeeded:1", "repaired:2", "succeeded:2"]
     recount(service.database)
@@ -269,13 +269,13 @@ def test_an_item_with_a_reason_is_failed_and_no_other_keeps_one(
     with service.database.engine.begin() as tx:
         beyond = {"batch_id": batch, "number": ITEMS, "reason": "never issued", "failed_at": tables.utc_now()}
         tx.execute(sa.insert(tables.failures).values(beyond))
-    assert any("have a reason" in fault for fault in service.verify(batch).faults)
-    service.repair(batch)
-    failed = service.ranges(batch, "failed", 0, 100)[1].ranges
+    assert any("have a reason" in fault for fault in service.batches.verify(batch).faults)
+    service.batches.repair(batch)
+    failed = service.batches.ranges(batch, "failed", 0, 100)[1].ranges
     assert [(each.start, each.end, each.reasons) for each in failed] == [(71, 73, {71: "gave up", 72: "gave up"})]
-    assert service.verify(batch).ok
+    assert service.batches.verify(batch).ok
     assert ack_numbers(service, batch, range(ITEMS)) == ITEMS - 11
-    assert service.get(batch).succeeded
+    assert service.batches.get(batch).succeeded
     recount(service.database)
 
 
@@ -284,28 +284,28 @@ def test_an_item_with_a_reason_is_failed_and_no_other_keeps_one(
 
 def test_children_that_have_ended_owe_what_their_parent_lost(service: Service) -> None:
     """No queue redelivers a child."""
-    parent = service.open(Opening(group_size=GROUP, items=5)).batch.id
+    parent = service.batches.open(Opening(group_size=GROUP, items=5)).batch.id
     children = [
-        service.open(Opening(group_size=GROUP, items=1, sealed=True, parent=ItemId(parent, 0, index))).batch.id
+        service.batches.open(Opening(group_size=GROUP, items=1, sealed=True, parent=ItemId(parent, 0, index))).batch.id
         for index in range(4)
     ]
     ack(service, *((child, 0, 0) for child in children[:2]))
-    service.cancel(children[2])
+    service.batches.cancel(children[2])
     ack(service, (parent, 0, 4))
-    assert (service.get(parent).acked, service.get(parent).failed) == (3, 1)
+    assert (service.batches.get(parent).acked, service.batches.get(parent).failed) == (3, 1)
     with service.database.engine.begin() as tx:
         tx.execute(sa.delete(tables.item_groups).where(_groups.batch_id == parent))
         tx.execute(sa.delete(tables.failures).where(tables.failures.c.batch_id == parent))
-    service.repair(parent)
-    after = service.get(parent)
+    service.batches.repair(parent)
+    after = service.batches.get(parent)
     assert (after.acked, after.failed, pending(service, parent)) == (2, 1, {3, 4})
     recount(service.database)
 
 
 def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(service: Service) -> None:
     """What it owed and had not paid is no longer due."""
-    parent = service.open(Opening(group_size=GROUP, items=2, sealed=True)).batch.id
-    child = service.open(Opening(group_size=GROUP, items=9, sealed=True, parent=ItemId(parent, 0, 1))).batch.id
+    parent = service.batches.open(Opening(group_size=GROUP, items=2, sealed=True)).batch.id
+    child = service.batches.open(Opening(group_size=GROUP, items=9, sealed=True, parent=ItemId(parent, 0, 1))).batch.id
     with service.database.engine.begin() as tx:
         tx.execute(
             sa.insert(tables.item_groups).values(
@@ -316,8 +316,8 @@ def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(s
     damage_batch(
         service, child, acked=9, state=State.COMPLETE, ended_at=now, parent_due=nesting.owed(State.COMPLETE, 0)
     )
-    service.repair(child)
-    assert service.get(child).parent_due is None
+    service.batches.repair(child)
+    assert service.batches.get(child).parent_due is None
     assert pending(service, parent) == {0, 1}
     ack(service, (child, 0, 8))
     assert pending(service, parent) == {0}
@@ -362,17 +362,17 @@ def test_nothing_slips_in_between_the_recount_and_the_write(
             if kind == "an ack":
                 under_way.append(pool.submit(ack_numbers, other, batch, [3, 71]))
             else:
-                under_way.append(pool.submit(other.extend, batch, GROUP))
+                under_way.append(pool.submit(other.batches.extend, batch, GROUP))
             assert waits_for_a_lock(service, under_way[0])
             assert ack_numbers(other, opened_beside, [2]) == 1, "other batches don't wait"
         return original(recount)
 
     monkeypatch.setattr(verify.Recount, "verification", paused)
-    service.repair(batch)
+    service.batches.repair(batch)
     under_way[0].result(60)
-    after = service.get(batch)
+    after = service.batches.get(batch)
     assert (after.acked, after.items) == ((5, ITEMS) if kind == "an ack" else (3, ITEMS + GROUP))
-    assert service.verify(batch).ok
+    assert service.batches.verify(batch).ok
     recount(mariadb_database)
     pool.shutdown()
     other.stop()
@@ -409,12 +409,12 @@ def test_consumers_go_on_while_their_batch_is_repaired_and_all_is_exact(mariadb_
         with ThreadPoolExecutor(3) as pool:
             consumers = [pool.submit(consume, place) for place in range(3)]
             start.wait(60)
-            repaired = operator.repair(batch)
+            repaired = operator.batches.repair(batch)
             newly = sum(consumer.result(120) for consumer in consumers)
         assert repaired.faults
         assert newly + repaired.newly == 1, f"round {round}"
-        assert operator.get(batch).succeeded
-        assert operator.verify(batch).ok
+        assert operator.batches.get(batch).succeeded
+        assert operator.batches.verify(batch).ok
     recount(mariadb_database)
     for each in services:
         each.stop()
@@ -427,23 +427,23 @@ def test_no_batch_is_repaired_while_an_earlier_release_may_work_on_it(service: S
     batch = opened(service, [1])
     damage_batch(service, batch, acked=7)
     before = everything_stored(service)
-    assert service.repair(batch, dry_run=True).faults
+    assert service.batches.repair(batch, dry_run=True).faults
     with pytest.raises(errors.UpgradeNotFinished, match="--finish"):
-        service.repair(batch)
+        service.batches.repair(batch)
     assert everything_stored(service) == before
 
 
 def test_a_batch_that_is_not_there_can_not_be_repaired(service: Service) -> None:
     for dry_run in (True, False):
         with pytest.raises(errors.BatchNotFound):
-            service.repair(4711, dry_run=dry_run)
+            service.batches.repair(4711, dry_run=dry_run)
 
 
 def test_the_watermark_goes_back_to_what_was_lost(service: Service) -> None:
     """The search for it begins at the hint of the full prefix."""
     batch = opened(service, range(2 * GROUP), sealed=True)
-    assert service.get(batch).full_prefix == 2
+    assert service.batches.get(batch).full_prefix == 2
     damage_group(service, batch, 0, resolved=bits(range(1, GROUP)), resolved_count=63)
-    service.repair(batch)
-    assert service.get(batch).full_prefix == 0
-    assert service.watermark(batch)[1] == 0
+    service.batches.repair(batch)
+    assert service.batches.get(batch).full_prefix == 0
+    assert service.batches.watermark(batch)[1] == 0

@@ -39,7 +39,7 @@ def dying() -> Iterator[Mortals]:
 def totals(service: Service, tally: str) -> dict[str, int]:
     found: dict[str, int] = {}
     after: str | None = None
-    while page := service.tally_page(tally, "", after, 1000):
+    while page := service.tallies.page(tally, "", after, 1000):
         found |= {each.key: each.value for each in page}
         after = page[-1].key
     return found
@@ -50,7 +50,7 @@ def truth(worlds: Iterable[World]) -> dict[str, int]:
 
 
 def apply(service: Service, tally: str, entries: Iterable[Mapping[str, Any]]) -> tallies.Applied:
-    return service.apply_tally(tally, [tally_entry(each) for each in entries])
+    return service.tallies.apply(tally, [tally_entry(each) for each in entries])
 
 
 def together(worlds: Iterable[World]) -> Iterator[list[Mapping[str, Any]]]:
@@ -193,7 +193,7 @@ def test_two_calls_that_do_not_see_each_other_bring_no_total_over_the_limit(mari
 
     def apply_later() -> None:
         try:
-            service.apply_tally("limit", [later])
+            service.tallies.apply("limit", [later])
         except errors.InvalidRequest as refusal:
             refusals.append(refusal)
         finally:

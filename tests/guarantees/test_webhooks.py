@@ -58,7 +58,7 @@ def mariadb_service(mariadb_database: Database) -> Iterator[Service]:
 
 
 def subscribe(service: Service, receiver: Receiver) -> int:
-    created = service.create_webhook(receiver.url, None, None)
+    created = service.webhooks.create(receiver.url, None, None)
     receiver.secrets.append(created.secret)
     return created.webhook.id
 
@@ -102,7 +102,7 @@ def end_leases(service: Service) -> None:
 
 
 def log(service: Service, webhook: int) -> list[Delivery]:
-    return service.list_deliveries(webhook, None, None, 1000)[0]
+    return service.webhooks.deliveries(webhook, None, None, 1000)[0]
 
 
 def wait_until_delivered(service: Service, webhook: int) -> None:
@@ -117,7 +117,7 @@ def wait_until_delivered(service: Service, webhook: int) -> None:
 def test_one_that_dies_between_send_and_record_sends_the_same_id_again(service: Service, receiver: Receiver) -> None:
     """Once its lease is over, and not before; what was recorded is not sent again."""
     webhook = subscribe(service, receiver)
-    service.append([New("one", "x")])
+    service.feed.append([New("one", "x")])
     assert dispatcher(service, "--once", module="tests.guarantees.programs.dying_dispatcher").wait(60) == 9
     assert [got.id for got in receiver.got] == ["one"]
     (delivery,) = log(service, webhook)
@@ -164,7 +164,7 @@ def test_two_dispatchers_share_the_work(mariadb_service: Service, receiver: Rece
     receiver.reply = reply
     with running(service), running(service):
         for start in range(0, EVENTS, 20):
-            service.append([New(str(number), "x") for number in range(start, start + 20)])
+            service.feed.append([New(str(number), "x") for number in range(start, start + 20)])
         receiver.wait_for(EVENTS + EVENTS // 5)
         wait_until_delivered(service, webhook)
     assert reply.twice == []
@@ -181,7 +181,7 @@ def test_whoever_is_killed_each_event_arrives(mariadb_service: Service, receiver
     service = mariadb_service
     webhook = subscribe(service, receiver)
     receiver.reply = Overlaps()
-    service.append([New(str(number), "x") for number in range(EVENTS)])
+    service.feed.append([New(str(number), "x") for number in range(EVENTS)])
     with running(service):
         for round_ in range(1, 4):
             with running(service) as victim:
@@ -200,8 +200,8 @@ def test_whoever_is_killed_each_event_arrives(mariadb_service: Service, receiver
 def test_a_receiver_that_was_down_gets_it_all(service: Service) -> None:
     """It is refused, logged, and tried again until somebody listens there."""
     port = free_port()
-    webhook = service.create_webhook(f"http://127.0.0.1:{port}/hook", None, None)
-    service.append([New(str(number), "x") for number in range(5)])
+    webhook = service.webhooks.create(f"http://127.0.0.1:{port}/hook", None, None)
+    service.feed.append([New(str(number), "x") for number in range(5)])
     with running(service):
         poll = threading.Event()
         # All five are planned, and each was tried.
@@ -209,7 +209,7 @@ def test_a_receiver_that_was_down_gets_it_all(service: Service) -> None:
             poll.wait(0.05)
         with receiving(port=port, secrets=[webhook.secret]) as receiver:
             # Those that have used up their tries meanwhile, too.
-            service.redeliver(webhook.webhook.id)
+            service.webhooks.redeliver(webhook.webhook.id)
             wait_until_redelivered(service, webhook.webhook.id)
             assert {got.id for got in receiver.got} == {str(number) for number in range(5)}
             assert all(got.valid for got in receiver.got)
@@ -226,7 +226,7 @@ def wait_until_redelivered(service: Service, webhook: int) -> None:
         if all(each.state is Progress.DELIVERED for each in found):
             return
         if any(each.state is Progress.DEAD for each in found):
-            service.redeliver(webhook)
+            service.webhooks.redeliver(webhook)
         poll.wait(0.1)
     raise AssertionError("not all was delivered")
 
@@ -265,14 +265,14 @@ def test_replicas_share_what_is_due(database: Database) -> None:
     """Each sends what is in its own partitions, all is sent once; when one leaves, the other has it all at once."""
     clock = Clock(database)
     service = Service(database, combiner=Inline, sender=Heard())
-    hook = service.create_webhook("https://receiver.example", None, None).webhook.id
+    hook = service.webhooks.create("https://receiver.example", None, None).webhook.id
     one, other = Shared(database, "one", clock), Shared(database, "other", clock)
     for _ in range(3):  # join, hand over, take
         one.round()
         other.round()
         clock.go(4)
     assert (len(one.replica.partitions), len(other.replica.partitions)) == (32, 32)
-    service.append([New(str(number), "x") for number in range(100)])
+    service.feed.append([New(str(number), "x") for number in range(100)])
     for _ in range(2):
         other.round()
         one.round()
@@ -284,21 +284,21 @@ def test_replicas_share_what_is_due(database: Database) -> None:
     clock.go(4)
     other.round()
     assert len(other.replica.partitions) == 64
-    service.append([New("later", "x")])
+    service.feed.append([New("later", "x")])
     other.round()
     assert other.sender.events[-1] == "later"
     other.dispatcher.stop()
-    assert service.get_group("lastbit.dispatcher").workers == []
+    assert service.consumer_groups.get("lastbit.dispatcher").workers == []
 
 
 def test_no_delivery_waits_for_a_replica_that_is_dead(database: Database) -> None:
     """What it held is anybody's a few seconds after it was due, before its lease has ended; nothing rests on groups."""
     clock = Clock(database)
     service = Service(database, combiner=Inline, sender=Heard())
-    service.create_webhook("https://receiver.example", None, None)
+    service.webhooks.create("https://receiver.example", None, None)
     dead, other = Shared(database, "dead", clock), Shared(database, "other", clock)
     dead.round()
-    service.append([New("one", "x")])
+    service.feed.append([New("one", "x")])
     other.round()
     clock.go(4.9)
     other.round()
@@ -328,7 +328,7 @@ def test_a_replica_whose_name_is_taken_joins_under_another(database: Database) -
 def replicas(service: Service) -> dict[str, int]:
     """By worker, how many partitions it has."""
     try:
-        return {each.worker: each.partitions for each in service.get_group(GROUP).workers}
+        return {each.worker: each.partitions for each in service.consumer_groups.get(GROUP).workers}
     except errors.ConsumerGroupNotFound:
         return {}
 
@@ -346,16 +346,16 @@ def test_the_others_take_over_from_a_replica_that_is_killed(mariadb_service: Ser
     """Two processes share; one is killed, and all that comes arrives, once each; in the end the other leaves."""
     service = mariadb_service
     webhook = subscribe(service, receiver)
-    service.put_group(GROUP, 64, timedelta(seconds=1))
+    service.consumer_groups.put(GROUP, 64, timedelta(seconds=1))
     with running(service) as survivor:
         with running(service) as victim:
             wait_until_shared(service, 32, 32)
-            service.append([New(f"before-{number}", "x") for number in range(50)])
+            service.feed.append([New(f"before-{number}", "x") for number in range(50)])
             receiver.wait_for(50)
             wait_until_delivered(service, webhook)
             victim.send_signal(signal.SIGKILL)
             victim.wait(60)
-        service.append([New(f"after-{number}", "x") for number in range(50)])
+        service.feed.append([New(f"after-{number}", "x") for number in range(50)])
         receiver.wait_for(100)
         wait_until_shared(service, 64)
         wait_until_delivered(service, webhook)
@@ -368,9 +368,9 @@ def test_the_others_take_over_from_a_replica_that_is_killed(mariadb_service: Ser
 def test_once_takes_whatever_is_due(service: Service, receiver: Receiver) -> None:
     """It does not join, and asks nobody: though another holds everything, it ends when nothing is due any more."""
     subscribe(service, receiver)
-    service.put_group(GROUP, 64, timedelta(minutes=5))
-    service.sync(GROUP, Caller("frozen", "1"))
-    service.append([New(str(number), "x") for number in range(10)])
+    service.consumer_groups.put(GROUP, 64, timedelta(minutes=5))
+    service.consumer_groups.sync(GROUP, Caller("frozen", "1"))
+    service.feed.append([New(str(number), "x") for number in range(10)])
     once(service)
     assert {got.id for got in receiver.got} == {str(number) for number in range(10)}
     assert replicas(service) == {"frozen": 64}
@@ -381,12 +381,12 @@ def test_a_dispatcher_that_dies_at_any_point_leaves_each_event_to_be_sent(databa
     under the same ids, and logs it."""
     url, sent = database.url.render_as_string(hide_password=False), tmp_path / "sent"
     service = Service(database, combiner=Inline, sender=Written(sent))
-    hook = service.create_webhook("https://receiver.example", ["batch.completed"], None).webhook.id
+    hook = service.webhooks.create("https://receiver.example", ["batch.completed"], None).webhook.id
     died: list[str] = []
     known = tables.deliveries.c
     with mortals() as dying:
         while True:
-            batches = [service.open(Opening(sealed=True)).batch.id for _ in range(2)]
+            batches = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(2)]
             death = dying.run(url, {"verb": "dispatch", "sent": str(sent)}, len(died))
             if death is not None:
                 died.append(death.where)
@@ -400,7 +400,7 @@ def test_a_dispatcher_that_dies_at_any_point_leaves_each_event_to_be_sent(databa
             told = Counter(sent.read_text().split())
             for batch in batches:
                 assert 1 <= told[f"batch:{batch}:completed"] <= 2
-                (delivery,) = service.batch_deliveries(batch)
+                (delivery,) = service.webhooks.deliveries_of_batch(batch)
                 assert (delivery.webhook, delivery.state) == (hook, Progress.DELIVERED)
                 assert delivery.log
             if death is None:
@@ -421,12 +421,12 @@ def test_a_stop_finishes_what_is_being_sent(service: Service, receiver: Receiver
         status(200)(handler, got)
 
     receiver.reply = held
-    service.append([New("one", "x")])
+    service.feed.append([New("one", "x")])
     with running(service, heard=True) as process:
         receiver.wait_for(1)
         process.send_signal(signal.SIGTERM)
         wait_until_it_says(process, "dispatcher_stopping")
-        service.append([New("two", "x")])
+        service.feed.append([New("two", "x")])
         release.set()
         assert process.wait(60) == 0
     assert {each.event: each.state for each in log(service, webhook)} == {"one": Progress.DELIVERED}
@@ -434,13 +434,13 @@ def test_a_stop_finishes_what_is_being_sent(service: Service, receiver: Receiver
 
 def test_a_round_pays_what_children_owe(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash between a child's end and its parent's ack leaves a debt; the dispatcher pays it."""
-    parent = service.open(Opening(items=1, sealed=True)).batch.id
-    child = service.open(Opening(items=1, sealed=True, parent=ItemId(parent, 0, 0))).batch.id
+    parent = service.batches.open(Opening(items=1, sealed=True)).batch.id
+    child = service.batches.open(Opening(items=1, sealed=True, parent=ItemId(parent, 0, 0))).batch.id
     nobody_pays(monkeypatch)
-    service.ack(Call.of(Verb.ACK, [(child, 0, 0)])).result()
-    assert service.get(parent).acked == 0
+    service.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)])).result()
+    assert service.batches.get(parent).acked == 0
     once(service)
-    assert service.get(parent).succeeded
+    assert service.batches.get(parent).succeeded
 
 
 @pytest.mark.mariadb
@@ -449,13 +449,15 @@ def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
 ) -> None:
     """Neither a webhook nor a timer comes later for it, and the other parents are paid. The next rounds skip it."""
     service = mariadb_service
-    parents = [service.open(Opening(items=1, sealed=True)).batch.id for _ in range(2)]
-    children = [service.open(Opening(items=1, sealed=True, parent=ItemId(each, 0, 0))).batch.id for each in parents]
+    parents = [service.batches.open(Opening(items=1, sealed=True)).batch.id for _ in range(2)]
+    children = [
+        service.batches.open(Opening(items=1, sealed=True, parent=ItemId(each, 0, 0))).batch.id for each in parents
+    ]
     nobody_pays(monkeypatch)
     for child in children:
-        service.ack(Call.of(Verb.ACK, [(child, 0, 0)])).result()
-    service.create_webhook("http://127.0.0.1:9/hook", ["x"], None)
-    service.append([New("one", "x")])
+        service.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)])).result()
+    service.webhooks.create("http://127.0.0.1:9/hook", ["x"], None)
+    service.feed.append([New("one", "x")])
     waits: list[float] = []
 
     class Sender(Fake):
@@ -472,13 +474,13 @@ def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
         dispatcher.settle()
         assert waits == [before, before]
         assert lock_waits() > before
-        assert [service.get(parent).succeeded for parent in parents] == [False, True]
+        assert [service.batches.get(parent).succeeded for parent in parents] == [False, True]
         before = lock_waits()
         dispatcher.run_once()
         assert lock_waits() == before, "the locked parent was tried again at once"
     dispatcher.stop()
     assert sweep(service.database) == 1
-    assert service.get(parents[0]).succeeded
+    assert service.batches.get(parents[0]).succeeded
 
 
 class Fake:

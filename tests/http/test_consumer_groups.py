@@ -243,7 +243,7 @@ def test_the_workers_of_a_service_on_sqlite_share_its_deliveries(sqlite_url: str
         with running_service(sqlite_url, workers=2, LASTBIT_DISPATCHER_EVERY="0.05"):
 
             def held() -> list[int]:
-                return [each.partitions for each in database.snapshot(lambda tx: groups.get(tx, GROUP)).workers]
+                return [each.partitions for each in database.snapshot(groups.get, GROUP).workers]
 
             eventually(held, [32, 32])
 

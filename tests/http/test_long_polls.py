@@ -30,18 +30,24 @@ class Asked(Service):
         self.counts: Counter[str] = Counter()
         self.on_head: Callable[[], object] = lambda: None
 
-    def feed_head(self) -> int:
-        self.counts["head"] += 1
-        self.on_head()
-        return super().feed_head()
+        head, read, get = self.feed.head, self.feed.read, self.batches.get
 
-    def events(self, *arguments: Any, **named: Any) -> feed.Page:
-        self.counts["events"] += 1
-        return super().events(*arguments, **named)
+        def counted_head() -> int:
+            self.counts["head"] += 1
+            self.on_head()
+            return head()
 
-    def get(self, batch: int) -> Any:
-        self.counts["get"] += 1
-        return super().get(batch)
+        def counted_read(*arguments: Any, **named: Any) -> feed.Page:
+            self.counts["events"] += 1
+            return read(*arguments, **named)
+
+        def counted_get(batch: int) -> Any:
+            self.counts["get"] += 1
+            return get(batch)
+
+        self.feed.head = counted_head  # type: ignore[method-assign]
+        self.feed.read = counted_read  # type: ignore[method-assign]
+        self.batches.get = counted_get  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -71,8 +77,8 @@ def test_the_feed_is_polled_once_for_all_who_wait(asked: Asked, monkeypatch: pyt
     monkeypatch.setattr(long_polls, "POLL", 0.01)
 
     async def scene() -> None:
-        batches = [asked.open(Opening(items=0)).batch.id for _ in range(100)]
-        start = asked.feed_head()
+        batches = [asked.batches.open(Opening(items=0)).batch.id for _ in range(100)]
+        start = asked.feed.head()
         waiters, watching, loop = Waiting(asked), asyncio.Semaphore(0), asyncio.get_running_loop()
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(_watch(waiters, each, watching)) for each in batches]
         tasks += [asyncio.create_task(_follow(waiters, start, watching)) for _ in range(50)]
@@ -89,7 +95,7 @@ def test_the_feed_is_polled_once_for_all_who_wait(asked: Asked, monkeypatch: pyt
             with Database(str(asked.database.url)) as database:
                 other = Service(database, combiner=Inline)
                 for batch in batches:
-                    other.seal(batch)
+                    other.batches.seal(batch)
 
         await asyncio.to_thread(of_another_process)
         answers = await asyncio.wait_for(asyncio.gather(*tasks), 30)
@@ -108,16 +114,16 @@ def test_nobody_waits_nobody_asks(asked: Asked, monkeypatch: pytest.MonkeyPatch)
     async def scene() -> None:
         waiters = Waiting(asked)
         for _ in range(3):
-            batch = asked.open(Opening(items=0)).batch.id
+            batch = asked.batches.open(Opening(items=0)).batch.id
             task = asyncio.create_task(_watch(waiters, batch, watching := asyncio.Semaphore(0)))
             await watching.acquire()
-            await asyncio.to_thread(asked.seal, batch)
+            await asyncio.to_thread(asked.batches.seal, batch)
             assert b'"state":"complete"' in await asyncio.wait_for(task, 30)
             reader = waiters._reader
             assert reader is not None
             await asyncio.wait_for(reader, 30)
         asked.counts.clear()
-        await asyncio.to_thread(asked.seal, asked.open(Opening(items=0)).batch.id)
+        await asyncio.to_thread(asked.batches.seal, asked.batches.open(Opening(items=0)).batch.id)
         assert asked.counts == Counter()
 
     asyncio.run(scene())
@@ -130,7 +136,7 @@ def test_a_commit_of_this_process_wakes_without_the_poll(asked: Asked, monkeypat
     async def scene() -> None:
         waiters = Waiting(asked)
         async with waiters.follow(["mine"]) as mine, waiters.follow(["other"]) as other:
-            await asyncio.to_thread(asked.append, [feed.New("1", "mine")])
+            await asyncio.to_thread(asked.feed.append, [feed.New("1", "mine")])
             await asyncio.wait_for(mine.woken.wait(), 30)
             assert not other.woken.is_set()
             page = await waiters.read(mine, 0, 10)
@@ -149,10 +155,10 @@ def test_a_silent_stream_says_how_far_it_was_read(asked: Asked, monkeypatch: pyt
     async def scene() -> None:
         messages = events._stream(Waiting(asked), 0, ["mine"], None)
         assert await anext(messages) == b"retry: 1000\n\n"
-        asked.append([feed.New("1", "other"), feed.New("2", "other")])
+        asked.feed.append([feed.New("1", "other"), feed.New("2", "other")])
         while (message := await asyncio.wait_for(anext(messages), 30)) != b": alive\nid: 2\n\n":
             assert message == b": alive\nid: 0\n\n"
-        asked.append([feed.New("3", "mine")])
+        asked.feed.append([feed.New("3", "mine")])
         while (message := await asyncio.wait_for(anext(messages), 30)) == b": alive\nid: 2\n\n":
             pass
         assert message.startswith(b"id: 3\ndata: ")
@@ -210,7 +216,7 @@ def test_a_crowd_of_followers_reads_many_events_at_once(asked: Asked, monkeypatc
         await waiters._begin(asyncio.Event())  # they began to wait for it earlier
         asked.counts.clear()
         for number in range(appended):
-            await asyncio.to_thread(asked.append, [feed.New(f"{number}", "any")])
+            await asyncio.to_thread(asked.feed.append, [feed.New(f"{number}", "any")])
         await asyncio.wait_for(waiters.paused.wait(), 30)
         awake = sum(position > 0 for position in got)
         assert awake <= long_polls.SLICE
@@ -241,7 +247,9 @@ def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch
             others = [await stack.enter_async_context(waiters.follow(["other"])) for _ in range(50)]
             others += [await stack.enter_async_context(waiters.follow([], 7)) for _ in range(50)]
             limited = [await stack.enter_async_context(waiters.follow([], None, "a/")) for _ in range(50)]
-            asked.append([*(feed.New(f"{number}", "some", "b/1") for number in range(100)), feed.New("last", "mine")])
+            asked.feed.append(
+                [*(feed.New(f"{number}", "some", "b/1") for number in range(100)), feed.New("last", "mine")]
+            )
             await asyncio.wait_for(mine.woken.wait(), 30)
             assert len(judged) == 101 + 1, "each event for the prefix, and the last one for its follower"
             asked.counts.clear()
@@ -300,7 +308,7 @@ def test_each_follower_meets_what_it_wants_once_and_in_order(asked: Asked, monke
 
         def append() -> None:
             for start in range(0, len(new), 3):
-                asked.append(new[start : start + 3])
+                asked.feed.append(new[start : start + 3])
 
         tasks = [asyncio.create_task(follow(*each)) for each in filters * 5]
         await asyncio.to_thread(append)
@@ -324,11 +332,11 @@ def test_a_follower_that_sleeps_through_a_trim_is_told(asked: Asked, monkeypatch
     async def scene() -> None:
         waiters = Paused(asked)
         async with waiters.follow(["first"]) as first, waiters.follow(["rare"]) as rare:
-            asked.append([feed.New("1", "first")])
+            asked.feed.append([feed.New("1", "first")])
             await asyncio.wait_for(waiters.paused.wait(), 30)
-            asked.append([feed.New(f"{number}", "rare") for number in range(2, 5)])
+            asked.feed.append([feed.New(f"{number}", "rare") for number in range(2, 5)])
             feed.trim(asked.database, timedelta(0))
-            asked.append([feed.New("5", "any")])
+            asked.feed.append([feed.New("5", "any")])
             waiters.gate.set()
             await asyncio.wait_for(rare.woken.wait(), 30)
             assert first.woken.is_set()
@@ -346,13 +354,13 @@ def test_followers_share_a_page_until_the_feed_is_read_on(asked: Asked, monkeypa
     async def scene() -> None:
         waiters = Waiting(asked)
         async with waiters.follow() as any_event, contextlib.AsyncExitStack() as stack:
-            asked.append([feed.New("1", "other"), feed.New("2", "other")])
+            asked.feed.append([feed.New("1", "other"), feed.New("2", "other")])
             await asyncio.wait_for(any_event.woken.wait(), 30)
             early = [await stack.enter_async_context(waiters.follow(["mine"])) for _ in range(2)]
             pages = [await waiters.read(each, 0, 10) for each in early]
             assert pages[0] is pages[1]
             assert pages[0].events == []
-            asked.append([feed.New("3", "mine")])
+            asked.feed.append([feed.New("3", "mine")])
             await asyncio.wait_for(early[0].woken.wait(), 30)
             late = await stack.enter_async_context(waiters.follow(["mine"]))
             assert [event.position for event in (await waiters.read(late, 0, 10)).events] == [3]

@@ -123,7 +123,7 @@ def test_a_worker_that_comes_later_goes_on_where_the_others_were(url: str, clien
     made = Process("later", correlate("later"), counted)
     append(client, "later", range(20), ["charged", "reserved"])
     with working(url, made, "w1"):
-        while sum(each.version == 2 for each in client.processes.instances("later")) < 20:
+        while sum(each.version == 2 for each in client.processes.page("later")) < 20:
             pass
     append(client, "later", range(20), ["complete"])
     assert set(calls.values()) == {1}
@@ -147,7 +147,7 @@ def test_a_poisoned_event_is_parked_others_go_on_and_a_retry_comes_again(url: st
     with working(url, made, "w1"):
         append(client, "fragile", range(6))
         assert Counter(issued(client, made, 5)) == Counter(f"fragile-{order}" for order in range(6) if order != 3)
-        while not (parked := list(client.processes.instances("fragile", status="parked"))):
+        while not (parked := list(client.processes.page("fragile", status="parked"))):
             pass
         assert [(each.instance, each.parked) for each in parked] == [("fragile-3", 1)]
         [entry] = [e for e in client.processes.get("fragile", "fragile-3").history if e.status == "parked"]
@@ -170,7 +170,7 @@ def test_what_the_service_refuses_is_parked_too(url: str, client: Client) -> Non
     made = Process("refused", correlate("refused"), wrong)
     with working(url, made, "w1"):
         append(client, "refused", range(2), ["charged"])
-        while len(list(client.processes.instances("refused", status="parked"))) < 2:
+        while len(list(client.processes.page("refused", status="parked"))) < 2:
             pass
     assert "commands[0].type" in (client.processes.get("refused", "refused-0").history[0].error or "")
     assert "body.state: expected JSON of at most 100 levels" in (
@@ -247,7 +247,7 @@ def test_the_calls_around_a_process(url: str, client: Client) -> None:
     with pytest.raises(InstanceNotFound):
         client.processes.get("calls", "o1")
     with pytest.raises(ProcessNotFound):
-        list(client.processes.instances("nobody"))
+        list(client.processes.page("nobody"))
     with pytest.raises(InvalidArgument):
         client.processes.get("calls", "")
     synced = client.groups.sync(defined.group, "w1", "s1")
@@ -286,7 +286,7 @@ def test_the_same_calls_awaited(url: str, client: Client) -> None:
             )
             assert [each.step for each in handled.commands] == ["go"]
             assert await awaited.processes.get("awaited", "o1") == client.processes.get("awaited", "o1")
-            assert [each.instance async for each in awaited.processes.instances("awaited")] == ["o1"]
+            assert [each.instance async for each in awaited.processes.page("awaited")] == ["o1"]
             page = await awaited.processes.commands(process="awaited")
             assert page.commands == client.processes.commands(process="awaited").commands
             async for command in awaited.processes.follow(process="awaited"):
@@ -318,7 +318,7 @@ def test_the_command_line_shows_and_retries(url: str, client: Client) -> None:
     made = Process("shown", correlate("shown"), fragile)
     with working(url, made, "w1"):
         append(client, "shown", range(1))
-        while not list(client.processes.instances("shown", status="parked")):
+        while not list(client.processes.page("shown", status="parked")):
             pass
         assert "shown" in lastbit(url, "processes", "list")
         assert "1 parked event" in lastbit(url, "processes", "instances", "shown", "--status", "parked")

@@ -51,7 +51,7 @@ def test_a_snapshot_does_not_see_what_comes_later(database: Database) -> None:
 
     def look_twice(tx: Connection) -> tuple[object, object]:
         before = count(tx)
-        Service(database).open(Opening())
+        Service(database).batches.open(Opening())
         return before, count(tx)
 
     assert database.snapshot(look_twice) == (0, 0)
@@ -101,7 +101,7 @@ def test_work_is_begun_again_on_a_deadlock(mariadb_database: Database) -> None:
 def test_a_lock_that_is_held_is_a_lock_timeout(mariadb_database: Database) -> None:
     """After as many waits as the caller allows, and not before."""
     service = Service(mariadb_database)
-    batch = service.open(Opening()).batch.id
+    batch = service.batches.open(Opening()).batch.id
     statement = f"SELECT id FROM batches WHERE id = {batch} FOR UPDATE"
     with mariadb_database.engine.begin() as holder:
         holder.exec_driver_sql(statement)
@@ -131,16 +131,16 @@ def test_a_restart_of_the_server_is_survived() -> None:
         with Database(server.new_database()) as database:
             schema.migrate(database)
             service = Service(database)
-            first = service.open(Opening(items=3), "key")
+            first = service.batches.open(Opening(items=3), "key")
             server.stop()
             server.start()
-            assert service.open(Opening(items=3), "key").batch == first.batch
+            assert service.batches.open(Opening(items=3), "key").batch == first.batch
             server.stop()
             server.start()
-            service.delete(first.batch.id)
+            service.batches.delete(first.batch.id)
             server.stop()
             server.start()
-            assert service.open(Opening()).batch.id > first.batch.id
+            assert service.batches.open(Opening()).batch.id > first.batch.id
     finally:
         server.remove()
 
@@ -231,11 +231,11 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, 
         sa.event.listen(database.engine, "commit", break_the_commit)
         service = Service(database)
         with pytest.raises(errors.Unavailable):
-            service.open(Opening(items=1))
-        assert len(service.page().batches) == int(lost)
+            service.batches.open(Opening(items=1))
+        assert len(service.batches.page().batches) == int(lost)
         broken = 0
-        opened = service.open(Opening(items=2), "key")
-        assert len(service.page().batches) == int(lost) + 1
+        opened = service.batches.open(Opening(items=2), "key")
+        assert len(service.batches.page().batches) == int(lost) + 1
         assert opened.replayed == lost
 
 
@@ -442,13 +442,16 @@ def test_many_may_migrate_at_once(mariadb_url: str) -> None:
 def test_keys_compare_by_bytes(service: Service) -> None:
     """Letters' case, trailing blanks and composed characters make different keys, on every database."""
     names = ["job-a", "Job-A", "job-a ", "jöb-a", "jo\u0308b-a", "job-a\u0000"]
-    ids = {name: service.open(Opening(key=name), f"open-{position}").batch.id for position, name in enumerate(names)}
+    ids = {
+        name: service.batches.open(Opening(key=name), f"open-{position}").batch.id
+        for position, name in enumerate(names)
+    }
     for name, batch in ids.items():
-        found = service.page(key=name).batches
+        found = service.batches.page(key=name).batches
         assert [(each.id, each.key) for each in found] == [(batch, name)]
     batch = ids["job-a"]
-    assert [service.extend(batch, 1, key).start for key in ("k", "K", "k.", "k")] == [0, 1, 2, 0]
-    assert service.open(Opening(), "open-key").batch.id != service.open(Opening(), "Open-Key").batch.id
+    assert [service.batches.extend(batch, 1, key).start for key in ("k", "K", "k.", "k")] == [0, 1, 2, 0]
+    assert service.batches.open(Opening(), "open-key").batch.id != service.batches.open(Opening(), "Open-Key").batch.id
 
 
 @pytest.mark.mariadb

@@ -61,29 +61,29 @@ def service(database: Database, sender: Script) -> Iterator[Service]:
 
 
 def hook(service: Service, types: list[str] | None = None, name: str = "a") -> int:
-    return service.create_webhook(f"https://{name}.example/", types, None).webhook.id
+    return service.webhooks.create(f"https://{name}.example/", types, None).webhook.id
 
 
 def append(service: Service, *ids: str, type: str = "card.charged") -> None:
-    service.append([New(id, type) for id in ids])
+    service.feed.append([New(id, type) for id in ids])
 
 
 def plan(service: Service) -> None:
     for webhook in service.database.read(deliveries.behind):
-        while service.database.write(lambda tx, webhook=webhook: deliveries.plan(tx, webhook)):  # type: ignore[misc]
+        while service.database.write(deliveries.plan, webhook):
             pass
 
 
 def claim(service: Service, limit: int = 100, room: dict[int, int] | None = None, share: int = 100) -> list[Claim]:
-    return service.database.write(lambda tx: deliveries.claim(tx, LEASE, limit, room or {}, share))[0]
+    return service.database.write(deliveries.claim, LEASE, limit, room or {}, share)[0]
 
 
 def record(service: Service, claim: Claim, answer: Answer, backoff: Backoff = Backoff()) -> Progress | None:  # noqa: B008
-    return service.database.write(lambda tx: deliveries.record(tx, claim, answer, backoff, 0.5))
+    return service.database.write(deliveries.record, claim, answer, backoff, 0.5)
 
 
 def log(service: Service, webhook: int) -> list[Delivery]:
-    return service.list_deliveries(webhook, None, None, 1000)[0]
+    return service.webhooks.deliveries(webhook, None, None, 1000)[0]
 
 
 def make_due(service: Service, delivery: int | None = None) -> None:
@@ -108,7 +108,7 @@ def test_a_webhook_is_told_of_what_comes_after_it(service: Service) -> None:
     every, some = hook(service), hook(service, ["card.charged", "batch.completed"])
     append(service, "one")
     append(service, "two", type="other")
-    batch = service.open(Opening(sealed=True)).batch.id
+    batch = service.batches.open(Opening(sealed=True)).batch.id
     plan(service)
     plan(service)
     assert [each.event for each in reversed(log(service, every))] == [
@@ -116,7 +116,7 @@ def test_a_webhook_is_told_of_what_comes_after_it(service: Service) -> None:
         *(f"batch:{batch}:completed", f"batch:{batch}:succeeded"),
     ]
     assert [each.event for each in log(service, some)] == [f"batch:{batch}:completed", "one"]
-    assert service.get_webhook(some).position == service.feed_head()
+    assert service.webhooks.get(some).position == service.feed.head()
     assert service.database.read(deliveries.behind) == []
 
 
@@ -125,7 +125,7 @@ def test_planning_goes_on_in_pages(service: Service, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(deliveries, "PAGE", 3)
     webhook = hook(service)
     append(service, *(str(number) for number in range(10)))
-    assert service.database.write(lambda tx: deliveries.plan(tx, webhook))
+    assert service.database.write(deliveries.plan, webhook)
     assert [each.position for each in log(service, webhook)] == [3, 2, 1]
     plan(service)
     assert [each.position for each in log(service, webhook)] == list(range(10, 0, -1))
@@ -255,13 +255,13 @@ def test_gone_disables_the_webhook(service: Service) -> None:
     append(service, "one", "two")
     plan(service)
     assert record(service, claim(service, limit=1)[0], Answer(410, None, 1)) is Progress.DEAD
-    assert service.get_webhook(webhook).state is State.DISABLED
+    assert service.webhooks.get(webhook).state is State.DISABLED
     assert claim(service) == []
     append(service, "three")
     plan(service)
     assert [each.state for each in log(service, webhook)] == [Progress.DEAD, Progress.DEAD]
     with pytest.raises(errors.WebhookDisabled):
-        service.redeliver(webhook)
+        service.webhooks.redeliver(webhook)
 
 
 def test_a_redelivery_counts_anew_and_keeps_the_log(service: Service) -> None:
@@ -272,18 +272,18 @@ def test_a_redelivery_counts_anew_and_keeps_the_log(service: Service) -> None:
     once = Backoff(tries=1)
     for each in claim(service):
         record(service, each, OK if each.event.id == "one" else FAILED, once)
-    assert service.redeliver(webhook) == 2
+    assert service.webhooks.redeliver(webhook) == 2
     assert [each.state for each in log(service, webhook)] == ["pending", "pending", "delivered"]
-    assert service.redeliver(webhook, position=1) == 1
-    assert service.redeliver(webhook, event="one") == 1
+    assert service.webhooks.redeliver(webhook, position=1) == 1
+    assert service.webhooks.redeliver(webhook, event="one") == 1
     claims = claim(service)
     assert sorted(each.event.id for each in claims) == ["one", "three", "two"]
-    assert service.redeliver(webhook, event="two") == 1
+    assert service.webhooks.redeliver(webhook, event="two") == 1
     assert claim(service) == []  # what is being sent is not sent a second time beside it
     for each in claims:
         assert record(service, each, OK) is Progress.DELIVERED
     assert [(each.attempts, len(each.log)) for each in log(service, webhook)] == [(1, 2)] * 3
-    assert service.redeliver(webhook) == 0
+    assert service.webhooks.redeliver(webhook) == 0
 
 
 def test_what_can_not_be_redelivered_is_named(service: Service) -> None:
@@ -295,12 +295,12 @@ def test_what_can_not_be_redelivered_is_named(service: Service) -> None:
     append(service, "later", type="wanted")
     for position in (1, 2, 3, 99):
         with pytest.raises(errors.InvalidRequest, match=r"body\.position"):
-            service.redeliver(webhook, position=position)
+            service.webhooks.redeliver(webhook, position=position)
     for event in ("before", "other", "later", "none"):
         with pytest.raises(errors.InvalidRequest, match=r"body\.event"):
-            service.redeliver(webhook, event=event)
+            service.webhooks.redeliver(webhook, event=event)
     with pytest.raises(errors.WebhookNotFound):
-        service.redeliver(webhook + 1)
+        service.webhooks.redeliver(webhook + 1)
 
 
 def age_events(service: Service) -> None:
@@ -333,8 +333,8 @@ def test_events_that_a_webhook_still_needs_are_not_trimmed(service: Service) -> 
     janitor.run_once(service.database, janitor.Policy())
     assert kept(service) == (2, 2, 1)
     with pytest.raises(errors.PositionTrimmed):
-        service.redeliver(webhook, position=1)
-    assert service.redeliver(webhook, event="three") == 1
+        service.webhooks.redeliver(webhook, position=1)
+    assert service.webhooks.redeliver(webhook, event="three") == 1
     record(service, claims["two"], OK)
     record(service, claim(service)[0], OK)
     janitor.run_once(service.database, janitor.Policy())
@@ -348,9 +348,9 @@ def test_a_disabled_or_deleted_webhook_needs_nothing(service: Service) -> None:
     plan(service)
     (first,) = [each for each in claim(service) if (each.webhook, each.event.id) == (gone, "one")]
     record(service, first, Answer(410, None, 1))
-    service.delete_webhook(deleted)
+    service.webhooks.delete(deleted)
     with pytest.raises(errors.WebhookNotFound):
-        service.get_webhook(deleted)
+        service.webhooks.get(deleted)
     assert kept(service) == (2, 2, 1)
     age_events(service)
     janitor.run_once(service.database, janitor.Policy())
@@ -371,7 +371,7 @@ def test_a_delivery_of_a_webhook_that_is_gone_is_not_sent(service: Service) -> N
         connection.execute(sa.delete(tables.deliveries))
     assert record(service, sent, OK) is None
     with pytest.raises(errors.WebhookNotFound):
-        service.delete_webhook(webhook)
+        service.webhooks.delete(webhook)
 
 
 def test_a_large_webhook_is_deleted_in_chunks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,8 +382,8 @@ def test_a_large_webhook_is_deleted_in_chunks(service: Service, monkeypatch: pyt
     plan(service)
     for each in claim(service):
         record(service, each, FAILED, Backoff(tries=1))
-    assert service.redeliver(other) == 10
-    service.delete_webhook(webhook)
+    assert service.webhooks.redeliver(other) == 10
+    service.webhooks.delete(webhook)
     assert kept(service) == (10, 10, 10)
     assert {each.webhook for each in claim(service)} == {other}
 
@@ -391,22 +391,22 @@ def test_a_large_webhook_is_deleted_in_chunks(service: Service, monkeypatch: pyt
 def test_a_batch_knows_what_was_not_delivered(service: Service) -> None:
     """With the webhook, its attempts, the last answer, and when it is tried next."""
     webhook = hook(service)
-    batch = service.open(Opening(sealed=True)).batch.id
+    batch = service.batches.open(Opening(sealed=True)).batch.id
     append(service, "another")
     plan(service)
     for each in claim(service):
         answer = FAILED if each.event.type == "batch.completed" else OK
         record(service, each, answer)
-    (late,) = service.database.read(lambda tx: subscriptions.undelivered(tx, batch))
+    (late,) = service.database.read(subscriptions.undelivered, batch)
     assert (late.webhook, late.event, late.state, late.attempts) == (webhook, f"batch:{batch}:completed", "pending", 1)
     assert late.last is not None
     assert late.last.status == 500
     assert late.next_attempt_at is not None
-    assert [each.type for each in service.batch_deliveries(batch)] == [
+    assert [each.type for each in service.webhooks.deliveries_of_batch(batch)] == [
         *("batch.succeeded", "batch.completed", "batch.sealed", "batch.opened"),
     ]
     with pytest.raises(errors.BatchNotFound):
-        service.batch_deliveries(batch + 1)
+        service.webhooks.deliveries_of_batch(batch + 1)
 
 
 def test_the_dispatcher_sends_all_that_is_due(service: Service, sender: Script) -> None:
@@ -462,13 +462,13 @@ def test_a_receiver_that_hangs_delays_nobody_else(service: Service) -> None:
 
 def test_the_secret_is_in_nothing_that_is_shown(service: Service) -> None:
     """Neither in what a webhook is shown as, nor in what the dispatcher handles."""
-    created = service.create_webhook("https://a.example/", None, None)
+    created = service.webhooks.create("https://a.example/", None, None)
     append(service, "one")
     plan(service)
     (claimed,) = claim(service)
     assert created.secret.startswith("whsec_")
     assert claimed.secret == created.secret
-    for shown in (created, created.webhook, claimed, service.get_webhook(created.webhook.id)):
+    for shown in (created, created.webhook, claimed, service.webhooks.get(created.webhook.id)):
         assert created.secret not in repr(shown)
         assert created.secret[6:] not in repr(shown)
 
@@ -476,8 +476,8 @@ def test_the_secret_is_in_nothing_that_is_shown(service: Service) -> None:
 def test_a_url_is_judged_before_anything_is_stored(service: Service) -> None:
     """In the sender's words."""
     with pytest.raises(errors.InvalidRequest, match="not public"):
-        service.create_webhook("https://private.example/", None, None)
-    assert service.list_webhooks(None, 10) == ([], None)
+        service.webhooks.create("https://private.example/", None, None)
+    assert service.webhooks.page(None, 10) == ([], None)
 
 
 def test_the_body_is_what_the_specification_says() -> None:

@@ -26,11 +26,11 @@ SIZE = 64
 
 def resolve(service: Service, verb: Verb, batch: int, *numbers: int, reason: str | None = None) -> None:
     items = [ItemId(batch, *divmod(number, SIZE)) for number in numbers]
-    service.ack(Call.of(verb, items, reason=reason)).result(30)
+    service.acks.ack(Call.of(verb, items, reason=reason)).result(30)
 
 
 def opened(service: Service, items: int, **options: Any) -> int:
-    return service.open(Opening(group_size=SIZE, items=items, **options)).batch.id
+    return service.batches.open(Opening(group_size=SIZE, items=items, **options)).batch.id
 
 
 def codes(found: Explanation) -> list[str]:
@@ -71,12 +71,12 @@ def statements(database: Database) -> Iterator[list[str]]:
 
 def test_an_open_batch_is_not_sealed_and_says_since_when_it_is_idle(service: Service) -> None:
     """And when it expires, if it does."""
-    empty = service.explain(opened(service, 0))
+    empty = service.batches.explain(opened(service, 0))
     assert codes(empty) == ["not_sealed"]
     assert "expires_at" not in reason(empty, "not_sealed").facts
     batch = opened(service, 3, expires_in=3600)
     age(service, batch, timedelta(minutes=20))
-    found = service.explain(batch)
+    found = service.batches.explain(batch)
     assert codes(found) == ["not_sealed", "pending", "oldest_untouched_group"]
     told = reason(found, "not_sealed")
     assert 1200 <= told.facts["idle_seconds"] <= 1260
@@ -85,14 +85,14 @@ def test_an_open_batch_is_not_sealed_and_says_since_when_it_is_idle(service: Ser
     assert "20 min" in told.text
     assert "expires in 39 min" in told.text
     age(service, batch, timedelta(days=2))
-    assert "about to expire" in reason(service.explain(batch), "not_sealed").text
+    assert "about to expire" in reason(service.batches.explain(batch), "not_sealed").text
 
 
 def test_what_is_pending_is_named_as_ranges(service: Service) -> None:
     """The first few by their ends, the others by their number."""
     batch = opened(service, 3 * SIZE, sealed=True)
     resolve(service, Verb.ACK, batch, *range(0, 130, 10))
-    told = reason(service.explain(batch), "pending")
+    told = reason(service.batches.explain(batch), "pending")
     assert told.facts["pending"] == 192 - 13
     assert told.facts["ranges"][0] == {"first": f"{batch}:0:1", "last": f"{batch}:0:9", "count": 9}
     assert len(told.facts["ranges"]) == 5
@@ -100,7 +100,7 @@ def test_what_is_pending_is_named_as_ranges(service: Service) -> None:
     assert f"179 of 192 items are pending: {batch}:0:1 to {batch}:0:9, " in told.text
     assert " and 8 more ranges (nothing has changed since " in told.text
     resolve(service, Verb.ACK, batch, *range(191))
-    last = reason(service.explain(batch), "pending")
+    last = reason(service.batches.explain(batch), "pending")
     assert last.facts["ranges"] == [{"first": f"{batch}:2:63", "last": f"{batch}:2:63", "count": 1}]
     assert f"1 of 192 items is pending: {batch}:2:63 (" in last.text
 
@@ -109,7 +109,7 @@ def test_the_lowest_group_without_anything_resolved_is_named(service: Service) -
     """With the first pending item, which may be in an older group; where every group was touched, nothing is said."""
     batch = opened(service, 4 * SIZE + 10, sealed=True)
     resolve(service, Verb.ACK, batch, *range(SIZE), SIZE, 3 * SIZE)
-    told = reason(service.explain(batch), "oldest_untouched_group")
+    told = reason(service.batches.explain(batch), "oldest_untouched_group")
     assert told.facts == {
         "group": 2,
         "first": f"{batch}:2:0",
@@ -118,22 +118,22 @@ def test_the_lowest_group_without_anything_resolved_is_named(service: Service) -
     }
     assert f"the first pending item of all is {batch}:1:1" in told.text
     resolve(service, Verb.FAIL, batch, 2 * SIZE)
-    short = reason(service.explain(batch), "oldest_untouched_group")
+    short = reason(service.batches.explain(batch), "oldest_untouched_group")
     assert (short.facts["group"], short.facts["last"]) == (4, f"{batch}:4:9")
     resolve(service, Verb.ACK, batch, 4 * SIZE)
-    assert codes(service.explain(batch)) == ["pending"]
+    assert codes(service.batches.explain(batch)) == ["pending"]
 
 
 def test_live_children_are_named_and_those_that_have_not_told_their_end(service: Service) -> None:
     """With what is pending in them; children that have ended and told it hold up nothing."""
     parent = opened(service, 5, sealed=True)
-    running = service.open(Opening(items=7, parent=ItemId(parent, 0, 3), key="stage")).batch.id
-    done = service.open(Opening(items=1, parent=ItemId(parent, 0, 0), sealed=True)).batch.id
+    running = service.batches.open(Opening(items=7, parent=ItemId(parent, 0, 3), key="stage")).batch.id
+    done = service.batches.open(Opening(items=1, parent=ItemId(parent, 0, 0), sealed=True)).batch.id
     resolve(service, Verb.ACK, done, 0)
-    silent = service.open(Opening(items=1, parent=ItemId(parent, 0, 4))).batch.id
+    silent = service.batches.open(Opening(items=1, parent=ItemId(parent, 0, 4))).batch.id
     # As a crash between the child's commit and the parent's ack leaves it.
-    service.database.write(lambda tx: batches.cancel(tx, silent))
-    told = reason(service.explain(parent), "waiting_for_children")
+    service.database.write(batches.cancel, silent)
+    told = reason(service.batches.explain(parent), "waiting_for_children")
     assert told.facts["more_children"] is False
     assert told.facts["children"] == [
         {
@@ -155,23 +155,23 @@ def test_live_children_are_named_and_those_that_have_not_told_their_end(service:
     ]
     assert f"batches {running} (open, 7 pending), {silent} (cancelled, 1 pending; it ended" in told.text
 
-    untold = service.explain(silent)
+    untold = service.batches.explain(silent)
     assert codes(untold) == ["ended", "parent_not_told"]
     assert reason(untold, "parent_not_told").facts == {"parent": f"{parent}:0:4", "parent_due": "fail"}
     assert f"item {parent}:0:4" in reason(untold, "parent_not_told").text
     janitor.run_once(service.database, janitor.Policy())
-    assert codes(service.explain(silent)) == ["ended"]
-    assert [child["batch"] for child in reason(service.explain(parent), "waiting_for_children").facts["children"]] == [
-        running
-    ]
+    assert codes(service.batches.explain(silent)) == ["ended"]
+    assert [
+        child["batch"] for child in reason(service.batches.explain(parent), "waiting_for_children").facts["children"]
+    ] == [running]
 
 
 def test_many_children_are_cut(service: Service) -> None:
     """Twenty are named, and it is said that there are more."""
     parent = opened(service, SIZE, sealed=True)
     for number in range(CHILDREN + 1):
-        service.open(Opening(items=1, parent=ItemId(parent, 0, number)))
-    told = reason(service.explain(parent), "waiting_for_children")
+        service.batches.open(Opening(items=1, parent=ItemId(parent, 0, number)))
+    told = reason(service.batches.explain(parent), "waiting_for_children")
     assert len(told.facts["children"]) == CHILDREN
     assert told.facts["more_children"] is True
     assert told.text.endswith(" and others.")
@@ -184,7 +184,7 @@ def test_a_batch_that_did_not_succeed_says_why_its_items_failed(service: Service
     resolve(service, Verb.FAIL, batch, 2, reason="x" * 300)
     resolve(service, Verb.FAIL, batch, 3)
     resolve(service, Verb.ACK, batch, *range(4, 10))
-    found = service.explain(batch)
+    found = service.batches.explain(batch)
     assert found.batch.complete
     assert codes(found) == ["failed"]
     told = reason(found, "failed")
@@ -195,7 +195,7 @@ def test_a_batch_that_did_not_succeed_says_why_its_items_failed(service: Service
     }
     assert "4 of its 10 items failed; the most frequent reason is 'no picture'" in told.text
     resolve(service, Verb.ACK, batch, 0, 1, 2, 3)
-    succeeded = service.explain(batch)
+    succeeded = service.batches.explain(batch)
     assert codes(succeeded) == ["complete"]
     assert "all 10 items are acked" in reason(succeeded, "complete").text
 
@@ -204,9 +204,9 @@ def test_failures_without_reasons_and_failures_of_a_live_batch(service: Service)
     """Nobody said why; and while it is live, what failed isn't what it waits for."""
     batch = opened(service, 2, sealed=True)
     resolve(service, Verb.FAIL, batch, 0)
-    assert codes(service.explain(batch)) == ["pending"]
+    assert codes(service.batches.explain(batch)) == ["pending"]
     resolve(service, Verb.FAIL, batch, 1)
-    told = reason(service.explain(batch), "failed")
+    told = reason(service.batches.explain(batch), "failed")
     assert told.facts["reasons"] == []
     assert "most frequent" not in told.text
 
@@ -214,12 +214,12 @@ def test_failures_without_reasons_and_failures_of_a_live_batch(service: Service)
 def test_a_batch_that_has_ended_says_how(service: Service) -> None:
     """Cancelled or expired, when, and with how much pending."""
     cancelled = opened(service, 3)
-    service.cancel(cancelled)
+    service.batches.cancel(cancelled)
     expired = opened(service, 1, expires_in=60)
     age(service, expired, timedelta(minutes=2))
     janitor.run_once(service.database, janitor.Policy())
     for batch, word, pending in ((cancelled, "cancelled", 3), (expired, "expired", 1)):
-        found = service.explain(batch)
+        found = service.batches.explain(batch)
         assert codes(found) == ["ended"]
         assert not found.batch.complete
         told = reason(found, "ended")
@@ -230,7 +230,7 @@ def test_a_batch_that_has_ended_says_how(service: Service) -> None:
 def test_an_unknown_batch_is_refused(service: Service) -> None:
     """As everywhere."""
     with pytest.raises(errors.BatchNotFound):
-        service.explain(4711)
+        service.batches.explain(4711)
 
 
 @pytest.mark.parametrize("touched", [0, SCAN + 10], ids=["untouched", "touched"])
@@ -256,7 +256,7 @@ def test_a_billion_items_are_explained_by_a_few_statements(service: Service, tou
 
     service.database.write(fill)
     with statements(service.database) as heard:
-        found = service.explain(batch)
+        found = service.batches.explain(batch)
     assert len([text for text in heard if "SELECT" in text]) <= 10
     pending = reason(found, "pending").facts
     if touched:
@@ -280,7 +280,7 @@ def test_where_only_full_groups_were_read_what_is_pending_is_not_guessed(service
         batches.update(tx, batch, acked=SIZE * len(rows))
 
     service.database.write(fill)
-    found = service.explain(batch)
+    found = service.batches.explain(batch)
     pending = reason(found, "pending")
     assert (pending.facts["ranges"], pending.facts["more_ranges"], pending.facts["all_counted"]) == ([], 0, False)
     assert f"{found.batch.pending:,} of 1,000,000,000 items are pending (nothing" in pending.text
@@ -293,10 +293,10 @@ def test_a_webhook_that_was_not_told_is_named_with_its_last_answer(service: Serv
     hook = database.write(
         lambda tx: subscriptions.create(tx, "https://example.com", None, None, subscriptions.new_secret())
     )
-    batch = service.open(Opening(sealed=True)).batch.id
-    while database.write(lambda tx: deliveries.plan(tx, hook.webhook.id)):
+    batch = service.batches.open(Opening(sealed=True)).batch.id
+    while database.write(deliveries.plan, hook.webhook.id):
         pass
-    found = service.explain(batch)
+    found = service.batches.explain(batch)
     assert codes(found) == ["complete", "webhook_not_delivered"]
     facts = reason(found, "webhook_not_delivered").facts
     assert (facts["event"], facts["delivery"], facts["attempts"]) == (f"batch:{batch}:succeeded", "pending", 0)
@@ -312,7 +312,7 @@ def test_a_webhook_that_was_not_told_is_named_with_its_last_answer(service: Serv
         tx.execute(sa.insert(tables.delivery_attempts).values(**tried, attempted_at=tables.utc_now()))
 
     database.write(give_up)
-    text = reason(service.explain(batch), "webhook_not_delivered").text
+    text = reason(service.batches.explain(batch), "webhook_not_delivered").text
     assert "the last answer was 500; it is given up: redeliver it." in text
     database.write(lambda tx: tx.execute(sa.update(tables.deliveries).values(state="delivered")))
-    assert codes(service.explain(batch)) == ["complete"]
+    assert codes(service.batches.explain(batch)) == ["complete"]

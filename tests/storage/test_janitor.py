@@ -42,7 +42,7 @@ def age(database: Database, batch: int, by: timedelta) -> None:
 
 def state(service: Service, batch: int) -> State | None:
     try:
-        return service.get(batch).state
+        return service.batches.get(batch).state
     except errors.BatchNotFound:
         return None
 
@@ -50,7 +50,7 @@ def state(service: Service, batch: int) -> State | None:
 def test_idle_batches_expire_by_their_state(service: Service) -> None:
     """Open ones after open_idle, sealed ones after sealed_idle, and each by its own expires_in first."""
     made = {
-        name: service.open(opening).batch.id
+        name: service.batches.open(opening).batch.id
         for name, opening in {
             "open": Opening(items=1),
             "no items": Opening(),
@@ -75,46 +75,50 @@ def test_idle_batches_expire_by_their_state(service: Service) -> None:
 
 def test_an_expired_batch_is_a_tombstone(service: Service) -> None:
     """Its verbs are refused by name, its items are rejected, its bits stay true."""
-    batch = service.open(Opening(items=2)).batch.id
-    service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
+    batch = service.batches.open(Opening(items=2)).batch.id
+    service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
     age(service.database, batch, 8 * DAY)
     run_once(service.database, Policy())
-    for verb in (lambda: service.extend(batch, 1), lambda: service.seal(batch), lambda: service.cancel(batch)):
+    for verb in (
+        lambda: service.batches.extend(batch, 1),
+        lambda: service.batches.seal(batch),
+        lambda: service.batches.cancel(batch),
+    ):
         with pytest.raises(errors.BatchExpired):
             verb()
-    answer = service.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result()
+    answer = service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result()
     assert [each.reason for each in answer.rejected] == ["expired"]
-    assert [(r.start, r.end) for r in service.ranges(batch, "pending", 0, 9)[1].ranges] == [(1, 2)]
-    assert service.verify(batch).ok
+    assert [(r.start, r.end) for r in service.batches.ranges(batch, "pending", 0, 9)[1].ranges] == [(1, 2)]
+    assert service.batches.verify(batch).ok
 
 
 @pytest.mark.parametrize("kept_alive_by", ["ack", "fail", "extend", "seal"])
 def test_what_changes_a_batch_keeps_it_alive(service: Service, kept_alive_by: str) -> None:
     """And a repeat does not."""
-    batch = service.open(Opening(items=2)).batch.id
-    service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
+    batch = service.batches.open(Opening(items=2)).batch.id
+    service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
     age(service.database, batch, 8 * DAY)
     {
-        "ack": lambda: service.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result(),
-        "fail": lambda: service.ack(Call.of(Verb.FAIL, [(batch, 0, 1)])).result(),
-        "extend": lambda: service.extend(batch, 1),
-        "seal": lambda: service.seal(batch),
+        "ack": lambda: service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result(),
+        "fail": lambda: service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 1)])).result(),
+        "extend": lambda: service.batches.extend(batch, 1),
+        "seal": lambda: service.batches.seal(batch),
     }[kept_alive_by]()
     run_once(service.database, Policy(sealed_idle=7 * DAY))
     assert state(service, batch) in (State.OPEN, State.SEALED)
     age(service.database, batch, 8 * DAY)
-    service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
+    service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
     run_once(service.database, Policy(sealed_idle=7 * DAY))
     assert state(service, batch) is State.EXPIRED
 
 
 def test_what_ended_long_ago_is_deleted(service: Service) -> None:
     """Altogether: groups, extends and reasons too; what ended lately is kept."""
-    old = service.open(Opening(group_size=64, items=640)).batch.id
-    service.extend(old, 1, "key")
-    service.ack(Call.of(Verb.FAIL, [(old, g, 1) for g in range(10)], reason="gone")).result()
-    service.cancel(old)
-    young = service.open(Opening(sealed=True)).batch.id
+    old = service.batches.open(Opening(group_size=64, items=640)).batch.id
+    service.batches.extend(old, 1, "key")
+    service.acks.ack(Call.of(Verb.FAIL, [(old, g, 1) for g in range(10)], reason="gone")).result()
+    service.batches.cancel(old)
+    young = service.batches.open(Opening(sealed=True)).batch.id
     age(service.database, old, 31 * DAY)
     assert run_once(service.database, Policy()).deleted == [old]
     assert (state(service, old), state(service, young)) == (None, State.COMPLETE)
@@ -126,12 +130,12 @@ def test_what_ended_long_ago_is_deleted(service: Service) -> None:
 def test_a_deletion_that_died_is_taken_up_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A condemned batch is unknown at once, and the next pass removes the rest."""
     monkeypatch.setattr(purge, "CHUNK", 3)
-    batch = service.open(Opening(group_size=64, items=640)).batch.id
-    service.ack(Call.of(Verb.ACK, [(batch, g, 1) for g in range(10)])).result()
-    service.database.write(lambda tx: purge.condemn(tx, batch))
-    assert not service.database.write(lambda tx: purge.remove_chunk(tx, batch))
+    batch = service.batches.open(Opening(group_size=64, items=640)).batch.id
+    service.acks.ack(Call.of(Verb.ACK, [(batch, g, 1) for g in range(10)])).result()
+    service.database.write(purge.condemn, batch)
+    assert not service.database.write(purge.remove_chunk, batch)
     assert state(service, batch) is None
-    assert service.ack(Call.of(Verb.ACK, [(batch, 9, 2)])).result().rejected[0].reason == "unknown_batch"
+    assert service.acks.ack(Call.of(Verb.ACK, [(batch, 9, 2)])).result().rejected[0].reason == "unknown_batch"
     assert run_once(service.database, Policy()).deleted == [batch]
     with service.database.engine.connect() as connection:
         assert connection.execute(sa.text("SELECT COUNT(*) FROM item_groups")).scalar() == 0
@@ -139,8 +143,8 @@ def test_a_deletion_that_died_is_taken_up_again(service: Service, monkeypatch: p
 
 def test_a_dry_run_changes_nothing(service: Service) -> None:
     """And says what a run would do."""
-    idle = service.open(Opening(items=1)).batch.id
-    ended = service.open(Opening(sealed=True)).batch.id
+    idle = service.batches.open(Opening(items=1)).batch.id
+    ended = service.batches.open(Opening(sealed=True)).batch.id
     age(service.database, idle, 8 * DAY)
     age(service.database, ended, 31 * DAY)
     report = run_once(service.database, Policy(), dry_run=True)
@@ -153,8 +157,8 @@ def test_a_dry_run_changes_nothing(service: Service) -> None:
 def test_two_janitors_at_once_do_each_thing_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch is expired by one of them; every old one is gone; none of them fails."""
     monkeypatch.setattr(janitor, "PAGE", 5)
-    idle = [service.open(Opening(items=1)).batch.id for _ in range(30)]
-    ended = [service.open(Opening(sealed=True)).batch.id for _ in range(30)]
+    idle = [service.batches.open(Opening(items=1)).batch.id for _ in range(30)]
+    ended = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(30)]
     for batch in (*idle, *ended):
         age(service.database, batch, 31 * DAY)
     start = threading.Barrier(2)
@@ -189,7 +193,7 @@ def test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended(
         assert not run_once(database, Policy(), dry_run=True).deleted
         return len(executed)
 
-    service.open(Opening(sealed=True))
+    service.batches.open(Opening(sealed=True))
     alone = statements()
     columns = [column for column in tables.batches.c if column.name != "id"]
     copies = sa.select(*columns).where(tables.batches.c.state == State.COMPLETE)
@@ -212,9 +216,9 @@ def test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended(
 def test_what_ended_at_the_same_time_is_deleted_in_pages(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oldest first, whatever their ids are; a page may end between two of one time."""
     monkeypatch.setattr(janitor, "PAGE", 3)
-    made = [service.open(Opening(sealed=True)).batch.id for _ in range(11)]
+    made = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(11)]
     with service.database.engine.begin() as tx:
-        ended = sa.update(tables.batches).values(ended_at=service.get(made[0]).ended_at)
+        ended = sa.update(tables.batches).values(ended_at=service.batches.get(made[0]).ended_at)
         tx.execute(ended)
     for batch in made[8:]:
         age(service.database, batch, 2 * DAY)
@@ -230,8 +234,8 @@ def test_what_ended_at_the_same_time_is_deleted_in_pages(service: Service, monke
 def test_a_batch_that_is_locked_is_left_to_the_next_pass(mariadb_database: Database) -> None:
     """Others are dealt with, whether their ids are lower or higher, and the report names the locked ones."""
     service = Service(mariadb_database, combiner=Inline)
-    idle = [service.open(Opening(items=1)).batch.id for _ in range(3)]
-    ended = [service.open(Opening(sealed=True)).batch.id for _ in range(3)]
+    idle = [service.batches.open(Opening(items=1)).batch.id for _ in range(3)]
+    ended = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(3)]
     for batch in (*idle, *ended):
         age(mariadb_database, batch, 31 * DAY)
     with mariadb_database.engine.begin() as holder:
@@ -250,7 +254,7 @@ def janitor_command(*arguments: str, **environment: str) -> subprocess.Completed
 
 def test_the_command_reports_in_json(service: Service) -> None:
     """One line on standard output, exit status 0."""
-    idle = service.open(Opening(items=1)).batch.id
+    idle = service.batches.open(Opening(items=1)).batch.id
     age(service.database, idle, DAY)
     url = service.database.url.render_as_string(hide_password=False)
     done = janitor_command("--database-url", url, "--open-idle", "12h", "--sealed-idle", "30d", "--keep", "30d")

@@ -78,10 +78,10 @@ def followed(read: Callable[[Any], tuple[list[Any], Any]], size: Callable[[Any],
 def test_large_events_come_in_more_pages(service: Service) -> None:
     """Of any types; the one that is larger than a page too."""
     sizes = [60_000, 30_000, 10, 10, 60_000, 150_000, 10, *[2] * 300, 90_000]
-    service.append([feed.New(f"e{n}", "mine", None, json.dumps("x" * size)) for n, size in enumerate(sizes)])
+    service.feed.append([feed.New(f"e{n}", "mine", None, json.dumps("x" * size)) for n, size in enumerate(sizes)])
 
     def read(start: int | None) -> tuple[list[feed.Event], int | None]:
-        page = service.events(start or 0, 1000, types=["mine"])
+        page = service.feed.read(start or 0, 1000, types=["mine"])
         return page.events, page.next if page.next < page.last else None
 
     assert [event.id for event in followed(read, feed.size)] == [f"e{n}" for n in range(len(sizes))]
@@ -90,13 +90,13 @@ def test_large_events_come_in_more_pages(service: Service) -> None:
 def test_large_labels_come_in_more_pages(service: Service) -> None:
     """With and without a look for a label."""
     made = [
-        service.open(Opening(None, {"team": "a", "text": "x" * size}, 64, 0, False)).batch.id
+        service.batches.open(Opening(None, {"team": "a", "text": "x" * size}, 64, 0, False)).batch.id
         for size in (60_000, 60_000, 10, 10, 150_000, 10, 90_000)
     ]
     for labels in ({}, {"team": "a"}):
 
         def read(start: int | None, labels: dict[str, str] = labels) -> tuple[list[Any], int | None]:
-            page = service.page(labels=labels, before=start, limit=1000)
+            page = service.batches.page(labels=labels, before=start, limit=1000)
             return page.batches, page.before
 
         assert [batch.id for batch in followed(read, lambda batch: len(batch.labels["text"]))] == made[::-1]
@@ -104,13 +104,13 @@ def test_large_labels_come_in_more_pages(service: Service) -> None:
 
 def test_long_reasons_come_in_more_pages(service: Service) -> None:
     """A range is cut where its reasons become many."""
-    batch = service.open(Opening(None, {}, 64, 100, True)).batch.id
+    batch = service.batches.open(Opening(None, {}, 64, 100, True)).batch.id
     for index in range(100):
         call = Call.of(Verb.FAIL, [(batch, index // 64, index % 64)], reason=f"{index:04} {'x' * 3990}")
-        assert service.ack(call).result().applied == 1
+        assert service.acks.ack(call).result().applied == 1
 
     def read(start: int | None) -> tuple[list[ranges.Range], int | None]:
-        _, page = service.ranges(batch, "failed", start or 0, 1000)
+        _, page = service.batches.ranges(batch, "failed", start or 0, 1000)
         return page.ranges, page.next
 
     found = followed(read, lambda each: sum(map(len, each.reasons.values())))
@@ -122,7 +122,7 @@ def test_long_reasons_come_in_more_pages(service: Service) -> None:
 
 def test_large_states_and_commands_come_in_more_pages(service: Service) -> None:
     """Of instances and of what they issued."""
-    service.define_process("p", partitions=1)
+    service.processes.define("p", partitions=1)
     sizes = (60_000, 60_000, 10, 10, 150_000, 10, 90_000)
 
     def fill(tx: Connection) -> None:
@@ -136,14 +136,14 @@ def test_large_states_and_commands_come_in_more_pages(service: Service) -> None:
     service.database.write(fill)
 
     def instances(start: str | None) -> tuple[list[Instance], str | None]:
-        found, cut = service.list_instances("p", None, start, 1000)
+        found, cut = service.processes.page("p", None, start, 1000)
         return found, found[-1].instance if cut else None
 
     found = followed(instances, lambda each: len(each.state or ""))
     assert [each.instance for each in found] == [f"i{number}" for number in range(len(sizes))]
 
     def commands(start: int | None) -> tuple[list[outbox.Command], int | None]:
-        page = service.commands(start or 0, 1000)
+        page = service.processes.commands(start or 0, 1000)
         return page.commands, page.next if page.next < page.last else None
 
     issued = followed(commands, lambda each: len(each.data or ""))

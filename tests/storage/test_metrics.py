@@ -48,7 +48,7 @@ def transactions(outcome: str) -> Change:
 def test_a_deadlock_is_counted_as_a_conflict(mariadb_database: Database) -> None:
     """Two transactions lock two batches in opposite order; one of them is begun again, once."""
     service = Service(mariadb_database)
-    ids = [service.open(Opening()).batch.id for _ in range(2)]
+    ids = [service.batches.open(Opening()).batch.id for _ in range(2)]
     both_hold_one = threading.Barrier(2)
     attempts: list[int] = []
     conflicts, outcomes, committed = retries("conflict"), transactions("conflict"), transactions("committed")
@@ -76,7 +76,7 @@ def test_lock_waits_are_counted(mariadb_url: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("core.storage.database.LOCK_WAIT", 1)
     with Database(mariadb_url) as database:
         schema.migrate(database)
-        batch = Service(database).open(Opening()).batch.id
+        batch = Service(database).batches.open(Opening()).batch.id
         statement = f"SELECT id FROM batches WHERE id = {batch} FOR UPDATE"
         with database.engine.begin() as holder:
             holder.exec_driver_sql(statement)
@@ -94,12 +94,12 @@ def test_a_batch_that_moves_to_the_second_lane_is_a_retry_after_a_lock_wait(
     with Database(mariadb_url) as database:
         schema.migrate(database)
         service = Service(database)
-        batch = service.open(Opening(items=2)).batch.id
-        service.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result(60)
+        batch = service.batches.open(Opening(items=2)).batch.id
+        service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result(60)
         waits = retries("lock_wait")
         with database.engine.begin() as holder:
             holder.exec_driver_sql(f"SELECT 1 FROM item_groups WHERE batch_id = {batch} FOR UPDATE")
-            acked = service.ack(Call.of(Verb.ACK, [(batch, 0, 1)]))
+            acked = service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)]))
             with pytest.raises(errors.LockTimeout):
                 acked.result(60)
         service.stop()
@@ -134,10 +134,10 @@ def test_live_batches_are_counted_and_the_oldest_is_known(database: Database) ->
     }
     assert read(database).items() >= nothing.items()
     service = Service(database)
-    ended = service.open(Opening(items=1)).batch.id
-    sealed = [service.open(Opening(items=1, sealed=True)).batch.id for _ in range(2)]
-    opened = [service.open(Opening(items=1)).batch.id for _ in range(3)]
-    service.cancel(ended)
+    ended = service.batches.open(Opening(items=1)).batch.id
+    sealed = [service.batches.open(Opening(items=1, sealed=True)).batch.id for _ in range(2)]
+    opened = [service.batches.open(Opening(items=1)).batch.id for _ in range(3)]
+    service.batches.cancel(ended)
     ages = {ended: 10_000, sealed[0]: 5_000, sealed[1]: 3_000, opened[0]: 2_000, opened[1]: 1_000}
 
     def make_older(tx: Connection) -> None:
@@ -151,9 +151,9 @@ def test_live_batches_are_counted_and_the_oldest_is_known(database: Database) ->
     assert (found["lastbit_open_batches"], found["lastbit_sealed_batches"]) == (3, 2)
     assert 2_000 <= found["lastbit_oldest_unsealed_age_seconds"] < 2_600
     assert 5_000 <= found["lastbit_oldest_pending_age_seconds"] < 5_600
-    service.ack(Call.of(Verb.ACK, [(batch, 0, 0) for batch in sealed])).result(60)
+    service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0) for batch in sealed])).result(60)
     for batch in opened:
-        service.cancel(batch)
+        service.batches.cancel(batch)
     assert read(database).items() >= nothing.items()
     service.stop()
 
@@ -163,12 +163,12 @@ def test_the_feed_and_what_webhooks_wait_for_are_known(database: Database) -> No
     service = Service(database)
     quiet = {"lastbit_feed_position": 0, "lastbit_webhook_lag_seconds": 0, "lastbit_webhook_deliveries": 0}
     assert read(database).items() >= quiet.items()
-    service.open(Opening())
+    service.batches.open(Opening())
     assert read(database).items() >= {**quiet, "lastbit_feed_position": 1}.items()
     created = database.write(
         lambda tx: subscriptions.create(tx, "https://example.com", None, None, subscriptions.new_secret())
     )
-    service.open(Opening())
+    service.batches.open(Opening())
 
     def make_older(tx: Connection) -> None:
         now = tx.scalar(sa.select(tables.utc_now()))
@@ -182,7 +182,7 @@ def test_the_feed_and_what_webhooks_wait_for_are_known(database: Database) -> No
 
     database.write(make_older)
     assert lag_and_counts() == (True, [0, 0])
-    database.write(lambda tx: deliveries.plan(tx, created.webhook.id))
+    database.write(deliveries.plan, created.webhook.id)
     assert lag_and_counts() == (True, [1, 0])
     database.write(lambda tx: tx.execute(sa.update(tables.deliveries).values(state="dead", due_at=None)))
     assert lag_and_counts() == (False, [0, 1])

@@ -41,7 +41,7 @@ def read(service: Service, batch: int, kind: ranges.Kind, limit: int) -> list[ra
     found: list[ranges.Range] = []
     start = 0
     while True:
-        _, page = service.ranges(batch, kind, start, limit)
+        _, page = service.batches.ranges(batch, kind, start, limit)
         assert len(page.ranges) <= limit
         found += page.ranges
         if page.next is None:
@@ -59,12 +59,12 @@ def test_ranges_and_watermark_are_those_of_the_sets(
     service: Service, steps: list[tuple[Verb, set[int]]], limit: int
 ) -> None:
     """Whatever was acked and failed, in whatever order, and however small the pages are."""
-    batch = service.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
+    batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
     acked: set[int] = set()
     failed: set[int] = set()
     for position, (verb, numbers) in enumerate(steps):
         reason = f"step {position}" if verb is Verb.FAIL else None
-        service.ack(Call.of(verb, as_ids(batch, numbers), reason=reason)).result()
+        service.acks.ack(Call.of(verb, as_ids(batch, numbers), reason=reason)).result()
         if verb is Verb.ACK:
             acked, failed = acked | numbers, failed - numbers
         else:
@@ -74,28 +74,28 @@ def test_ranges_and_watermark_are_those_of_the_sets(
     found = read(service, batch, "failed", limit)
     assert [(r.start, r.end) for r in found] == as_runs(failed)
     assert {n for r in found for n in r.reasons} == failed
-    assert service.watermark(batch)[1] == min(pending, default=ITEMS)
-    assert service.verify(batch).ok
+    assert service.batches.watermark(batch)[1] == min(pending, default=ITEMS)
+    assert service.batches.verify(batch).ok
 
 
 def test_a_page_reads_a_bounded_number_of_rows(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be empty and not the last; following `next` finds everything."""
     monkeypatch.setattr(ranges, "SCAN", 2)
     monkeypatch.setattr(ranges, "STEP", 2)
-    batch = service.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
+    batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
     # The first group stays without a row, so that the hint of the full prefix stays at 0.
     numbers = set(range(SIZE, 5 * SIZE)) | {ITEMS - 1}
-    service.ack(Call.of(Verb.ACK, as_ids(batch, numbers))).result()
-    assert service.ranges(batch, "pending", SIZE, 100)[1].next is not None
+    service.acks.ack(Call.of(Verb.ACK, as_ids(batch, numbers))).result()
+    assert service.batches.ranges(batch, "pending", SIZE, 100)[1].next is not None
     assert [(r.start, r.end) for r in read(service, batch, "pending", 100)] == [(0, SIZE), (5 * SIZE, ITEMS - 1)]
 
 
 def test_a_page_bears_a_bounded_number_of_reasons(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A range with more of them is cut, and goes on at the next page."""
     monkeypatch.setattr(ranges, "REASONS", 7)
-    batch = service.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
-    service.ack(Call.of(Verb.FAIL, as_ids(batch, set(range(20))), reason="gone")).result()
-    first = service.ranges(batch, "failed", 0, 100)[1]
+    batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
+    service.acks.ack(Call.of(Verb.FAIL, as_ids(batch, set(range(20))), reason="gone")).result()
+    first = service.batches.ranges(batch, "failed", 0, 100)[1]
     assert [(r.start, r.end, len(r.reasons)) for r in first.ranges] == [(0, 7, 7)]
     found = read(service, batch, "failed", 100)
     assert sorted(n for r in found for n in r.reasons) == list(range(20))
@@ -103,19 +103,19 @@ def test_a_page_bears_a_bounded_number_of_reasons(service: Service, monkeypatch:
 
 def test_the_full_prefix_catches_up_with_groups_that_were_filled_out_of_order(service: Service) -> None:
     """The hint is where the watermark's scan begins, so it must not stay behind for good."""
-    batch = service.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
+    batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
     for group in (4, 2, 3, 1, 0):
-        service.ack(Call.of(Verb.ACK, [(batch, group, i) for i in range(SIZE)])).result()
-    assert service.get(batch).full_prefix == 5
-    assert service.watermark(batch)[1] == 5 * SIZE
+        service.acks.ack(Call.of(Verb.ACK, [(batch, group, i) for i in range(SIZE)])).result()
+    assert service.batches.get(batch).full_prefix == 5
+    assert service.batches.watermark(batch)[1] == 5 * SIZE
 
 
 def test_a_reason_goes_when_its_item_is_acked(service: Service) -> None:
     """Also when both come in one flush; a reason is the first that was given."""
-    batch = service.open(Opening(group_size=SIZE, items=10)).batch.id
-    service.ack(Call.of(Verb.FAIL, [(batch, 0, 1), (batch, 0, 2)], reason="first")).result()
-    service.ack(Call.of(Verb.FAIL, [(batch, 0, 2), (batch, 0, 3)], reason="second")).result()
-    service.ack(Call.of(Verb.ACK, masks=[(batch, 0, b"\x02")])).result()
+    batch = service.batches.open(Opening(group_size=SIZE, items=10)).batch.id
+    service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 1), (batch, 0, 2)], reason="first")).result()
+    service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 2), (batch, 0, 3)], reason="second")).result()
+    service.acks.ack(Call.of(Verb.ACK, masks=[(batch, 0, b"\x02")])).result()
     assert [r.reasons for r in read(service, batch, "failed", 10)] == [{2: "first", 3: "second"}]
     with service.database.engine.connect() as connection:
         assert connection.execute(sa.text("SELECT COUNT(*) FROM failures")).scalar() == 2
@@ -126,9 +126,9 @@ def test_a_batch_that_is_deleted_while_it_is_read_is_read_whole(service: Service
     """Its groups are deleted before the reader's first or second statement that reads groups. Nothing of a complete
     batch is pending; the next reader does not find the batch."""
     items = 70 * SIZE + 10  # the full-prefix hint is behind, and the last group is not full
-    batch = service.open(Opening(group_size=SIZE, items=items, sealed=True)).batch.id
-    service.ack(Call.of(Verb.ACK, as_ids(batch, set(range(items))))).result()
-    assert service.get(batch).succeeded
+    batch = service.batches.open(Opening(group_size=SIZE, items=items, sealed=True)).batch.id
+    service.acks.ack(Call.of(Verb.ACK, as_ids(batch, set(range(items))))).result()
+    assert service.batches.get(batch).succeeded
     texts: list[str] = []
 
     def delete(*arguments: object) -> None:
@@ -137,13 +137,17 @@ def test_a_batch_that_is_deleted_while_it_is_read_is_read_whole(service: Service
             if len(texts) != statement:
                 return
             with Database(service.database.url.render_as_string(hide_password=False)) as other:
-                Service(other, combiner=Inline).delete(batch)
+                Service(other, combiner=Inline).batches.delete(batch)
 
     sa.event.listen(service.database.engine, "before_cursor_execute", delete)
     if kind == "pending":
-        assert service.ranges(batch, "pending", 0, 9)[1].ranges == []
+        assert service.batches.ranges(batch, "pending", 0, 9)[1].ranges == []
     else:
-        assert service.watermark(batch)[1] == items
-    for read_again in (service.watermark, service.batch_deliveries, lambda id: service.ranges(id, "pending", 0, 9)):
+        assert service.batches.watermark(batch)[1] == items
+    for read_again in (
+        service.batches.watermark,
+        service.webhooks.deliveries_of_batch,
+        lambda id: service.batches.ranges(id, "pending", 0, 9),
+    ):
         with pytest.raises(errors.BatchNotFound):
             read_again(batch)

@@ -20,14 +20,14 @@ def rows(service: Service, table: str = "item_groups") -> list[sa.Row]:
 
 def test_a_billion_items_are_one_row(service: Service) -> None:
     """Open, extend and seal write the batch's row and nothing else; reading it reads no group."""
-    batch = service.open(Opening()).batch.id
-    service.extend(batch, HUGE)
-    service.seal(batch)
+    batch = service.batches.open(Opening()).batch.id
+    service.batches.extend(batch, HUGE)
+    service.batches.seal(batch)
     assert len(rows(service, "batches")) == 1
     assert rows(service) == []
-    assert service.get(batch).pending == HUGE
-    assert [(r.start, r.end) for r in service.ranges(batch, "pending", 0, 100)[1].ranges] == [(0, HUGE)]
-    assert service.watermark(batch)[1] == 0
+    assert service.batches.get(batch).pending == HUGE
+    assert [(r.start, r.end) for r in service.batches.ranges(batch, "pending", 0, 100)[1].ranges] == [(0, HUGE)]
+    assert service.batches.watermark(batch)[1] == 0
 
 
 @pytest.mark.parametrize("kind", ["get", "pending", "watermark", "extend", "seal"])
@@ -35,8 +35,8 @@ def test_a_billion_items_cost_as_many_statements_as_a_thousand(service: Service,
     """The size of a batch is a number in its row, not work."""
 
     def statements(items: int) -> int:
-        batch = service.open(Opening(items=items)).batch.id
-        service.ack(Call.of(Verb.ACK, [(batch, 0, 5), (batch, (items - 1) // 8192, 0)])).result()
+        batch = service.batches.open(Opening(items=items)).batch.id
+        service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 5), (batch, (items - 1) // 8192, 0)])).result()
         count = 0
 
         def seen(*_: object) -> None:
@@ -45,11 +45,11 @@ def test_a_billion_items_cost_as_many_statements_as_a_thousand(service: Service,
 
         sa.event.listen(service.database.engine, "before_cursor_execute", seen)
         {
-            "get": lambda: service.get(batch),
-            "pending": lambda: service.ranges(batch, "pending", 0, 100),
-            "watermark": lambda: service.watermark(batch),
-            "extend": lambda: service.extend(batch, items),
-            "seal": lambda: service.seal(batch),
+            "get": lambda: service.batches.get(batch),
+            "pending": lambda: service.batches.ranges(batch, "pending", 0, 100),
+            "watermark": lambda: service.batches.watermark(batch),
+            "extend": lambda: service.batches.extend(batch, items),
+            "seal": lambda: service.batches.seal(batch),
         }[kind]()
         sa.event.remove(service.database.engine, "before_cursor_execute", seen)
         return count
@@ -59,46 +59,46 @@ def test_a_billion_items_cost_as_many_statements_as_a_thousand(service: Service,
 
 def test_items_acked_in_order_leave_no_blob(service: Service) -> None:
     """At every step: a prefix is a count."""
-    batch = service.open(Opening(group_size=64, items=100)).batch.id
+    batch = service.batches.open(Opening(group_size=64, items=100)).batch.id
     for number in range(100):
-        service.ack(Call.of(Verb.ACK, [(batch, number // 64, number % 64)])).result()
+        service.acks.ack(Call.of(Verb.ACK, [(batch, number // 64, number % 64)])).result()
         assert all(row.resolved is None and row.failed is None for row in rows(service))
 
 
 def test_a_group_gives_its_blob_back_when_it_is_a_prefix(service: Service) -> None:
     """Acked in any order: full is a prefix too, also of a last group that is not whole."""
-    batch = service.open(Opening(group_size=64, items=100)).batch.id
+    batch = service.batches.open(Opening(group_size=64, items=100)).batch.id
     for number in range(99, 64, -1):
-        service.ack(Call.of(Verb.ACK, [(batch, 1, number % 64)])).result()
+        service.acks.ack(Call.of(Verb.ACK, [(batch, 1, number % 64)])).result()
     assert rows(service)[0].resolved is not None
-    service.ack(Call.of(Verb.ACK, [(batch, 1, 0)])).result()
+    service.acks.ack(Call.of(Verb.ACK, [(batch, 1, 0)])).result()
     assert (rows(service)[0].resolved, rows(service)[0].resolved_count) == (None, 36)
 
 
 def test_a_blob_is_as_wide_as_what_was_issued(service: Service) -> None:
     """Ten items don't store 8,192 bits; the blob grows with the batch."""
-    batch = service.open(Opening(items=10)).batch.id
-    service.ack(Call.of(Verb.ACK, [(batch, 0, 7)])).result()
+    batch = service.batches.open(Opening(items=10)).batch.id
+    service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 7)])).result()
     assert len(rows(service)[0].resolved) == 2
-    service.extend(batch, 90)
-    service.ack(Call.of(Verb.FAIL, [(batch, 0, 99)])).result()
+    service.batches.extend(batch, 90)
+    service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 99)])).result()
     assert (len(rows(service)[0].resolved), len(rows(service)[0].failed)) == (13, 13)
-    assert service.verify(batch).ok
+    assert service.batches.verify(batch).ok
 
 
 def test_repeats_write_nothing(service: Service) -> None:
     """Neither a row nor the time of the last change: a redelivery does not keep an orphan alive."""
-    batch = service.open(Opening(items=10)).batch.id
+    batch = service.batches.open(Opening(items=10)).batch.id
     call = [(batch, 0, 7)]
-    service.ack(Call.of(Verb.ACK, call)).result()
-    before = service.get(batch)
+    service.acks.ack(Call.of(Verb.ACK, call)).result()
+    before = service.batches.get(batch)
     written: list[str] = []
 
     def seen(*arguments: object) -> None:
         written.append(str(arguments[2]).split(maxsplit=1)[0])
 
     sa.event.listen(service.database.engine, "before_cursor_execute", seen)
-    assert service.ack(Call.of(Verb.ACK, call)).result().repeated == 1
-    assert service.ack(Call.of(Verb.FAIL, call, reason="late")).result().repeated == 1
+    assert service.acks.ack(Call.of(Verb.ACK, call)).result().repeated == 1
+    assert service.acks.ack(Call.of(Verb.FAIL, call, reason="late")).result().repeated == 1
     assert not {"INSERT", "UPDATE", "DELETE"} & set(written)
-    assert service.get(batch) == before
+    assert service.batches.get(batch) == before

@@ -39,17 +39,17 @@ class OfABatch:
     service: Service
 
     def __init__(self) -> None:
-        self._batch = self.service.open(Opening(group_size=SIZE)).batch.id
+        self._batch = self.service.batches.open(Opening(group_size=SIZE)).batch.id
 
     def issue(self, count: int) -> None:
-        self.service.extend(self._batch, count)
+        self.service.batches.extend(self._batch, count)
 
     def resolve(self, numbers: set[int]) -> None:
         ids = [(self._batch, number // SIZE, number % SIZE) for number in sorted(numbers)]
-        self.service.ack(Call.of(Verb.ACK, ids)).result()
+        self.service.acks.ack(Call.of(Verb.ACK, ids)).result()
 
     def first_pending(self) -> int:
-        return self.service.watermark(self._batch)[1]
+        return self.service.batches.watermark(self._batch)[1]
 
 
 class OfAWindow:

@@ -141,13 +141,13 @@ class Load:
 
 def open_shared(database: Database) -> int:
     """The batch that all share."""
-    return Service(database, combiner=Inline).open(Opening(items=SHARED, group_size=GROUP)).batch.id
+    return Service(database, combiner=Inline).batches.open(Opening(items=SHARED, group_size=GROUP)).batch.id
 
 
 def _pending(service: Service, batch: int) -> Iterator[Range]:
     start: int | None = 0
     while start is not None:
-        _, page = service.ranges(batch, "pending", start, 1000)
+        _, page = service.batches.ranges(batch, "pending", start, 1000)
         yield from page.ranges
         start = page.next
 
@@ -161,7 +161,7 @@ def check(load: Load, database: Database) -> None:
         for pending in _pending(service, batch):
             first = bisect.bisect_left(acked, pending.start)
             assert first == len(acked) or acked[first] >= pending.end, f"{batch}: {acked[first]} is acked, and pending"
-        assert service.verify(batch).ok
+        assert service.batches.verify(batch).ok
     for batch in load.finished:
-        assert service.get(batch).succeeded
+        assert service.batches.get(batch).succeeded
         assert load.newly[batch] == 1, f"batch {batch} was completed by {load.newly[batch]} calls"

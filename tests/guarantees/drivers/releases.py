@@ -162,9 +162,9 @@ def assert_nothing_lost(load: Everything, url: str) -> None:
         service = Service(database, combiner=Inline)
         for batch in load.finished:
             assert events_of(service, batch) == ["opened", "sealed", "completed", "succeeded"]
-            assert service.get(batch).acked == 6
+            assert service.batches.get(batch).acked == 6
         after = 0
-        while page := service.events(after, 1000).events:
+        while page := service.feed.read(after, 1000).events:
             assert [event.position for event in page] == list(range(after + 1, after + 1 + len(page)))
             after = page[-1].position
         assert after >= 4 * len(load.finished)

@@ -53,7 +53,7 @@ def ack(
     reason: str | None = None,
 ) -> Answer:
     """Send (batch, group, index) items and wait for the answer."""
-    return service.ack(Call.of(verb, items, reason=reason, idempotency_key=key)).result(120)
+    return service.acks.ack(Call.of(verb, items, reason=reason, idempotency_key=key)).result(120)
 
 
 def nobody_pays(monkeypatch: pytest.MonkeyPatch) -> None:

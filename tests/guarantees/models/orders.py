@@ -78,14 +78,17 @@ class Worker:
         self.name = name
         self.function = function
         self.session = f"session-{next(sessions)}"
-        service.define_process(PROCESS, partitions=PARTITIONS)
-        self.epochs = {held.partition: held.epoch for held in service.sync(GROUP, Caller(name, self.session)).assigned}
+        service.processes.define(PROCESS, partitions=PARTITIONS)
+        self.epochs = {
+            held.partition: held.epoch
+            for held in service.consumer_groups.sync(GROUP, Caller(name, self.session)).assigned
+        }
         assert len(self.epochs) == PARTITIONS
 
     def compute(self, instance: str, event: feed.Event) -> Handling:
         """From the instance as it is now."""
         try:
-            before = self.service.get_instance(PROCESS, instance).instance
+            before = self.service.processes.instance(PROCESS, instance).instance
             version, state = before.version, json.loads(before.state or "null")
         except errors.InstanceNotFound:
             version, state = 0, None
@@ -106,20 +109,22 @@ class Worker:
             instance = inner["instance"]
         while True:
             try:
-                return self.service.handle(self.compute(instance or event.key or "", event))
+                return self.service.processes.handle(self.compute(instance or event.key or "", event))
             except errors.VersionConflict:
                 continue
 
     def commit(self, partition: int, floor: int) -> None:
-        self.service.commit_position(Fence(GROUP, partition, self.name, self.epochs[partition]), Snapshot(floor, floor))
+        self.service.consumer_groups.commit(
+            Fence(GROUP, partition, self.name, self.epochs[partition]), Snapshot(floor, floor)
+        )
 
     def leave(self) -> None:
-        self.service.leave_group(GROUP, self.name, self.session)
+        self.service.consumer_groups.leave(GROUP, self.name, self.session)
 
 
 def append(service: Service, *events: tuple[str, str]) -> list[feed.Event]:
     """(instance, type) each, as they then stand in the feed."""
-    placed = service.append([feed.New(f"{key}:{type}", type, key) for key, type in events])
+    placed = service.feed.append([feed.New(f"{key}:{type}", type, key) for key, type in events])
     found = {event.position: event for event in everything(service)}
     return [found[each.position] for each in placed]
 
@@ -128,7 +133,7 @@ def everything(service: Service) -> list[feed.Event]:
     events: list[feed.Event] = []
     after: int | None = None
     while True:
-        page = service.events(after, 1000)
+        page = service.feed.read(after, 1000)
         events += page.events
         if page.next == page.last:
             return events
@@ -137,7 +142,7 @@ def everything(service: Service) -> list[feed.Event]:
 
 def commands(service: Service) -> list[tuple[str, str]]:
     """(instance, type) of all that were issued; each must stand in the feed, too, where it says."""
-    issued = service.commands(0, 1000).commands
+    issued = service.processes.commands(0, 1000).commands
     found = {event.position: event for event in everything(service)}
     for command in issued:
         event = found[command.position]
@@ -150,4 +155,4 @@ def run(service: Service, request: dict[str, Any]) -> None:
     """A handling, `asdict`, in a process that dies at some point of it (see `dying`)."""
     given = dict(request["handling"])
     issued = [outbox.New(**each) for each in given.pop("commands")]
-    service.handle(Handling(**given | {"commands": issued}))
+    service.processes.handle(Handling(**given | {"commands": issued}))

@@ -62,30 +62,30 @@ def _perform(service: Service, request: Request) -> Answer:
     verb, key = request["verb"], request.get("key")
     match verb:
         case "open":
-            opened = service.open(_opening(request), key)
+            opened = service.batches.open(_opening(request), key)
             return {"batch": opened.batch.id, "state": opened.batch.state} | {
                 name: getattr(opened, name) for name in ("start", "count", "newly", "replayed")
             }
         case "extend":
-            extended = service.extend(request["batch"], request["count"], key)
+            extended = service.batches.extend(request["batch"], request["count"], key)
             return {"items": extended.batch.items} | {
                 name: getattr(extended, name) for name in ("start", "count", "replayed")
             }
         case "seal":
-            sealed = service.seal(request["batch"], key)
+            sealed = service.batches.seal(request["batch"], key)
             return {"state": sealed.batch.state, "newly": sealed.newly, "newly_succeeded": sealed.newly_succeeded}
         case "cancel":
-            return {"state": service.cancel(request["batch"]).state}
+            return {"state": service.batches.cancel(request["batch"]).state}
         case "delete":
-            service.delete(request["batch"])
+            service.batches.delete(request["batch"])
             return {}
         case "janitor":
             report = janitor.run_once(service.database, janitor.Policy())
             return {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)}
         case "tally":
-            applied = service.apply_tally(request["tally"], [tally_entry(each) for each in request["entries"]])
+            applied = service.tallies.apply(request["tally"], [tally_entry(each) for each in request["entries"]])
             return {"applied": applied.applied, "repeated": applied.repeated}
-    answer = service.ack(call(request)).result(120)
+    answer = service.acks.ack(call(request)).result(120)
     rejected = [
         [each.reason, list(each.item) if each.item is not None else list(each.group or ()), each.count]
         for each in answer.rejected
@@ -451,13 +451,13 @@ def assert_equal(service: Service, model: Model, *, limit: int = 1000) -> None:
 
 def events_of(service: Service, batch_id: int) -> list[str]:
     """What the feed tells of a batch, in its order."""
-    events = service.events(0, 1000, batch=batch_id).events
+    events = service.feed.read(0, 1000, batch=batch_id).events
     assert [each.id for each in events] == [f"batch:{batch_id}:{each.type.removeprefix('batch.')}" for each in events]
     return [each.type.removeprefix("batch.") for each in events]
 
 
 def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000) -> None:
-    found = service.get(batch.id)
+    found = service.batches.get(batch.id)
     facts = (
         found.key,
         found.state,
@@ -480,7 +480,7 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
     for kind in ranges:
         start: int | None = 0
         while start is not None:
-            page = service.ranges(batch.id, kind, start, limit)[1]  # type: ignore[arg-type]
+            page = service.batches.ranges(batch.id, kind, start, limit)[1]  # type: ignore[arg-type]
             ranges[kind] += [(each.start, each.end) for each in page.ranges]
             for each in page.ranges:
                 reasons |= each.reasons
@@ -490,7 +490,7 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
     known = tables.failures.c
     kept = sa.select(known.number, known.reason).where(known.batch_id == batch.id)
     assert dict(service.database.read(lambda tx: [tuple(row) for row in tx.execute(kept)])) == batch.reasons
-    assert service.watermark(batch.id)[1] == min(batch.pending, default=batch.items)
-    verified = service.verify(batch.id)
+    assert service.batches.watermark(batch.id)[1] == min(batch.pending, default=batch.items)
+    verified = service.batches.verify(batch.id)
     assert verified.ok, verified.faults
     assert (verified.counted_acked, verified.counted_failed) == counts[:2]

@@ -178,10 +178,10 @@ def _live_and_die(job: dict[str, Any], said: int) -> None:
         case "dispatch":
             dispatch(database, Path(request["sent"]))
         case "sync":
-            service.sync(request["group"], Caller(request["worker"], request["session"]))
+            service.consumer_groups.sync(request["group"], Caller(request["worker"], request["session"]))
         case "commit":
             holds = Fence(request["group"], 0, request["worker"], 1)
-            service.commit_position(holds, Snapshot.decode(bytes.fromhex(request["snapshot"])))
+            service.consumer_groups.commit(holds, Snapshot.decode(bytes.fromhex(request["snapshot"])))
         case _:
             perform(service, request)
     os.write(said, b"{}")

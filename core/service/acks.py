@@ -1,0 +1,105 @@
+"""Acks, failures and redrives: queued, merged into shared transactions, and answered after the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from core.acks import commit, parents
+from core.acks.call import Answer, Call, Outcome, Unit, check_width
+from core.acks.combiner import Acks, Commit
+from core.acks.flush import Flushed
+from core.acks.lanes import Deliver, Pending
+from core.batches.batch import Batch
+from core.bits.cache import Held
+from core.service.batch_facts import BatchFacts
+from core.storage.database import Database
+
+LOCK_WAIT: Final = 0.25
+"""Seconds that a flush of merged calls waits for a lock. Transactions of other verbs usually take less."""
+
+MaskPlaces = Sequence[tuple[str, int, bytes]]
+"""(place in the request, batch, bits) of each mask."""
+
+
+def _settle(ended: Sequence[Pending]) -> None:
+    for pending in ended:
+        if pending.error is not None:
+            pending.to.set_exception(pending.error)
+        else:
+            pending.to.set_result(pending.answer)
+
+
+class AckService:
+    def __init__(self, database: Database, facts: BatchFacts, combiner: Callable[[Commit], Acks]) -> None:
+        self._database = database
+        self._facts = facts
+        self._combiner = combiner(self._commit)
+        self._payer = parents.Payer(database, self._flush_payment)
+        self._bitfields = Held()
+        database.on_doubt(self._bitfields.clear)
+
+    def ack(self, call: Call) -> Future[Answer]:
+        """Queue the call. Raises `errors.Overloaded`; the future raises `errors.Unavailable`."""
+        future: Future[Answer] = Future()
+        future.set_running_or_notify_cancel()
+        self._combiner.submit(call, _settle, future)
+        return future
+
+    def submit(self, call: Call, deliver: Deliver, to: Any) -> None:
+        """Queue the call. `deliver` is called once for all calls that ended in the same commit, in another thread; each
+        has its `to`. Raises `errors.Overloaded`."""
+        self._combiner.submit(call, deliver, to)
+
+    def is_full(self) -> bool:
+        """Whether `submit` would raise `errors.Overloaded` now."""
+        return self._combiner.is_full()
+
+    def check(self, call: Call, masks: MaskPlaces, prefix: str | None = None) -> None:
+        """Raise `errors.InvalidRequest` for the first mask that is longer than its batch's group size allows. With
+        `prefix`, withhold the batches whose key doesn't begin with it.
+
+        A call must be checked before it is queued, so that nothing of a malformed one is applied.
+        """
+        if prefix is not None:
+            call.withheld = self._facts.outside(call.units, prefix)
+        facts = self._facts.get({batch for _, batch, _ in masks if batch not in call.withheld})
+        for place, batch, bits in masks:
+            fact = facts.get(batch)
+            check_width(place, bits, None if fact is None else fact.group_size)
+
+    def checks_without_database(self, batches: Iterable[int]) -> bool:
+        """Whether `check` of a call for these batches reads nothing from the database."""
+        return self._facts.are_cached(batches)
+
+    def pay_parent(self, batch: Batch) -> None:
+        """If the batch has ended and owes its parent's item an ack or a failure, pay it. Waits for at most
+        `parents.PATIENCE`; after that, the sweep pays."""
+        if batch.parent_due is not None:
+            self.pay(batch.id)
+
+    def pay(self, *batches: int) -> None:
+        """As `pay_parent`, for batches that owe."""
+        self._payer.pay(*batches).result()
+
+    def stop(self) -> None:
+        """Answer the calls in progress, and accept no more."""
+        self._combiner.stop()
+        self._payer.stop()
+
+    def _commit(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]:
+        if lock_waits:
+            flushed = commit.commit(self._database, units, self._bitfields, lock_waits=lock_waits - 1)
+        else:
+            flushed = commit.commit(self._database, units, self._bitfields, lock_waits=0, lock_wait=LOCK_WAIT)
+        if flushed.owing:
+            paid = {child: self._payer.pay(child) for child in flushed.owing}
+            for outcome in flushed.outcomes:
+                ended = outcome.completed
+                if ended is not None and (ended.newly or ended.newly_succeeded):
+                    outcome.paid = paid.get(ended.batch)
+        return flushed.outcomes
+
+    def _flush_payment(self, units: Sequence[Unit]) -> Flushed:
+        return commit.commit(self._database, units, self._bitfields, lock_waits=0, lock_wait=parents.LOCK_WAIT)

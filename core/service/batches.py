@@ -1,0 +1,157 @@
+"""Batches: opened, extended, sealed, cancelled, deleted, looked at and repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import structlog
+from sqlalchemy.engine import Connection
+
+from core import errors, explain
+from core.acks.call import request_fingerprint
+from core.batches import batch as batches
+from core.batches import group_counts, purge, ranges, repair, verify
+from core.batches.batch import Batch
+from core.batches.lifecycle import State
+from core.service.acks import AckService
+from core.service.batch_facts import BatchFacts
+from core.storage.database import Database
+
+log = structlog.get_logger(__name__)
+
+
+class BatchService:
+    """Methods that take a batch's id raise `errors.BatchNotFound`."""
+
+    def __init__(self, database: Database, facts: BatchFacts, acks: AckService) -> None:
+        self._database = database
+        self._facts = facts
+        self._acks = acks
+
+    def open(
+        self, opening: batches.Opening, idempotency_key: str | None = None, *, prefix: str | None = None
+    ) -> batches.Opened:
+        """`prefix` limits the caller: for it, the keys of others' opens, and others' parents, don't exist. Raises
+        `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for an impossible parent."""
+        parent = opening.parent
+        if prefix is not None and parent is not None and self._facts.outside([parent.batch], prefix):
+            raise errors.InvalidRequest("body.parent", f"there is no batch {parent.batch}")
+        fingerprint = request_fingerprint("open", idempotency_key, opening.fingerprint())
+        opened = self._database.write(
+            batches.open_batch,
+            opening,
+            idempotency_key,
+            fingerprint,
+            prefix,
+            repeatable=idempotency_key is not None,
+        )
+        self._acks.pay_parent(opened.batch)
+        return opened
+
+    def extend(self, batch: int, count: int, idempotency_key: str | None = None) -> batches.Extended:
+        """Raises `errors.BatchEnded`, `IdempotencyKeyReused`, `InvalidRequest`."""
+        return self._database.write(
+            batches.extend, batch, count, idempotency_key, repeatable=idempotency_key is not None
+        )
+
+    def seal(self, batch: int, idempotency_key: str | None = None) -> batches.Sealed:
+        """Raises `errors.BatchEnded`."""
+        fingerprint = request_fingerprint("seal", idempotency_key, str(batch).encode())
+        sealed = self._database.write(batches.seal, batch, fingerprint, repeatable=True)
+        self._acks.pay_parent(sealed.batch)
+        return sealed
+
+    def cancel(self, batch: int) -> Batch:
+        """Raises `errors.BatchEnded`."""
+        cancelled = self._database.write(batches.cancel, batch, repeatable=True)
+        self._acks.pay_parent(cancelled)
+        return cancelled
+
+    def delete(self, batch: int) -> None:
+        """Cancel the batch, notify its parent, and remove it."""
+        if not self._database.write(purge.condemn, batch):
+            self._acks.pay(batch)
+            if not self._database.write(purge.condemn, batch):
+                raise errors.Unavailable(f"batch {batch} is cancelled, but its parent can't be updated at the moment")
+        purge.purge(self._database, batch)
+
+    def check_covered(self, batch: int, prefix: str) -> None:
+        """Raise `errors.BatchNotFound` unless the batch's key begins with `prefix`. A key never changes, so the result
+        stays true."""
+        if self._facts.outside([batch], prefix):
+            raise errors.BatchNotFound(batch)
+
+    def get(self, batch: int) -> Batch:
+        return self._database.read(batches.get, batch)
+
+    def page(
+        self,
+        *,
+        state: State | None = None,
+        key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        prefix: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> batches.Page:
+        """The newest batches with an id below `before` to which all filters apply."""
+        return self._database.read(
+            lambda tx: batches.page(tx, state=state, key=key, labels=labels, prefix=prefix, before=before, limit=limit)
+        )
+
+    def ranges(self, batch_id: int, kind: ranges.Kind, start: int, limit: int) -> tuple[Batch, ranges.Page]:
+        def read(tx: Connection) -> tuple[Batch, ranges.Page]:
+            batch = batches.get(tx, batch_id)
+            return batch, ranges.page(tx, batch, kind, start, limit)
+
+        return self._database.snapshot(read)
+
+    def watermark(self, batch_id: int) -> tuple[Batch, int]:
+        """The batch, and its smallest pending number. Without pending items, that is the number of its items."""
+
+        def read(tx: Connection) -> tuple[Batch, int]:
+            batch = batches.get(tx, batch_id)
+            return batch, ranges.watermark(tx, batch)
+
+        return self._database.snapshot(read)
+
+    def bits(self, batch_id: int, group: int) -> group_counts.Bits:
+        """Raises `errors.GroupNotFound`."""
+        return self._database.snapshot(lambda tx: group_counts.bits(tx, batches.get(tx, batch_id), group))
+
+    def picture(self, batch_id: int, start: int, limit: int, per: int) -> tuple[Batch, group_counts.Picture]:
+        """The batch, and the counts of `limit` cells of `per` groups, starting at group `start`."""
+
+        def read(tx: Connection) -> tuple[Batch, group_counts.Picture]:
+            batch = batches.get(tx, batch_id)
+            return batch, group_counts.picture(tx, batch, start, limit, per)
+
+        return self._database.snapshot(read)
+
+    def verify(self, batch: int) -> verify.Verification:
+        return self._database.snapshot(verify.verify, batch)
+
+    def explain(self, batch: int) -> explain.Explanation:
+        """Why the batch is not complete."""
+        return self._database.snapshot(explain.explain, batch)
+
+    def repair(self, batch: int, idempotency_key: str | None = None, *, dry_run: bool = False) -> repair.Repaired:
+        """Make the batch's counts agree with its bits. With `dry_run`, return what a repair would do. Raises
+        `errors.UpgradeNotFinished`."""
+        if dry_run:
+            return self._database.snapshot(repair.plan, batch)
+        fingerprint = request_fingerprint("repair", idempotency_key, str(batch).encode())
+        repaired = planned = self._database.snapshot(repair.plan, batch, fingerprint)
+        if planned.faults:
+            self._database.write(repair.prepare, batch, repeatable=True)
+            repaired = self._database.write(repair.repair, batch, fingerprint, repeatable=True)
+            log.warning("batch_repaired", batch=batch, faults=len(planned.faults), first=planned.faults[0])
+            if not repaired.faults:  # the transaction ran twice, as its first COMMIT got no answer
+                repaired = replace(repaired, before=planned.before, groups=planned.groups, faults=planned.faults)
+        self._acks.pay_parent(repaired.after)
+        after: int | None = -1
+        while after is not None:
+            owing, after = self._database.write(repair.owe_again, batch, after, repeatable=True)
+            self._acks.pay(*owing)
+        return repaired

@@ -1,0 +1,50 @@
+"""The event feed: append a user's own events, and read all events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from sqlalchemy.engine import Connection
+
+from core import feed
+from core.consumer_groups import groups
+from core.storage.database import Database
+
+
+class FeedService:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def append(self, events: Sequence[feed.New], fence: groups.Fence | None = None) -> list[feed.Appended]:
+        """Append the events; returns the position of each. With a `fence`, only if it holds: raises
+        `errors.StaleEpoch`, `ConsumerGroupNotFound`."""
+
+        def write(tx: Connection) -> list[feed.Appended]:
+            if fence is not None:
+                groups.fence(tx, fence.group, fence.partition, fence.worker, fence.epoch)
+            return feed.append_once(tx, events)
+
+        return self._database.write(write, repeatable=True)
+
+    def read(
+        self,
+        after: int | None,
+        limit: int,
+        *,
+        types: Collection[str] = (),
+        batch: int | None = None,
+        prefix: str | None = None,
+        most: int | None = None,
+    ) -> feed.Page:
+        """See `feed.read`. Raises `errors.PositionTrimmed`; `InvalidRequest` for a position from the future."""
+        return self._database.snapshot(
+            lambda tx: feed.read(tx, after, limit, types=types, batch=batch, prefix=prefix, most=most)
+        )
+
+    def head(self) -> int:
+        """The position of the last event."""
+        return self._database.read(feed.head)
+
+    def on_append(self, react: Callable[[int], None]) -> None:
+        """See `Database.on_append`."""
+        self._database.on_append(react)

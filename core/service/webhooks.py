@@ -1,0 +1,65 @@
+"""Webhooks: subscriptions to the feed, and the log of their deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy.engine import Connection
+
+from core import errors
+from core.batches import batch as batches
+from core.storage.database import Database
+from core.webhooks import subscriptions
+from core.webhooks.subscriptions import Progress, Sender
+
+
+class WebhookService:
+    """Methods that take a webhook's id raise `errors.WebhookNotFound`."""
+
+    def __init__(self, database: Database, sender: Sender | None) -> None:
+        self._database = database
+        self._sender = sender
+
+    def create(self, url: str, types: Sequence[str] | None, label: str | None) -> subscriptions.Created:
+        """Raises `errors.InvalidRequest` for a URL to which nothing may be sent."""
+        subscriptions.fit(self._require_sender(), url)
+        return self._database.write(subscriptions.create, url, types, label, subscriptions.new_secret())
+
+    def page(self, before: int | None, limit: int) -> tuple[list[subscriptions.Webhook], int | None]:
+        """The newest webhooks with an id below `before`, and the `before` of the next page."""
+        return self._database.read(subscriptions.page, before, limit)
+
+    def get(self, webhook: int) -> subscriptions.Webhook:
+        return self._database.read(subscriptions.get, webhook)
+
+    def delete(self, webhook: int) -> None:
+        subscriptions.delete(self._database, webhook)
+
+    def deliveries(
+        self, webhook: int, state: Progress | None, before: int | None, limit: int
+    ) -> tuple[list[subscriptions.Delivery], int | None]:
+        """The newest deliveries of events at positions below `before`, and the `before` of the next page."""
+        return self._database.snapshot(subscriptions.log, webhook, state, before, limit)
+
+    def deliveries_of_batch(self, batch: int) -> list[subscriptions.Delivery]:
+        """Raises `errors.BatchNotFound`."""
+
+        def read(tx: Connection) -> list[subscriptions.Delivery]:
+            batches.get(tx, batch)
+            return subscriptions.of_batch(tx, batch)
+
+        return self._database.snapshot(read)
+
+    def redeliver(self, webhook: int, *, position: int | None = None, event: str | None = None) -> int:
+        """Returns the number of deliveries that are due again. Raises `errors.WebhookDisabled`, `PositionTrimmed`,
+        `InvalidRequest`."""
+        return subscriptions.redeliver(self._database, webhook, position=position, event=event)
+
+    def test(self, webhook: int) -> tuple[str, subscriptions.Answer]:
+        """Send a test event. Returns its id and the receiver's response."""
+        return subscriptions.test(self._database, self._require_sender(), webhook)
+
+    def _require_sender(self) -> Sender:
+        if self._sender is None:
+            raise errors.Misconfigured("webhooks can't be sent from here")
+        return self._sender
