@@ -29,7 +29,7 @@ from core.webhooks import deliveries, subscriptions
 from core.webhooks.backoff import Backoff
 from core.webhooks.deliveries import Claim
 from core.webhooks.replicas import Replica
-from core.webhooks.subscriptions import Answer, Progress, Sender
+from core.webhooks.subscriptions import Progress, Sender, SendResult
 
 SWEEP: Final = 0.5
 """Seconds of a round for payments. Those that are left are made in the next one."""
@@ -173,7 +173,7 @@ class Dispatcher:
             answer = self._sender.send(claim.url, headers, content)
         except Exception:  # a bug of the sender's: counted as a try, or it would go on for ever
             log.exception("sender_failed", delivery=claim.delivery)
-            answer = Answer(None, "the sender failed, its log says how", 0)
+            answer = SendResult(None, "the sender failed, its log says how", 0)
         state = self._database.write(lambda tx: deliveries.record(tx, claim, answer, self._backoff, self._chance()))
         log.log(
             logging.INFO if state is Progress.DELIVERED else logging.WARNING,

@@ -54,7 +54,7 @@ class _Look:
 
     batch: Batch
     now: datetime
-    pending: ranges.Page
+    pending: ranges.RangePage
 
     @property
     def first(self) -> int:
@@ -71,7 +71,7 @@ def explain(snapshot: Connection, batch_id: int) -> Explanation:
     batch = batches.get(snapshot, batch_id)
     now = snapshot.scalar(sa.select(tables.utc_now()))
     assert now is not None
-    pending = ranges.page(snapshot, batch, "pending", 0, COUNTED) if batch.pending else ranges.Page([], None)
+    pending = ranges.page(snapshot, batch, "pending", 0, COUNTED) if batch.pending else ranges.RangePage([], None)
     look = _Look(batch, now, pending)
     return Explanation(batch, [reason for rule in _RULES for reason in rule(snapshot, look)])
 

@@ -60,7 +60,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class New:
+class NewEvent:
     """An event to be appended."""
 
     id: str
@@ -79,7 +79,7 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class EventPage:
     """Events in ascending order; `next` is the position up to which everything was looked at, `last` that of the feed's
     end."""
 
@@ -88,7 +88,7 @@ class Page:
     last: int
 
 
-def append(tx: Connection, events: Sequence[New]) -> range:
+def append(tx: Connection, events: Sequence[NewEvent]) -> range:
     """Append events whose ids are new; their positions. Takes the lock of the head, so nothing may be locked after
     it."""
     if not events:
@@ -98,7 +98,7 @@ def append(tx: Connection, events: Sequence[New]) -> range:
     return range(position + 1, position + 1 + len(events))
 
 
-def append_once(tx: Connection, events: Sequence[New]) -> list[Appended]:
+def append_once(tx: Connection, events: Sequence[NewEvent]) -> list[Appended]:
     """Append those events whose ids are new; of each, where it stands. Ids are known as long as their event is kept."""
     if not events:
         return []
@@ -109,7 +109,7 @@ def append_once(tx: Connection, events: Sequence[New]) -> list[Appended]:
         found = tx.execute(sa.select(_feed.event_id, _feed.position).where(_feed.event_id.in_(part)))
         known |= {row.event_id: row.position for row in found}
     answers: list[Appended] = []
-    new: list[New] = []
+    new: list[NewEvent] = []
     for event in events:
         if event.id in known:
             answers.append(Appended(known[event.id], repeated=True))
@@ -142,7 +142,7 @@ def hold(tx: Connection) -> tuple[int, int]:
     return row.position, row.trimmed
 
 
-def _insert(tx: Connection, events: Sequence[New], position: int) -> None:
+def _insert(tx: Connection, events: Sequence[NewEvent], position: int) -> None:
     rows = [
         {
             "position": position + place,
@@ -174,7 +174,7 @@ def read(
     batch: int | None = None,
     prefix: str | None = None,
     most: int | None = None,
-) -> Page:
+) -> EventPage:
     """Events above `after` (None: all that are kept), at most `limit`, and `most` bytes of data; with `prefix`, of
     those whose key begins so. `snapshot` is one, so that what was trimmed can't look like a gap.
 
@@ -201,7 +201,7 @@ def read(
 
     rows = limits.stepwise(above, size, first=min(limit, FIRST), most=most)
     events, cut = limits.within(rows, size, limit, most)
-    return Page(events, events[-1].position if cut else position, position)
+    return EventPage(events, events[-1].position if cut else position, position)
 
 
 def size(event: Event) -> int:

@@ -22,7 +22,7 @@ from typing import Final
 import httpcore
 
 from core.webhooks.addresses import NOT_PUBLIC, Target, Unfit, is_public, parse
-from core.webhooks.subscriptions import Answer
+from core.webhooks.subscriptions import SendResult
 from lastbit import __version__
 from senders.connection import Deadline, Pinned
 
@@ -59,8 +59,8 @@ class WebhookSender:
         """Check the URL and the addresses that its host resolves to now. Raises `Unfit`."""
         self._addresses(parse(url), Deadline(self._timeout))
 
-    def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
-        """Returns errors of the network or the receiver as part of the `Answer`."""
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
+        """Returns errors of the network or the receiver as part of the `SendResult`."""
         start = time.monotonic()
         status: int | None = None
         error: str | None = None
@@ -89,7 +89,7 @@ class WebhookSender:
             error = self._words(cause, status)
         if error is None and status is not None and 300 <= status < 400:
             error = "a redirect, which is not followed"
-        return Answer(status, error, round((time.monotonic() - start) * 1000), retry_after)
+        return SendResult(status, error, round((time.monotonic() - start) * 1000), retry_after)
 
     def _addresses(self, target: Target, deadline: Deadline) -> Sequence[str]:
         """All addresses of the host, each checked. Raises `Unfit`."""

@@ -28,7 +28,7 @@ from api.problems import Place, Problem
 from api.server import bodies
 from api.server.middleware import HEADER, USUAL, Requests, given_id, request_id
 from core import errors
-from core.acks.call import Answer, Call, Rejected
+from core.acks.call import AckResult, Call, Rejected
 from core.acks.combiner import TOO_MANY
 from core.acks.lanes import Pending
 from core.batches.lifecycle import Verb
@@ -228,7 +228,7 @@ class AckRoutes:
         if self.over:
             self.tell()
 
-    def encoded(self, answer: Answer) -> bytes:
+    def encoded(self, answer: AckResult) -> bytes:
         """The answer as it travels."""
         if not answer.completed and not answer.rejected:
             return _PLAIN % (answer.applied, answer.repeated)
@@ -322,7 +322,7 @@ def refusal(verb: Verb, error: Exception, given: bytes | None) -> Problem:
     return problem
 
 
-def _shown(answer: Answer) -> AckAnswer:
+def _shown(answer: AckResult) -> AckAnswer:
     completed = [
         CompletedBatch(each.batch, each.key, each.newly, each.succeeded, each.newly_succeeded)
         for each in answer.completed.values()

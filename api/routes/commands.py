@@ -60,7 +60,7 @@ async def read_commands(
     service: Service = request.app.state.service
     waiting = request.app.state.waiting
 
-    def read() -> outbox.Page:
+    def read() -> outbox.CommandPage:
         return service.processes.commands(after, limit, types=types, process=process)
 
     if not wait:
@@ -74,5 +74,5 @@ async def read_commands(
     return _page(page)
 
 
-def _page(page: outbox.Page) -> Response:
+def _page(page: outbox.CommandPage) -> Response:
     return response({"commands": [command_json(each) for each in page.commands], "next": page.next, "last": page.last})

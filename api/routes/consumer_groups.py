@@ -209,7 +209,7 @@ def _service(request: Request) -> Service:
     return service
 
 
-def _group(group: groups.Group) -> dict[str, Any]:
+def _group(group: groups.ConsumerGroup) -> dict[str, Any]:
     shown = {name: getattr(group, name) for name in Group.model_fields}
     return {**shown, "ttl": group.ttl.total_seconds(), "release": group.release.total_seconds()}
 

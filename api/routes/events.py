@@ -117,7 +117,7 @@ def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
                 raise outside(caller, f"body.events[{place}].{name}", "events whose key and id begin")
     access: Access = request.app.state.access
     access.rates.bring(caller, len(body.events))
-    new = [feed.New(each.id, each.type, each.key, each.data) for each in body.events]
+    new = [feed.NewEvent(each.id, each.type, each.key, each.data) for each in body.events]
     appended = _service(request).feed.append(new, fence)
     return {
         "events": [
@@ -151,7 +151,7 @@ async def read_events(
     """Events above a position, in commit order; with `wait`, once there is one or the time is over."""
     service, waiting, prefix = _service(request), _waiting(request), caller_of(request).prefix
 
-    def read() -> feed.Page:
+    def read() -> feed.EventPage:
         return service.feed.read(after, limit, types=types, batch=batch, prefix=prefix)
 
     if not wait:
@@ -252,7 +252,7 @@ SMALL: Final = 2048
 """Characters of data up to which an event's message is kept for the next follower."""
 
 
-def _messages(page: feed.Page) -> bytes:
+def _messages(page: feed.EventPage) -> bytes:
     return b"".join(map(_message, page.events))
 
 
@@ -270,11 +270,11 @@ def _any_message(event: feed.Event) -> bytes:
     return b"id: %d\ndata: %b\n\n" % (event.position, feed.encoded(event))
 
 
-def _page(page: feed.Page) -> Response:
+def _page(page: feed.EventPage) -> Response:
     return Response(text_of(page, _json), media_type="application/json")
 
 
-def _json(page: feed.Page) -> bytes:
+def _json(page: feed.EventPage) -> bytes:
     events = b",".join(map(feed.encoded, page.events))
     return b'{"events":[%b],"next":%d,"last":%d}' % (events, page.next, page.last)
 

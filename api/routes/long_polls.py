@@ -80,13 +80,13 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPage(feed.Page):
+class SharedPage(feed.EventPage):
     """A page that several followers are given, with the texts that were made of it."""
 
-    texts: dict[Callable[[feed.Page], bytes], bytes] = field(default_factory=dict)
+    texts: dict[Callable[[feed.EventPage], bytes], bytes] = field(default_factory=dict)
 
 
-def text_of(page: feed.Page, encode: Callable[[feed.Page], bytes]) -> bytes:
+def text_of(page: feed.EventPage, encode: Callable[[feed.EventPage], bytes]) -> bytes:
     """What `encode` makes of the page, made once for all who were given it."""
     if not isinstance(page, SharedPage):
         return encode(page)
@@ -173,14 +173,14 @@ class Waiting:
         found = await run_in_threadpool(self._service.batches.get, batch)
         return models.Batch.model_validate(models.shown(found)).model_dump_json().encode()
 
-    async def read(self, follower: Follower, after: int, limit: int, most: int | None = None) -> feed.Page:
+    async def read(self, follower: Follower, after: int, limit: int, most: int | None = None) -> feed.EventPage:
         """What there is for a follower: from what is at hand, if that goes back so far, else from the database.
 
         Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future.
         """
         position, wanted = self._position, follower.filter
         if follower.wanted_until <= after <= position:
-            return feed.Page([], position, position)
+            return feed.EventPage([], position, position)
         if after < position and self._kept and self._kept[0].position <= after + 1:
             asked = (wanted, after, limit, most)
             page = self._pages.get(asked)

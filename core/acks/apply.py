@@ -11,7 +11,7 @@ from bitarray import bitarray
 from bitarray.util import zeros
 
 from core.acks.call import Outcome, Rejected, Unit
-from core.acks.completion import Row, Touched
+from core.acks.completion import BatchDelta, Row
 from core.batches.lifecycle import TAKES_ACKS, State, Verb
 from core.bits import bitfield, journal
 from core.bits.cache import Key
@@ -31,7 +31,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(slots=True)
-class Work:
+class FlushState:
     """The state of one attempt; thrown away when it is rolled back."""
 
     seen: dict[int, Seen]
@@ -40,13 +40,13 @@ class Work:
     missing: set[Key] = field(default_factory=set)
     """Groups without a row yet."""
     changed: set[Key] = field(default_factory=set)
-    touched: dict[int, Touched] = field(default_factory=dict)
+    touched: dict[int, BatchDelta] = field(default_factory=dict)
     reasons: dict[tuple[int, int], str] = field(default_factory=dict)
     """(batch, number) → why it failed, to be written."""
     redriven: list[tuple[int, int]] = field(default_factory=list)
     locked: dict[int, Row] = field(default_factory=dict)
     """The rows of batches that are locked already: of those that are journaled, or of all."""
-    known: dict[int, journal.Known] = field(default_factory=dict)
+    known: dict[int, journal.JournalState] = field(default_factory=dict)
     """Of those that are journaled, their bits."""
     acked: dict[int, list[int]] = field(default_factory=dict)
     """Of these, the numbers that were pending and are acked now, while nothing else happened to the batch: what an
@@ -79,7 +79,7 @@ class Work:
         }
 
 
-def admit(work: Work, unit: Unit) -> Outcome:
+def admit(work: FlushState, unit: Unit) -> Outcome:
     """Reject what was never issued or whose batch is gone or withheld; remember which groups are wanted."""
     row = None if unit.batch in unit.call.withheld else work.seen.get(unit.batch)
     if row is None or row.state not in TAKES_ACKS:
@@ -119,7 +119,7 @@ def admit(work: Work, unit: Unit) -> Outcome:
     return outcome
 
 
-def apply(work: Work, unit: Unit, outcome: Outcome) -> None:
+def apply(work: FlushState, unit: Unit, outcome: Outcome) -> None:
     """Flip one unit's bits, and count what really changed. What of a journaled batch can't be in an entry ends
     `acked`."""
     size = work.seen[unit.batch].group_size
@@ -141,7 +141,7 @@ def apply(work: Work, unit: Unit, outcome: Outcome) -> None:
         redriven_now += redriven
     if not resolved_now and not redriven_now:
         return
-    touched = work.touched.setdefault(unit.batch, Touched())
+    touched = work.touched.setdefault(unit.batch, BatchDelta())
     touched.last_changer = unit
     if resolved_now:
         touched.last_resolver = unit
@@ -154,7 +154,9 @@ def apply(work: Work, unit: Unit, outcome: Outcome) -> None:
         touched.filled |= any(work.groups[unit.batch, g].resolved_count == size for g in outcome.wanted)
 
 
-def _apply_few(work: Work, unit: Unit, number: int, group: bitfield.Group, wanted: list[int]) -> tuple[int, int, int]:
+def _apply_few(
+    work: FlushState, unit: Unit, number: int, group: bitfield.Group, wanted: list[int]
+) -> tuple[int, int, int]:
     resolved = redriven = 0
     first = number * work.seen[unit.batch].group_size
     acked = work.acked.get(unit.batch)
@@ -177,7 +179,9 @@ def _apply_few(work: Work, unit: Unit, number: int, group: bitfield.Group, wante
     return resolved, redriven, len(wanted)
 
 
-def _apply_mask(work: Work, unit: Unit, number: int, group: bitfield.Group, mask: bitarray) -> tuple[int, int, int]:
+def _apply_mask(
+    work: FlushState, unit: Unit, number: int, group: bitfield.Group, mask: bitarray
+) -> tuple[int, int, int]:
     work.acked.pop(unit.batch, None)
     change = group.ack(mask) if unit.verb is Verb.ACK else group.fail(mask)
     first = number * work.seen[unit.batch].group_size
@@ -192,7 +196,7 @@ def _apply_mask(work: Work, unit: Unit, number: int, group: bitfield.Group, mask
     return change.gained, redriven, mask.count()
 
 
-def _forget_reason(work: Work, batch: int, number: int) -> None:
+def _forget_reason(work: FlushState, batch: int, number: int) -> None:
     """An acked item has no reason any more: neither one that this flush was to write nor one from before."""
     if work.reasons.pop((batch, number), None) is None:
         work.redriven.append((batch, number))

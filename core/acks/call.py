@@ -3,7 +3,7 @@
 A call names items by id and by mask; what counts are its *distinct* items. A `Call` holds them by batch and group, each
 once: an id that a mask of the call has too counts as the mask's bit. A `Unit` is the part of a call in one batch; units
 are what the combiner queues and what a flush applies. A large unit is applied in pieces, each a `Unit` too, so that no
-flush takes long. An `Answer` gathers the outcomes of a call's units.
+flush takes long. An `AckResult` gathers the outcomes of a call's units.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Answer:
+class AckResult:
     applied: int = 0
     repeated: int = 0
     completed: dict[int, Completed] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from core import errors, tables
 from core.acks import flush
 from core.acks.call import Unit
 from core.bits import group_rows
-from core.bits.cache import Held
+from core.bits.cache import BitfieldCache
 from core.storage import dialects
 from core.storage.database import Database
 from core.storage.statements import LIST, chunks
@@ -20,7 +20,7 @@ from core.storage.statements import LIST, chunks
 def commit(
     database: Database,
     units: Sequence[Unit],
-    held: Held,
+    held: BitfieldCache,
     *,
     lock_waits: int = 4,
     lock_wait: float | None = None,

@@ -27,7 +27,7 @@ PREFIX_STEP: Final = 64
 
 
 @dataclass(slots=True)
-class Touched:
+class BatchDelta:
     """What a flush did to one batch."""
 
     acked: int = 0
@@ -59,7 +59,7 @@ class Complete:
 def write(
     tx: Connection,
     before: Sequence[str],
-    touched_batches: Mapping[int, Touched],
+    touched_batches: Mapping[int, BatchDelta],
     untouched: Collection[int],
     locked: dict[int, Row],
     refused: Mapping[int, int],
@@ -175,7 +175,7 @@ def _named(tx: Connection, found: Mapping[int, Row], wanted: Iterable[int]) -> d
 
 
 def _judge(
-    tx: Connection, before: Sequence[str], found: Mapping[int, Row], touched_batches: Mapping[int, Touched]
+    tx: Connection, before: Sequence[str], found: Mapping[int, Row], touched_batches: Mapping[int, BatchDelta]
 ) -> dict[int, Complete]:
     """Under the locks of the rows. `before` is executed with what it writes."""
     if before and any(touched.filled for touched in touched_batches.values()):
@@ -278,7 +278,7 @@ def _update(dialect: dialects.Dialect, rows: Sequence[_Written]) -> str:
     return f"UPDATE batches SET {', '.join(assignments)} WHERE id IN ({wanted})"  # noqa: S608
 
 
-def _check(row: Row, state: State, acked: int, failed: int, touched: Touched) -> None:
+def _check(row: Row, state: State, acked: int, failed: int, touched: BatchDelta) -> None:
     """Counts are never clamped: what doesn't add up is a bug, and is surfaced before it is written."""
     if acked < 0 or failed < 0 or acked + failed > row.items:
         raise errors.InconsistentBatch(row.id, f"{acked} acked and {failed} failed of {row.items} items")
@@ -317,7 +317,7 @@ def _look_again(
     }
 
 
-def told(batch: Complete, touched: Touched | None, unit: Unit) -> Completed:
+def told(batch: Complete, touched: BatchDelta | None, unit: Unit) -> Completed:
     """What one unit is told of a complete batch. `newly` is the unit's that did it, and its retry's."""
     newly = newly_succeeded = False
     if touched is not None and batch.completed_now and touched.last_resolver is not None:

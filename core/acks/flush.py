@@ -49,11 +49,11 @@ from sqlalchemy.engine import Connection
 
 from core import errors
 from core.acks import apply, completion
-from core.acks.apply import Seen, Work
+from core.acks.apply import FlushState, Seen
 from core.acks.call import Outcome, Unit
 from core.batches.lifecycle import State, Verb, completes
 from core.bits import bitfield, group_rows, journal
-from core.bits.cache import Held, Key
+from core.bits.cache import BitfieldCache, Key
 from core.storage import dialects, faults, statements
 from core.storage.statements import LIST, chunks
 
@@ -68,14 +68,14 @@ class Flushed(NamedTuple):
 
     outcomes: list[Outcome]
     groups: Mapping[Key, bitfield.Group]
-    """As their rows are now: for `Held.put`, with the era."""
-    known: Mapping[int, journal.Known]
+    """As their rows are now: for `BitfieldCache.put`, with the era."""
+    known: Mapping[int, journal.JournalState]
     era: int
     owing: list[int]
     """Batches that ended, and owe something to the item that they are: for `parents`."""
 
 
-def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
+def flush(tx: Connection, units: Sequence[Unit], held: BitfieldCache) -> Flushed:
     """Apply the units in their order, with an outcome for each. The caller commits.
 
     Raises `faults.BeginAgain` when it must be run again, `errors.InconsistentBatch` when counts and bits disagree.
@@ -116,19 +116,19 @@ def flush(tx: Connection, units: Sequence[Unit], held: Held) -> Flushed:
     return Flushed(outcomes, groups, work.known, era, [each.id for each in complete.values() if each.owes])
 
 
-class _Begun(NamedTuple):
+class _Locked(NamedTuple):
     """What the first round trip found."""
 
-    work: Work
+    work: FlushState
     groups: Sequence[Sequence[Any]]
     """The rows of groups that are locked: batch, group and both counts."""
-    held: Mapping[int, journal.Known | None]
+    held: Mapping[int, journal.JournalState | None]
     """By journaled batch, what is known of it in memory."""
     entries: dialects.Rows
     """Those that are missing to it."""
 
 
-def _begin(tx: Connection, units: Sequence[Unit], held: Held) -> _Begun:
+def _begin(tx: Connection, units: Sequence[Unit], held: BitfieldCache) -> _Locked:
     """Lock the rows of journaled batches, then groups, and look at the batches: do they exist, do they take acks,
     how many items are issued? Nothing of a statement depends on what those before it find, so it is one round trip.
 
@@ -149,7 +149,7 @@ def _begin(tx: Connection, units: Sequence[Unit], held: Held) -> _Begun:
         batches = {unit.batch for unit in direct}
         texts += [_lock(tx, direct), completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)]
     found = statements.run(tx, *texts)
-    work = Work({})
+    work = FlushState({})
     groups: Sequence[Sequence[Any]] = ()
     if direct:
         locked, looked = found[-2:]
@@ -164,10 +164,10 @@ def _begin(tx: Connection, units: Sequence[Unit], held: Held) -> _Begun:
         raise faults.BeginAgain
     if known:
         work.take(completion.rows(tx, found[0]))
-    return _Begun(work, groups, known, found[1] if known else ())
+    return _Locked(work, groups, known, found[1] if known else ())
 
 
-def _cut(units: Sequence[Unit], begun: _Begun) -> tuple[Sequence[Unit], Sequence[Unit | None]]:
+def _cut(units: Sequence[Unit], begun: _Locked) -> tuple[Sequence[Unit], Sequence[Unit | None]]:
     """What of the units this transaction applies, and what of each is left for the next one, so that it removes some
     `REDRIVEN` reasons at most. How many items of a group have failed is known once it is locked."""
     failed = {(int(row[0]), int(row[1])): int(row[3]) for row in begun.groups if row[3] not in (0, "0")}
@@ -226,7 +226,7 @@ def _for_update(tx: Connection) -> str:
     return dialects.of(tx).for_update
 
 
-def _load_journaled(tx: Connection, work: Work, begun: _Begun) -> None:
+def _load_journaled(tx: Connection, work: FlushState, begun: _Locked) -> None:
     """The bits of the wanted groups of journaled batches, whose rows are locked."""
     entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in begun.held}
     for each in begun.entries:
@@ -247,7 +247,7 @@ def _load_journaled(tx: Connection, work: Work, begun: _Begun) -> None:
             work.groups[batch, number] = known.groups[number]
 
 
-def _scattered(work: Work) -> list[int]:
+def _scattered(work: FlushState) -> list[int]:
     """The batches that should be journaled from now on."""
     changed: dict[int, int] = {}
     for batch, _ in work.changed:
@@ -263,7 +263,7 @@ def _scattered(work: Work) -> list[int]:
     return found
 
 
-def _load(tx: Connection, work: Work, held: Held, rows: Sequence[Sequence[Any]]) -> None:
+def _load(tx: Connection, work: FlushState, held: BitfieldCache, rows: Sequence[Sequence[Any]]) -> None:
     """The bits of the wanted groups: from memory where they are those of the locked row, else read."""
     unread: dict[int, set[int]] = {}
     counts: dict[Key, tuple[int, int]] = {}
@@ -302,7 +302,7 @@ def _check(key: Key, group: bitfield.Group, issued: int) -> None:
         raise errors.InconsistentBatch(key[0], f"group {key[1]}: {error}") from error
 
 
-def _write_groups(tx: Connection, work: Work) -> list[str]:
+def _write_groups(tx: Connection, work: FlushState) -> list[str]:
     """The statements that write what has changed; all but those that fill the last round trip have been executed."""
     dialect = dialects.of(tx)
     texts, old = _write_journaled(tx, work) if work.known else ([], [])
@@ -328,7 +328,7 @@ def _write_groups(tx: Connection, work: Work) -> list[str]:
     return texts
 
 
-def _write_journaled(tx: Connection, work: Work) -> tuple[list[str], list[str]]:
+def _write_journaled(tx: Connection, work: FlushState) -> tuple[list[str], list[str]]:
     """Statements, and rows of groups to write, for the journaled batches that have changed. Their own rows are locked,
     so nobody else writes these."""
     texts: list[str] = []
@@ -354,7 +354,7 @@ def _write_journaled(tx: Connection, work: Work) -> tuple[list[str], list[str]]:
     return texts, rows
 
 
-def _write_reasons(tx: Connection, work: Work) -> None:
+def _write_reasons(tx: Connection, work: FlushState) -> None:
     """Remove the reasons of redriven items, and insert those of failed ones."""
     if work.redriven:
         _remove_reasons(tx, work)
@@ -365,7 +365,7 @@ def _write_reasons(tx: Connection, work: Work) -> None:
         dialects.of(tx).insert_reason(tx, reason, items)
 
 
-def _remove_reasons(tx: Connection, work: Work) -> None:
+def _remove_reasons(tx: Connection, work: FlushState) -> None:
     by_group: dict[Key, list[int]] = {}
     for batch, number in work.redriven:
         by_group.setdefault((batch, number // work.seen[batch].group_size), []).append(number)

@@ -18,7 +18,7 @@ import structlog
 
 from core import metrics
 from core.acks.admission import Admission
-from core.acks.call import FLUSH_COST, UNIT_GROUPS, Answer, Outcome, Unit
+from core.acks.call import FLUSH_COST, UNIT_GROUPS, AckResult, Outcome, Unit
 from core.batches.lifecycle import Verb
 
 FLUSH_UNITS: Final = 4096
@@ -42,7 +42,7 @@ class Pending:
 
     def __init__(self, verb: Verb, units: int, deliver: Deliver, to: Any) -> None:
         self.verb = verb
-        self.answer = Answer()
+        self.answer = AckResult()
         self.error: Exception | None = None
         self.left = units
         """Units, and pieces of units, that are not settled yet."""

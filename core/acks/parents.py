@@ -33,7 +33,7 @@ from core.acks.flush import Flushed
 from core.batches import nesting
 from core.batches.lifecycle import State, Verb
 from core.batches.nesting import Due
-from core.bits.cache import Held
+from core.bits.cache import BitfieldCache
 from core.storage.database import Database
 from core.storage.statements import chunks
 
@@ -137,7 +137,7 @@ def sweep(
     """Pay all that is due, but for what is due to `stuck` parents, for about so many seconds at most. Returns how many
     debts were paid. Raises `errors.Unavailable`."""
     if flush is None:
-        held = Held()
+        held = BitfieldCache()
 
         def flush(units: Sequence[Unit]) -> Flushed:
             return commit.commit(database, units, held, lock_waits=0, lock_wait=LOCK_WAIT)

@@ -181,7 +181,7 @@ def by_id(tx: Connection, ids: Collection[int]) -> dict[int, Batch]:
     return found
 
 
-def event(batch: Batch, name: str) -> feed.New:
+def event(batch: Batch, name: str) -> feed.NewEvent:
     """The event of a transition of the batch, with the batch as it is now."""
     data = {
         "labels": dict(batch.labels),
@@ -193,7 +193,7 @@ def event(batch: Batch, name: str) -> feed.New:
     }
     # A repair can take back a completion that was announced. The true one is another event, with an id of its own.
     id = f"{feed.BATCH}:{batch.id}:{name}" + (f":{batch.repairs}" if batch.repairs else "")
-    return feed.New(id, f"{feed.BATCH}.{name}", batch.key, json.dumps(data, ensure_ascii=False), batch.id)
+    return feed.NewEvent(id, f"{feed.BATCH}.{name}", batch.key, json.dumps(data, ensure_ascii=False), batch.id)
 
 
 def ended(event: feed.Event) -> bool:
@@ -359,7 +359,7 @@ def end(tx: Connection, batch: Batch, state: State, now: datetime) -> Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class BatchPage:
     """`before` is where the next page begins (ids below it), or None at the end."""
 
     batches: list[Batch]
@@ -375,7 +375,7 @@ def page(
     prefix: str | None = None,
     before: int | None = None,
     limit: int = 100,
-) -> Page:
+) -> BatchPage:
     """Batches newest first; with `prefix`, of those whose key begins so. A page looks at `SCAN` rows at most, and ends
     early where labels are large, so with labels it may be empty and not the last."""
     query = sa.select(*_COLUMNS).order_by(_table.id.desc())
@@ -397,10 +397,10 @@ def page(
     found: list[Batch] = []
     for each in seen:
         if len(found) == limit:
-            return Page(found, found[-1].id)
+            return BatchPage(found, found[-1].id)
         if wanted.items() <= each.labels.items():
             found.append(each)
-    return Page(found, seen[-1].id if cut else None)
+    return BatchPage(found, seen[-1].id if cut else None)
 
 
 def _label_bytes(batch: Batch) -> int:

@@ -46,7 +46,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RangePage:
     """`next` is the number from which the next page begins, or None at the end."""
 
     ranges: list[Range]
@@ -94,7 +94,7 @@ def _resolved(row: Any, indexes: Sequence[int], size: int) -> bitarray:
     return bits
 
 
-def page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> Page:
+def page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> RangePage:
     """At most `limit` ranges of `kind` among the numbers from `start` on. `batch` is of the same snapshot."""
     pieces = _pending(snapshot, batch, start) if kind == "pending" else _failed(snapshot, batch, start)
     ranges: list[Range] = []
@@ -110,7 +110,7 @@ def page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int)
             break
         else:
             ranges.append(Range(first, end))
-    found = Page(ranges, next_start)
+    found = RangePage(ranges, next_start)
     return found if kind == "pending" else _with_reasons(snapshot, batch, found)
 
 
@@ -155,7 +155,7 @@ def _failed(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, int
                 yield first + run[0], first + run[1]
 
 
-def _with_reasons(tx: Connection, batch: Batch, found: Page) -> Page:
+def _with_reasons(tx: Connection, batch: Batch, found: RangePage) -> RangePage:
     """Add the reasons. Where a page would bear too many it ends sooner, if need be in the middle of a range."""
     if not found.ranges:
         return found
@@ -190,7 +190,7 @@ def _with_reasons(tx: Connection, batch: Batch, found: Page) -> Page:
                 each.reasons[number] = by_number[number]
             number = next(numbers, None)
         ranges.append(each)
-    return Page(ranges, next_start)
+    return RangePage(ranges, next_start)
 
 
 def watermark(snapshot: Connection, batch: Batch) -> int:

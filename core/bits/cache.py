@@ -25,7 +25,7 @@ from typing import Final
 from sqlalchemy.engine import Connection
 
 from core.bits.bitfield import Group
-from core.bits.journal import SINCE, Known
+from core.bits.journal import SINCE, JournalState
 from core.storage import schema
 
 Key = tuple[int, int]
@@ -37,14 +37,14 @@ ASK_EVERY: Final = 10.0
 """Seconds until it is asked again whether batches may be journaled."""
 
 
-class Held:
+class BitfieldCache:
     """Groups as the last commit of this process left them. Threads may share it."""
 
     def __init__(self, most: int = MOST) -> None:
         self._groups: OrderedDict[Key, Group] = OrderedDict()
         self._journaled: OrderedDict[int, None] = OrderedDict()
         """Batches that are journaled; the one that was used last is the last."""
-        self._known: OrderedDict[int, Known] = OrderedDict()
+        self._known: OrderedDict[int, JournalState] = OrderedDict()
         """Their bits, where they are held; the one that was put back last is the last."""
         self._known_groups = 0
         """The number of groups in `_known`. It is kept, not counted: there are thousands of batches, and each commit
@@ -67,7 +67,9 @@ class Held:
             return None
         return group
 
-    def put(self, groups: Mapping[Key, Group], era: int, known: Mapping[int, Known] = MappingProxyType({})) -> None:
+    def put(
+        self, groups: Mapping[Key, Group], era: int, known: Mapping[int, JournalState] = MappingProxyType({})
+    ) -> None:
         """Hold the groups, and the journaled batches, of a transaction that has been committed."""
         with self._lock:
             if era != self._era:
@@ -87,7 +89,7 @@ class Held:
             while len(self._journaled) > self._most:
                 self._drop(self._journaled.popitem(last=False)[0])
 
-    def _drop(self, batch: int) -> Known | None:
+    def _drop(self, batch: int) -> JournalState | None:
         """Hold no bits of a journaled batch any more; those that were held."""
         known = self._known.pop(batch, None)
         if known is not None:
@@ -112,7 +114,7 @@ class Held:
     def journaled(self, batch: int) -> bool:
         return batch in self._journaled
 
-    def take_known(self, batch: int) -> Known | None:
+    def take_known(self, batch: int) -> JournalState | None:
         """What is held of a journaled batch whose row is locked; to be changed by the caller, and put back after the
         commit."""
         with self._lock:

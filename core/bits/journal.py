@@ -14,9 +14,9 @@ moved, roll back and begin again, in the other order. Where that meets the fold 
 one of the two as a deadlock, and it is run again.
 
 *Bits in memory are not the batch's any more.* Each transaction that changes a journaled batch moves `journal_next`
-under the lock, and its entry says what it did: which pending items it acked, and which groups it wrote. What is held in
-memory is exact as of one value of `journal_next` (`Known`), and is brought up to date by the entries since, which are
-read under the lock; where one is missing, all is read anew.
+under the lock, and its entry says what it did: which pending items it acked, and which groups it wrote. A
+`JournalState` is exact as of one value of `journal_next`. Under the lock it is brought up to date by the entries since
+then; if one of them is missing, everything is read again.
 
 *An item is in the journal and in its group.* Twice is once: bits are only ever set, and an item that an entry names was
 acked then, for good. So folding a group removes nothing: its mark in the entry of the fold says that its row has all
@@ -109,7 +109,7 @@ def decode(entry: bytes) -> array[int]:
 
 def recent(tx: Connection, batch: int, group_size: int) -> dict[int, Sequence[int]]:
     """What the journal of a batch names and its groups may lack, by group. Read it before the groups."""
-    known = Known(0)
+    known = JournalState(0)
     for _, entry, numbers in statements.run(tx, select({batch: None}))[0]:
         known.take_in(entry, numbers, group_size)
     return {group: named.indexes for group, named in known.unfolded.items()}
@@ -134,7 +134,7 @@ class Named:
 
 
 @dataclass(slots=True)
-class Known:
+class JournalState:
     """A journaled batch as it was when its `journal_next` was `next`: some of its groups, bit for bit."""
 
     next: int
@@ -208,7 +208,7 @@ class Known:
         return found
 
 
-def select(batches: Mapping[int, Known | None]) -> str:
+def select(batches: Mapping[int, JournalState | None]) -> str:
     """The entries (batch, entry, numbers) that are missing to what is known of each, in their order."""
     wanted = " OR ".join(
         f"(batch_id = {batch}{'' if known is None else f' AND entry_no >= {known.next}'})"
@@ -218,8 +218,8 @@ def select(batches: Mapping[int, Known | None]) -> str:
 
 
 def catch_up(
-    tx: Connection, batch: int, group_size: int, known: Known | None, next: int, entries: Sequence[Sequence[Any]]
-) -> Known:
+    tx: Connection, batch: int, group_size: int, known: JournalState | None, next: int, entries: Sequence[Sequence[Any]]
+) -> JournalState:
     """The batch whose row is locked with this `journal_next`. `known` is what is held of it, and is changed; `entries`
     is what was found, under the lock, for `select`."""
     # With 0 it isn't journaled yet: others change its groups, and nothing here would tell.
@@ -227,14 +227,14 @@ def catch_up(
     if known is None or not whole:
         if known is not None:
             entries = statements.run(tx, select({batch: None}))[0]
-        known = Known(next)
+        known = JournalState(next)
     for _, entry, numbers in entries:
         known.take_in(entry, numbers, group_size)
     known.next = next
     return known
 
 
-def fetch(tx: Connection, batch: int, group_size: int, known: Known, wanted: Iterable[int]) -> None:
+def fetch(tx: Connection, batch: int, group_size: int, known: JournalState, wanted: Iterable[int]) -> None:
     """Have these groups, with what the journal names of them."""
     absent = sorted(group for group in wanted if group not in known.groups)
     rows = {}
@@ -272,7 +272,7 @@ class Change:
     """The batch is complete now."""
 
 
-def write(tx: Connection, known: Known, change: Change) -> tuple[list[str], list[int]]:
+def write(tx: Connection, known: JournalState, change: Change) -> tuple[list[str], list[int]]:
     """Statements to execute, and the groups whose rows are to be written; `known` is as it is after that."""
     entry = max(known.next, 1)
     if change.ends or change.groups > GROUPS:

@@ -43,7 +43,7 @@ _positions = tables.positions.c
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ConsumerGroup:
     """`ttl` is how long a worker may be silent, `release` how long it may take to drain what it is to give back."""
 
     name: str
@@ -58,7 +58,7 @@ class Group:
 class Summary:
     """A group with the number of its live workers, and of its partitions that have an owner."""
 
-    group: Group
+    group: ConsumerGroup
     workers: int
     owned: int
 
@@ -105,7 +105,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    group: Group
+    group: ConsumerGroup
     workers: list[Worker]
     positions: list[Position]
 
@@ -124,12 +124,12 @@ def _milliseconds(time: timedelta) -> int:
     return round(time / timedelta(milliseconds=1))
 
 
-def _group(row: Any) -> Group:
+def _group(row: Any) -> ConsumerGroup:
     ttl, release = timedelta(milliseconds=row.ttl_ms), timedelta(milliseconds=row.release_ms)
-    return Group(row.name, row.partitions, row.partition_of, ttl, release, row.created_at)
+    return ConsumerGroup(row.name, row.partitions, row.partition_of, ttl, release, row.created_at)
 
 
-def lock(tx: Connection, name: str) -> Group:
+def lock(tx: Connection, name: str) -> ConsumerGroup:
     """The group; until the commit nobody else joins it, leaves it, or gets a partition. Raises
     `errors.ConsumerGroupNotFound`."""
     found = _find(tx, name, locked=True)
@@ -137,7 +137,7 @@ def lock(tx: Connection, name: str) -> Group:
     return found
 
 
-def _find(tx: Connection, name: str, *, locked: bool = False) -> Group:
+def _find(tx: Connection, name: str, *, locked: bool = False) -> ConsumerGroup:
     query = sa.select(tables.consumer_groups).where(_groups.name == name, _groups.deleted_at.is_(None))
     row = tx.execute(query.with_for_update() if locked else query).first()
     if row is None:
@@ -147,7 +147,7 @@ def _find(tx: Connection, name: str, *, locked: bool = False) -> Group:
 
 def put(
     tx: Connection, name: str, partitions: int, ttl: timedelta | None, release: timedelta | None
-) -> tuple[Group, bool]:
+) -> tuple[ConsumerGroup, bool]:
     """The group, and whether it is new. A `ttl` or `release` of None is left as it is.
 
     Raises `errors.PartitionsFixed` where it has another number of partitions; `faults.BeginAgain` where somebody else

@@ -189,7 +189,7 @@ def leave(tx: Connection, name: str, worker: str, session: str | None = None) ->
         )
 
 
-def _gone(workers: Iterable[Any], before: Any, now: datetime, group: groups.Group) -> list[str]:
+def _gone(workers: Iterable[Any], before: Any, now: datetime, group: groups.ConsumerGroup) -> list[str]:
     """Whose leases have ended. A caller that is late itself spares, this once, those that were there when it synced
     last."""
     late = before is not None and before.lease_until < now
@@ -201,7 +201,13 @@ def _gone(workers: Iterable[Any], before: Any, now: datetime, group: groups.Grou
 
 
 def _look(
-    tx: Connection, group: groups.Group, now: datetime, caller: Caller, live: Collection[str], *, restarted: bool
+    tx: Connection,
+    group: groups.ConsumerGroup,
+    now: datetime,
+    caller: Caller,
+    live: Collection[str],
+    *,
+    restarted: bool,
 ) -> _Partitions:
     found = _Partitions(holding=dict.fromkeys(live, 0))
     # No lock is needed: these change under that of the group alone.

@@ -133,7 +133,7 @@ def retry(tx: Connection, process: str, instance: str, event: str | None = None)
     feed.append(
         tx,
         [
-            feed.New(
+            feed.NewEvent(
                 f"{feed.RETRY}:{uuid.uuid4()}", retry_type(process), instance, f'{head[:-1]},"event":{row.event}}}'
             )
             for row in rows

@@ -105,8 +105,8 @@ class Handling:
     epoch: int
     version: int
     state: str | None = None
-    commands: Sequence[outbox.New] = ()
-    timers: Sequence[timers.New] = ()
+    commands: Sequence[outbox.NewCommand] = ()
+    timers: Sequence[timers.TimerChange] = ()
     finish: bool = False
     error: str | None = None
 

@@ -31,7 +31,7 @@ _outbox = tables.outbox.c
 
 
 @dataclass(frozen=True, slots=True)
-class New:
+class NewCommand:
     """A command to be issued. `data` is JSON as text."""
 
     step: str
@@ -64,7 +64,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class CommandPage:
     """Commands in ascending order; `next` and `last` as of a page of the feed."""
 
     commands: list[Command]
@@ -77,7 +77,7 @@ def command_id(process: str, instance: str, step: str) -> str:
     return str(uuid.uuid5(NAMESPACE, json.dumps([process, instance, step])))
 
 
-def issue(tx: Connection, process: str, instance: str, commands: Sequence[New]) -> list[Issued]:
+def issue(tx: Connection, process: str, instance: str, commands: Sequence[NewCommand]) -> list[Issued]:
     """Issue those commands that were not issued before; of each, where it stands. Locks the feed's head; the instance
     is locked already, so nobody else issues the same."""
     ids = {command.step: command_id(process, instance, command.step) for command in commands}
@@ -85,7 +85,7 @@ def issue(tx: Connection, process: str, instance: str, commands: Sequence[New]) 
     for part in chunks(sorted(ids.values()), LIST):
         found = tx.execute(sa.select(_outbox.command_id, _outbox.position).where(_outbox.command_id.in_(part)))
         known |= {row.command_id: row.position for row in found}
-    fresh: dict[str, New] = {}
+    fresh: dict[str, NewCommand] = {}
     for command in commands:
         if ids[command.step] not in known:
             fresh.setdefault(ids[command.step], command)
@@ -113,16 +113,16 @@ def issue(tx: Connection, process: str, instance: str, commands: Sequence[New]) 
     return issued
 
 
-def _event(id: str, process: str, instance: str, command: New) -> feed.New:
+def _event(id: str, process: str, instance: str, command: NewCommand) -> feed.NewEvent:
     known = {"command": id, "process": process, "instance": instance, "step": command.step}
     head = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
     data = f'{head[:-1]},"data":{command.data or "null"}}}'
-    return feed.New(f"{feed.COMMAND}:{id}", f"{feed.COMMAND}.{command.type}", instance, data)
+    return feed.NewEvent(f"{feed.COMMAND}:{id}", f"{feed.COMMAND}.{command.type}", instance, data)
 
 
 def read(
     snapshot: Connection, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None
-) -> Page:
+) -> CommandPage:
     """Commands above the position `after`, 0: all whose events are kept in the feed. `snapshot` is one, so that what
     was trimmed can't look like a gap. Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was
     never given."""
@@ -143,7 +143,7 @@ def read(
 
     rows = limits.stepwise(above, _size, first=min(limit, feed.FIRST))
     found, cut = limits.within(rows, _size, limit)
-    return Page(found, found[-1].position if cut else last, last)
+    return CommandPage(found, found[-1].position if cut else last, last)
 
 
 def _size(command: Command) -> int:

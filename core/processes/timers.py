@@ -29,7 +29,7 @@ _timers = tables.timers.c
 
 
 @dataclass(frozen=True, slots=True)
-class New:
+class TimerChange:
     """A timer to be set, in place of one of the same name; without `after` to be cancelled. `data` is JSON as text."""
 
     timer: str
@@ -44,7 +44,7 @@ class Timer:
     data: str | None
 
 
-def change(tx: Connection, process: str, instance: str, changes: Sequence[New]) -> None:
+def change(tx: Connection, process: str, instance: str, changes: Sequence[TimerChange]) -> None:
     """Set and cancel timers of an instance, which is locked."""
     if not changes:
         return
@@ -116,7 +116,7 @@ def _due(tx: Connection) -> list[_Key]:
 
 def _fire(tx: Connection, due: Sequence[_Key]) -> int:
     """Those of them that are still there and due."""
-    events: list[feed.New] = []
+    events: list[feed.NewEvent] = []
     for name, instance, timer in due:
         this = (_timers.name == name, _timers.instance == instance, _timers.timer == timer)
         row = tx.execute(
@@ -129,8 +129,8 @@ def _fire(tx: Connection, due: Sequence[_Key]) -> int:
     return len(events)
 
 
-def _event(process: str, instance: str, timer: str, row: Any) -> feed.New:
+def _event(process: str, instance: str, timer: str, row: Any) -> feed.NewEvent:
     known = {"process": process, "instance": instance, "timer": timer}
     head = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
     data = f'{head[:-1]},"data":{row.data or "null"}}}'
-    return feed.New(f"{feed.TIMER}:{row.token}", event_type(process), instance, data)
+    return feed.NewEvent(f"{feed.TIMER}:{row.token}", event_type(process), instance, data)

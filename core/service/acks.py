@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from core.acks import commit, parents
-from core.acks.call import Answer, Call, Outcome, Unit, check_width
+from core.acks.call import AckResult, Call, Outcome, Unit, check_width
 from core.acks.combiner import Acks, Commit
 from core.acks.flush import Flushed
 from core.acks.lanes import Deliver, Pending
 from core.batches.batch import Batch
-from core.bits.cache import Held
+from core.bits.cache import BitfieldCache
 from core.service.batch_facts import BatchFacts
 from core.storage.database import Database
 
@@ -37,12 +37,12 @@ class AckService:
         self._facts = facts
         self._combiner = combiner(self._commit)
         self._payer = parents.Payer(database, self._flush_payment)
-        self._bitfields = Held()
+        self._bitfields = BitfieldCache()
         database.on_doubt(self._bitfields.clear)
 
-    def ack(self, call: Call) -> Future[Answer]:
+    def ack(self, call: Call) -> Future[AckResult]:
         """Queue the call. Raises `errors.Overloaded`; the future raises `errors.Unavailable`."""
-        future: Future[Answer] = Future()
+        future: Future[AckResult] = Future()
         future.set_running_or_notify_cancel()
         self._combiner.submit(call, _settle, future)
         return future

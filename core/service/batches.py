@@ -94,14 +94,14 @@ class BatchService:
         prefix: str | None = None,
         before: int | None = None,
         limit: int = 100,
-    ) -> batches.Page:
+    ) -> batches.BatchPage:
         """The newest batches with an id below `before` to which all filters apply."""
         return self._database.read(
             lambda tx: batches.page(tx, state=state, key=key, labels=labels, prefix=prefix, before=before, limit=limit)
         )
 
-    def ranges(self, batch_id: int, kind: ranges.Kind, start: int, limit: int) -> tuple[Batch, ranges.Page]:
-        def read(tx: Connection) -> tuple[Batch, ranges.Page]:
+    def ranges(self, batch_id: int, kind: ranges.Kind, start: int, limit: int) -> tuple[Batch, ranges.RangePage]:
+        def read(tx: Connection) -> tuple[Batch, ranges.RangePage]:
             batch = batches.get(tx, batch_id)
             return batch, ranges.page(tx, batch, kind, start, limit)
 

@@ -17,7 +17,7 @@ class ConsumerGroupService:
 
     def put(
         self, name: str, partitions: int, ttl: timedelta | None = None, release: timedelta | None = None
-    ) -> tuple[groups.Group, bool]:
+    ) -> tuple[groups.ConsumerGroup, bool]:
         """Returns the consumer group, and whether it is new. Raises `errors.PartitionsFixed`."""
         return self._database.write(groups.put, name, partitions, ttl, release, repeatable=True)
 

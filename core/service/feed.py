@@ -15,7 +15,7 @@ class FeedService:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def append(self, events: Sequence[feed.New], fence: groups.Fence | None = None) -> list[feed.Appended]:
+    def append(self, events: Sequence[feed.NewEvent], fence: groups.Fence | None = None) -> list[feed.Appended]:
         """Append the events; returns the position of each. With a `fence`, only if it holds: raises
         `errors.StaleEpoch`, `ConsumerGroupNotFound`."""
 
@@ -35,7 +35,7 @@ class FeedService:
         batch: int | None = None,
         prefix: str | None = None,
         most: int | None = None,
-    ) -> feed.Page:
+    ) -> feed.EventPage:
         """See `feed.read`. Raises `errors.PositionTrimmed`; `InvalidRequest` for a position from the future."""
         return self._database.snapshot(
             lambda tx: feed.read(tx, after, limit, types=types, batch=batch, prefix=prefix, most=most)

@@ -69,6 +69,8 @@ class ProcessService:
         """Returns the number of events that will be handled again. Raises `errors.InstanceNotFound`."""
         return self._database.write(instances.retry, process, instance, event)
 
-    def commands(self, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None) -> outbox.Page:
+    def commands(
+        self, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None
+    ) -> outbox.CommandPage:
         """Raises `errors.PositionTrimmed`; `InvalidRequest` for a position from the future."""
         return self._database.snapshot(lambda tx: outbox.read(tx, after, limit, types=types, process=process))

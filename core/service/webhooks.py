@@ -55,7 +55,7 @@ class WebhookService:
         `InvalidRequest`."""
         return subscriptions.redeliver(self._database, webhook, position=position, event=event)
 
-    def test(self, webhook: int) -> tuple[str, subscriptions.Answer]:
+    def test(self, webhook: int) -> tuple[str, subscriptions.SendResult]:
         """Send a test event. Returns its id and the receiver's response."""
         return subscriptions.test(self._database, self._require_sender(), webhook)
 

@@ -35,7 +35,7 @@ from core import feed, tables
 from core.storage.database import Database
 from core.webhooks import subscriptions
 from core.webhooks.backoff import Backoff
-from core.webhooks.subscriptions import Answer, Progress, State
+from core.webhooks.subscriptions import Progress, SendResult, State
 
 PAGE: Final = 500
 """Positions of the feed that one transaction plans."""
@@ -183,7 +183,7 @@ def claim(
     return claims, len(lost)
 
 
-def record(tx: Connection, claim: Claim, answer: Answer, backoff: Backoff, chance: float) -> Progress | None:
+def record(tx: Connection, claim: Claim, answer: SendResult, backoff: Backoff, chance: float) -> Progress | None:
     """Log the attempt, and settle the delivery; what it is now, None where it is somebody else's by now, or gone."""
     row = tx.execute(
         sa.select(_deliveries.token, _deliveries.attempts).where(_deliveries.id == claim.delivery).with_for_update()

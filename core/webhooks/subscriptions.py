@@ -53,7 +53,7 @@ class Progress(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SendResult:
     """What came of one request. `error` says in words why there is no whole answer; both may be there."""
 
     status: int | None
@@ -73,7 +73,7 @@ class Sender(Protocol):
     def check(self, url: str) -> None:
         """Raises `addresses.Unfit` where nothing may be sent."""
 
-    def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
         """POST it, now. Raises nothing for what the network or the receiver does."""
 
 
@@ -358,7 +358,7 @@ def headers(secret: str, event: str, at: datetime, content: bytes) -> dict[str, 
     }
 
 
-def test(database: Database, sender: Sender, webhook: int) -> tuple[str, Answer]:
+def test(database: Database, sender: Sender, webhook: int) -> tuple[str, SendResult]:
     """Send an event that is not in the feed, now, and say under which id and what came back. Raises
     `errors.WebhookNotFound`."""
     row = database.read(

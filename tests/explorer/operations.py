@@ -18,7 +18,7 @@ from core.errors import CoreError
 from core.processes import definitions, instances, outbox, timers
 from core.webhooks import deliveries
 from core.webhooks.backoff import Backoff
-from core.webhooks.subscriptions import Answer
+from core.webhooks.subscriptions import SendResult
 from lastbit.ids import ItemId
 from lastbit.streams.snapshot import Snapshot
 from tests.explorer.scene import GROUP, PROCESS, SIZE, TALLY
@@ -70,12 +70,12 @@ def claim(session: Session) -> Any:
 def record(session: Session) -> Any:
     event = feed.Event(2, "e2", "paid", None, "o1", None, datetime(2026, 1, 1, tzinfo=UTC))
     mine = deliveries.Claim(2, b"claimed-claimed-", 1, "http://127.0.0.1/", "whsec_", event, event.at)
-    answer = Answer(200, None, 1)
+    answer = SendResult(200, None, 1)
     return session.database.write(lambda tx: deliveries.record(tx, mine, answer, Backoff(), 0.5))
 
 
 def handle(event: int, version: int = 1, *, finish: bool = False, error: str | None = None) -> Operation:
-    command = outbox.New("step", "ship")
+    command = outbox.NewCommand("step", "ship")
     handling = instances.Handling(
         PROCESS, "o1", f"e{event}", event, "w1", 1, version, "{}", () if error else (command,), (), finish, error
     )
@@ -129,8 +129,10 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "handle-parked": handle(2, error="broken"),
     "retry-parked": lambda session: session.service.processes.retry_parked(PROCESS, "o1"),
     "fire-timers": lambda session: timers.fire(session.database),
-    "append": lambda session: session.service.feed.append([feed.New("mine", "paid", "o1"), feed.New("e3", "paid")]),
-    "append-fenced": lambda session: session.service.feed.append([feed.New("mine", "paid", "o1")], _FENCE),
+    "append": lambda session: session.service.feed.append(
+        [feed.NewEvent("mine", "paid", "o1"), feed.NewEvent("e3", "paid")]
+    ),
+    "append-fenced": lambda session: session.service.feed.append([feed.NewEvent("mine", "paid", "o1")], _FENCE),
     "trim": lambda session: feed.trim(session.database, _DAYS, needed=janitor._needed),
     "prune": lambda session: definitions.prune(session.database, 0),
     "plan": lambda session: session.database.write(deliveries.plan, 1),

@@ -287,9 +287,9 @@ def _recount(
 
 
 def _journaled(entries: Sequence[Any]) -> dict[int, dict[int, Sequence[int]]]:
-    known: dict[int, journal.Known] = {}
+    known: dict[int, journal.JournalState] = {}
     for batch, entry, numbers in entries:
-        known.setdefault(batch, journal.Known(0)).take_in(entry, numbers, SIZE)
+        known.setdefault(batch, journal.JournalState(0)).take_in(entry, numbers, SIZE)
     return {batch: {g: named.indexes for g, named in each.unfolded.items()} for batch, each in known.items()}
 
 

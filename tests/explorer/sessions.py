@@ -30,7 +30,7 @@ from core.acks.combiner import Inline
 from core.acks.parents import Payer
 from core.batches import purge
 from core.bits import journal
-from core.bits.cache import Held
+from core.bits.cache import BitfieldCache
 from core.errors import CoreError
 from core.processes import inbox
 from core.service import Service
@@ -145,7 +145,7 @@ class Session:
         """Called before each COMMIT, with the tables that the transaction has written."""
         self._ids: dict[str, str] = {}
         self._digest = hashlib.blake2b(digest_size=12)
-        self.service.acks._bitfields = Held()
+        self.service.acks._bitfields = BitfieldCache()
         self.service.batches._facts.clear()
 
     @property

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from api.acks.fast_path import AckProtocol
 from api.server.connection import HEAD
 from api.server.upgrades import Http1Protocol
-from core.acks.call import Answer
+from core.acks.call import AckResult
 from tests.fuzz.sizes import examples
 from tests.fuzz.wire import Served, served
 
@@ -29,7 +29,7 @@ class Seen(list[tuple[str, bytes]]):
 
 class Done:
     error = None
-    answer = Answer()
+    answer = AckResult()
 
 
 @pytest.fixture(scope="module")

@@ -367,7 +367,13 @@ MUTANTS = [
         "False",
         _RACES + "test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_meanwhile",
     ),
-    Mutant("what-others-did-is-not-learned", "core.bits.journal:Known.take_in", "held.ack_one(index)", "pass", _TURNS),
+    Mutant(
+        "what-others-did-is-not-learned",
+        "core.bits.journal:JournalState.take_in",
+        "held.ack_one(index)",
+        "pass",
+        _TURNS,
+    ),
     Mutant(
         "entries-that-are-missing-are-overlooked",
         "core.bits.journal:catch_up",
@@ -378,7 +384,7 @@ MUTANTS = [
     Mutant("what-is-not-journaled-yet-is-known", "core.bits.journal:catch_up", "next != 0 and ", "", _TREE),
     Mutant(
         "groups-that-others-wrote-are-as-they-were",
-        "core.bits.journal:Known.take_in",
+        "core.bits.journal:JournalState.take_in",
         "self.groups.pop(group, None)",
         "pass",
         _TURNS,
@@ -392,14 +398,14 @@ MUTANTS = [
     ),
     Mutant(
         "entries-go-before-all-their-groups-are-folded",
-        "core.bits.journal:Known.trim",
+        "core.bits.journal:JournalState.trim",
         "self.entries[0][0] < oldest and ",
         "len(self.entries) > 1 and ",
         _JOURNAL + "test_groups_are_folded_some_at_a_time_in_their_order",
     ),
     Mutant(
         "an-entry-is-forgotten-that-named-a-group-before",
-        "core.bits.journal:Known.named",
+        "core.bits.journal:JournalState.named",
         "if group not in self.unfolded:",
         "if group is not None:",
         _JOURNAL + "test_groups_are_folded_some_at_a_time_in_their_order",
@@ -970,7 +976,7 @@ MUTANTS = [
     ),
     Mutant(
         "each-piece-of-a-mask-is-rejected-by-itself",
-        "core.acks.call:Answer._reject",
+        "core.acks.call:AckResult._reject",
         "if each.group is not None:",
         "if False:",
         _COMBINER + "test_a_mask_that_is_rejected_in_pieces_is_rejected_once",
@@ -1021,21 +1027,21 @@ MUTANTS = [
     # Bitfields in memory, and patches.
     Mutant(
         "a-held-bitfield-is-trusted-whatever-the-row-says",
-        "core.bits.cache:Held.take",
+        "core.bits.cache:BitfieldCache.take",
         "if group is None or group.resolved_count != resolved_count or group.failed_count != failed_count:",
         "if group is None:",
         "test_cache.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
     ),
     Mutant(
         "the-number-of-held-groups-only-grows",
-        "core.bits.cache:Held._drop",
+        "core.bits.cache:BitfieldCache._drop",
         "self._known_groups -= len(known.groups)",
         "pass",
         "test_cache.py::test_a_commit_costs_the_same_however_many_batches_are_held",
     ),
     Mutant(
         "held-bitfields-outlive-the-database",
-        "core.bits.cache:Held.clear",
+        "core.bits.cache:BitfieldCache.clear",
         "self._groups.clear()",
         "pass",
         _FORGOTTEN + "a_connection_broke",
@@ -1609,7 +1615,7 @@ MUTANTS = [
     # The ancestor.
     Mutant(
         "an-ack-trusts-its-id",
-        "core.acks.apply:Work.issued",
+        "core.acks.apply:FlushState.issued",
         "size if left >= size else left if left > 0 else 0",
         "size",
         _ANCESTOR + "test_an_ack_does_not_trust_its_id",

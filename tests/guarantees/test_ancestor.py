@@ -14,11 +14,11 @@ from sqlalchemy.engine import Connection
 
 from core import errors, janitor, tables
 from core.acks import flush
-from core.acks.call import Answer, Call, Unit
+from core.acks.call import AckResult, Call, Unit
 from core.acks.combiner import Inline
 from core.batches import batch as batches
 from core.batches.lifecycle import State, Verb
-from core.bits.cache import Held
+from core.bits.cache import BitfieldCache
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -33,7 +33,7 @@ def new(service: Service, items: int, *, sealed: bool = False, key: str | None =
     return service.batches.open(batches.Opening(key=key, group_size=GROUP, items=items, sealed=sealed)).batch.id
 
 
-def ack(service: Service, *items: tuple[int, int, int]) -> Answer:
+def ack(service: Service, *items: tuple[int, int, int]) -> AckResult:
     return service.acks.ack(Call.of(Verb.ACK, items)).result(60)
 
 
@@ -91,7 +91,9 @@ def test_of_two_racing_last_acks_one_is_told_that_it_completed_the_batch(service
     batch = new(service, 2 * GROUP, sealed=True)
     ack(service, *((batch, group, index) for group in range(2) for index in range(1, GROUP)))
     (first,), second = meet(
-        service, lambda tx: flush.flush(tx, [unit(batch, 0, 0)], Held()).outcomes, lambda: ack(service, (batch, 1, 0))
+        service,
+        lambda tx: flush.flush(tx, [unit(batch, 0, 0)], BitfieldCache()).outcomes,
+        lambda: ack(service, (batch, 1, 0)),
     )
     assert first.completed is None
     assert second.completed[batch].newly
@@ -104,7 +106,7 @@ def test_the_same_last_ack_twice_at_once_is_told_twice_and_news_once(service: Se
     batch = new(service, 1, sealed=True)
     (first,), second = meet(
         service,
-        lambda tx: flush.flush(tx, [unit(batch, 0, 0)], Held()).outcomes,
+        lambda tx: flush.flush(tx, [unit(batch, 0, 0)], BitfieldCache()).outcomes,
         lambda: ack(service, (batch, 0, 0)),
         table="item_groups",
     )

@@ -12,13 +12,13 @@ import pytest
 import sqlalchemy as sa
 
 from core import tables
-from core.acks.call import Answer, Call
+from core.acks.call import AckResult, Call
 from core.acks.combiner import Inline
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.bits.bitfield import Group
-from core.bits.cache import Held
-from core.bits.journal import Known
+from core.bits.cache import BitfieldCache
+from core.bits.journal import JournalState
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -28,7 +28,7 @@ from tests.support.servers import MariaDB
 SIZE = 128
 
 
-def ack(service: Service, batch: int, *numbers: int, verb: Verb = Verb.ACK) -> Answer:
+def ack(service: Service, batch: int, *numbers: int, verb: Verb = Verb.ACK) -> AckResult:
     return service.acks.ack(Call.of(verb, [(batch, *divmod(number, SIZE)) for number in numbers])).result()
 
 
@@ -205,7 +205,7 @@ def test_a_group_that_grew_keeps_bits_beyond_its_stored_blob(database: Database)
 
 def test_only_so_many_are_held() -> None:
     """The oldest go first; nothing is put back that was taken before everything was forgotten."""
-    held = Held(most=2)
+    held = BitfieldCache(most=2)
     held.put({(1, n): Group(Group.empty(SIZE).resolved, None, n, 0) for n in range(3)}, held.era)
     assert held.take((1, 0), 0, 0) is None
     assert held.take((1, 1), 7, 0) is None, "its counts are others"
@@ -231,10 +231,10 @@ class Counted(dict[int, Group]):
 def test_a_commit_costs_the_same_however_many_batches_are_held() -> None:
     """A commit puts one journaled batch back. It looks at that one and at those that it displaces, not at thousands."""
 
-    def known(next: int, groups: int) -> Known:
-        return Known(next, Counted({number: Group.empty(SIZE) for number in range(groups)}))
+    def known(next: int, groups: int) -> JournalState:
+        return JournalState(next, Counted({number: Group.empty(SIZE) for number in range(groups)}))
 
-    held = Held(most=15_000)
+    held = BitfieldCache(most=15_000)
     for batch in range(5000):
         held.put({}, held.era, {batch: known(1, 3)})
     Counted.asked = 0

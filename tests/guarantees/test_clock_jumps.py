@@ -78,7 +78,7 @@ def waiting(url: str, batch: int, seconds: int = 2) -> Iterator[None]:
 
 
 def set_timer(database: Database, name: str, after: timedelta) -> None:
-    database.write(lambda tx: timers.change(tx, "clocks", "one", [timers.New(name, after)]))
+    database.write(lambda tx: timers.change(tx, "clocks", "one", [timers.TimerChange(name, after)]))
 
 
 def fired(database: Database) -> list[str]:

@@ -21,11 +21,11 @@ from sqlalchemy.engine import Connection
 from core import errors, tables
 from core.acks import apply, aside, flush, lanes
 from core.acks.admission import Admission
-from core.acks.call import FLUSH_COST, UNIT_GROUPS, Answer, Call, Outcome, Unit
+from core.acks.call import FLUSH_COST, UNIT_GROUPS, AckResult, Call, Outcome, Unit
 from core.acks.combiner import Acks, Combiner, Commit, Inline
 from core.batches import batch as batches
 from core.batches.lifecycle import State, Verb
-from core.bits.cache import Held
+from core.bits.cache import BitfieldCache
 from core.service import Service
 from core.storage import database, schema
 from core.storage.database import Database
@@ -92,7 +92,7 @@ def new(service: Service, items: int, *, sealed: bool = True) -> int:
     return service.batches.open(batches.Opening(group_size=GROUP, items=items, sealed=sealed)).batch.id
 
 
-def ack(service: Service, *items: tuple[int, int, int], key: str | None = None) -> Answer:
+def ack(service: Service, *items: tuple[int, int, int], key: str | None = None) -> AckResult:
     return service.acks.ack(Call.of(Verb.ACK, items, idempotency_key=key)).result(30)
 
 
@@ -122,14 +122,14 @@ def test_a_call_is_answered_with_what_it_changed_in_all_its_batches(either: Serv
 
 def test_a_call_without_items_is_answered_at_once(either: Service) -> None:
     """There is nothing to commit, so nothing is waited for."""
-    assert either.acks.ack(Call.of(Verb.ACK)).result(0) == Answer()
+    assert either.acks.ack(Call.of(Verb.ACK)).result(0) == AckResult()
 
 
 def test_many_callers_at_once_are_each_answered_and_one_is_told_newly(either: Service) -> None:
     """Twelve threads ack a batch in strides, each item twice; all add up, and one call completed it."""
     batch = new(either, 5 * GROUP)
 
-    def consume(worker: int) -> list[Answer]:
+    def consume(worker: int) -> list[AckResult]:
         return [ack(either, (batch, *divmod(number, GROUP))) for number in range(worker // 2, 5 * GROUP, 6)]
 
     with ThreadPoolExecutor(12) as pool:
@@ -572,7 +572,7 @@ def test_reasons_of_neighbouring_groups_are_removed_and_written_at_once(mariadb_
 
     def fail_the_next(tx: sa.Connection) -> None:
         (unit,) = Call.of(Verb.FAIL, [(batch, 1, 0)], reason="gone").chunks()
-        begun = flush._begin(tx, [unit], Held())
+        begun = flush._begin(tx, [unit], BitfieldCache())
         begun.work.reasons[batch, 8192] = "gone"
         flush._write_reasons(tx, begun.work)
         written.set()
@@ -580,9 +580,9 @@ def test_reasons_of_neighbouring_groups_are_removed_and_written_at_once(mariadb_
 
     def redrive(tx: sa.Connection) -> None:
         (unit,) = Call.of(Verb.ACK, masks=whole[:1]).chunks()
-        begun = flush._begin(tx, [unit], Held())
+        begun = flush._begin(tx, [unit], BitfieldCache())
         outcome = apply.admit(begun.work, unit)
-        flush._load(tx, begun.work, Held(), begun.groups)
+        flush._load(tx, begun.work, BitfieldCache(), begun.groups)
         apply.apply(begun.work, unit, outcome)
         flush._write_reasons(tx, begun.work)
         assert tx.scalar(sa.select(sa.func.count()).select_from(tables.failures)) == 0

@@ -618,18 +618,18 @@ def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(databa
     frozen, other = Worker(service, "frozen"), Worker(service, "other")
     frozen.sync()
     frozen.commit(0, 5)
-    service.feed.append([feed.New("in-time", "x")], frozen.fence(0))
+    service.feed.append([feed.NewEvent("in-time", "x")], frozen.fence(0))
     clock.go(TTL + 1)
     # Nobody noticed yet: it is the owner still, and harms nobody.
-    service.feed.append([feed.New("late", "x")], frozen.fence(0))
+    service.feed.append([feed.NewEvent("late", "x")], frozen.fence(0))
     other.sync()
     with pytest.raises(errors.StaleEpoch):
         frozen.commit(0, 9)
     with pytest.raises(errors.StaleEpoch):
-        service.feed.append([feed.New("too-late", "x")], frozen.fence(0))
+        service.feed.append([feed.NewEvent("too-late", "x")], frozen.fence(0))
 
     def effect_first(tx: sa.Connection) -> None:
-        feed.append(tx, [feed.New("effect", "x")])
+        feed.append(tx, [feed.NewEvent("effect", "x")])
         groups.fence(tx, "g", 0, frozen.name, frozen.epochs[0])
 
     with pytest.raises(errors.StaleEpoch):

@@ -44,7 +44,7 @@ def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb
                 def work(
                     tx: Connection, ids: list[str] = ids, holds: int = holds, regrets: bool = regrets, own: bool = own
                 ) -> None:
-                    new = [feed.New(each, "test.event") for each in ids]
+                    new = [feed.NewEvent(each, "test.event") for each in ids]
                     if own:
                         feed.append_once(tx, new)
                     else:
@@ -104,8 +104,12 @@ def _ids(service: Service, after: int = 0) -> list[str]:
 def test_an_id_that_was_appended_before_stands_where_it_stood(service: Service) -> None:
     """Also within one call, and beside new ones."""
     start = service.feed.head()
-    first = service.feed.append([feed.New("order-1", "order.paid", "o1", '{"a":1}'), feed.New("order-2", "order.paid")])
-    again = service.feed.append([feed.New("order-2", "other"), feed.New("order-3", "x"), feed.New("order-3", "y")])
+    first = service.feed.append(
+        [feed.NewEvent("order-1", "order.paid", "o1", '{"a":1}'), feed.NewEvent("order-2", "order.paid")]
+    )
+    again = service.feed.append(
+        [feed.NewEvent("order-2", "other"), feed.NewEvent("order-3", "x"), feed.NewEvent("order-3", "y")]
+    )
     assert first == [feed.Appended(start + 1, False), feed.Appended(start + 2, False)]
     assert again == [feed.Appended(start + 2, True), feed.Appended(start + 3, False), feed.Appended(start + 3, True)]
     assert _ids(service, start) == ["order-1", "order-2", "order-3"]
@@ -115,7 +119,7 @@ def test_an_id_that_was_appended_before_stands_where_it_stood(service: Service) 
 
 def test_ids_are_compared_by_their_bytes(service: Service) -> None:
     """`Job` and `job` are two."""
-    new = [feed.New(each, "x") for each in ("Job", "job", "j\u00f6b", "job ")]
+    new = [feed.NewEvent(each, "x") for each in ("Job", "job", "j\u00f6b", "job ")]
     assert [each.repeated for each in service.feed.append(new)] == [False] * 4
 
 
@@ -135,7 +139,7 @@ def test_a_page_is_filtered_and_still_says_how_far_it_looked(service: Service) -
     assert found.next == everything.next == start + 6
     found = service.feed.read(start, 1, types=["batch.sealed", "batch.completed"])
     assert ([event.batch for event in found.events], found.next) == ([other], start + 3)
-    assert service.feed.read(start + 6, 10, batch=one) == feed.Page([], start + 6, start + 6)
+    assert service.feed.read(start + 6, 10, batch=one) == feed.EventPage([], start + 6, start + 6)
 
 
 def test_a_position_that_was_never_given_is_refused(service: Service) -> None:
@@ -146,7 +150,7 @@ def test_a_position_that_was_never_given_is_refused(service: Service) -> None:
 def test_a_reader_that_comes_after_the_trimming_is_told_so(service: Service) -> None:
     """What is young stays, positions go on, and who has read far enough notices nothing."""
     start = service.feed.head()
-    service.feed.append([feed.New(f"old-{number}", "x") for number in range(5)])
+    service.feed.append([feed.NewEvent(f"old-{number}", "x") for number in range(5)])
     with service.database.engine.begin() as tx:
         tx.execute(
             sa.update(tables.feed)
@@ -159,20 +163,20 @@ def test_a_reader_that_comes_after_the_trimming_is_told_so(service: Service) -> 
         service.feed.read(start + 2, 10)
     assert told.value.trimmed == start + 3
     assert _ids(service, start + 3) == ["old-3", "old-4"]
-    assert service.feed.append([feed.New("new", "x")]) == [feed.Appended(start + 6, False)]
+    assert service.feed.append([feed.NewEvent("new", "x")]) == [feed.Appended(start + 6, False)]
     assert janitor.run_once(service.database, janitor.Policy(keep_events=timedelta(days=1))).events == 0
 
 
 def test_everything_can_be_trimmed_but_what_somebody_needs(service: Service) -> None:
     """The position goes on from where it was."""
     start = service.feed.head()
-    service.feed.append([feed.New(f"old-{number}", "x") for number in range(5)])
+    service.feed.append([feed.NewEvent(f"old-{number}", "x") for number in range(5)])
     keep = timedelta(seconds=-60)  # the database's clock has a minute to go before any event is that young
     assert feed.trim(service.database, keep, needed=lambda tx: start + 4) == start + 3
     assert _ids(service, start + 3) == ["old-3", "old-4"]
     assert feed.trim(service.database, keep) == 2
     assert service.feed.read(start + 5, 10).events == []
-    assert service.feed.append([feed.New("new", "x")]) == [feed.Appended(start + 6, False)]
+    assert service.feed.append([feed.NewEvent("new", "x")]) == [feed.Appended(start + 6, False)]
 
 
 def test_a_commit_that_appended_is_heard_of_in_its_process_and_a_rollback_is_not(service: Service) -> None:

@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, feed, tallies
-from core.acks.call import Answer
+from core.acks.call import AckResult
 from core.acks.combiner import Inline
 from core.batches import batch as batches
 from core.batches.batch import Opening
@@ -147,7 +147,7 @@ def test_of_two_last_acks_on_two_nodes_exactly_one_completes_the_batch(pair: Pai
     ids = prepare(pair.one, ROUNDS, lambda number: shapes[number % 2])
     before = head(pair)
 
-    def judge(number: int, one: Answer, other: Answer) -> None:
+    def judge(number: int, one: AckResult, other: AckResult) -> None:
         batch = ids[number]
         assert [newly(one, batch), newly(other, batch)].count(True) == 1
         assert (one.applied, other.applied) == (1, 1)
@@ -171,10 +171,10 @@ def test_the_same_items_acked_on_two_nodes_count_once(pair: Pair) -> None:
     """Each process holds the group in memory, and it is the other's change that it doesn't have."""
     ids = prepare(pair.one, 1, lambda number: (GROUP * 4, {}))
 
-    def judge(number: int, one: Answer, other: Answer) -> None:
+    def judge(number: int, one: AckResult, other: AckResult) -> None:
         assert sorted([(one.applied, one.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
 
-    def same(service: Service, number: int) -> Answer:
+    def same(service: Service, number: int) -> AckResult:
         return ack(service, (ids[0], *divmod(number, GROUP)))
 
     race(pair.one, ROUNDS, same, same, check=judge, urls=pair.urls)
@@ -200,7 +200,7 @@ def test_of_the_last_ack_and_the_seal_on_two_nodes_exactly_one_completes_the_bat
     """As on one server."""
     ids = prepare(pair.one, ROUNDS, lambda number: (GROUP + 1, {0: GROUP}), state=State.OPEN)
 
-    def judge(number: int, acked: Answer, sealed: batches.Sealed) -> None:
+    def judge(number: int, acked: AckResult, sealed: batches.Sealed) -> None:
         assert [newly(acked, ids[number]), sealed.newly].count(True) == 1
         assert sealed.newly == sealed.batch.complete
 
@@ -221,7 +221,7 @@ def test_an_ack_and_a_cancel_on_two_nodes(pair: Pair) -> None:
     ids = prepare(pair.one, ROUNDS, lambda number: (10, {}), state=State.OPEN)
     applied: dict[int, int] = {}
 
-    def judge(number: int, acked: Answer, cancelled: batches.Batch) -> None:
+    def judge(number: int, acked: AckResult, cancelled: batches.Batch) -> None:
         assert cancelled.state is State.CANCELLED
         assert acked.applied + len(acked.rejected) == 1
         assert cancelled.acked == acked.applied, "it was answered as applied, after the end"
@@ -243,7 +243,9 @@ def test_events_appended_on_two_nodes_have_positions_without_gaps(pair: Pair) ->
     """And an event whose id comes twice is there once."""
 
     def append(service: Service, number: int, who: str) -> list[feed.Appended]:
-        return service.feed.append([feed.New(f"own:{number}:{who}", "own"), feed.New(f"both:{number}", "own")])
+        return service.feed.append(
+            [feed.NewEvent(f"own:{number}:{who}", "own"), feed.NewEvent(f"both:{number}", "own")]
+        )
 
     def judge(number: int, one: Any, other: Any) -> None:
         assert one[1].position == other[1].position
@@ -328,7 +330,7 @@ def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with(p
     after: list[int] = []
 
     def begin(number: int) -> None:
-        after.append(one.feed.append([feed.New(f"{number}:{each}", "own") for each in range(3)])[0].position)
+        after.append(one.feed.append([feed.NewEvent(f"{number}:{each}", "own") for each in range(3)])[0].position)
 
     def trim(service: Service, number: int) -> int:
         return feed.trim(service.database, timedelta(0), needed=definitions.needed)

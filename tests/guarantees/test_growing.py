@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, tables
-from core.acks.call import Answer, Call
+from core.acks.call import AckResult, Call
 from core.acks.combiner import Inline
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
@@ -144,7 +144,7 @@ def test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alo
     cold = Service(service.database, combiner=Inline)
     before = whole_row(service, batch)
 
-    def send() -> Answer:
+    def send() -> AckResult:
         if how == "a mask":
             return cold.acks.ack(Call.of(Verb.ACK, masks=[(batch, 0, b"\xff")])).result(60)
         return ack(cold, (batch, 0, 0 if how == "a repeat" else 4))

@@ -10,12 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, explain, tables
-from core.acks.call import Answer, Call
+from core.acks.call import AckResult, Call
 from core.acks.combiner import Combiner, Commit, Inline
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.bits import cache, journal
-from core.bits.cache import Held
+from core.bits.cache import BitfieldCache
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -28,7 +28,7 @@ ITEMS = SIZE * GROUPS - 100
 CALL = 80
 
 
-def ack(service: Service, batch: int, numbers: Any, verb: Verb = Verb.ACK, size: int = SIZE) -> Answer:
+def ack(service: Service, batch: int, numbers: Any, verb: Verb = Verb.ACK, size: int = SIZE) -> AckResult:
     return service.acks.ack(Call.of(verb, [(batch, *divmod(number, size)) for number in numbers])).result(60)
 
 
@@ -113,7 +113,7 @@ def test_a_group_that_the_journal_alone_knows_is_not_untouched(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Why is it not done? The first group of which nothing is resolved is said to be the first of which that is so."""
-    monkeypatch.setattr(Held, "journaled", lambda self, batch: True)
+    monkeypatch.setattr(BitfieldCache, "journaled", lambda self, batch: True)
     service = Service(database, combiner=Inline)
     batch = service.batches.open(Opening(group_size=64, items=640, sealed=True)).batch.id
     assert ack(service, batch, (0, 64, 128, 5 * 64), size=64).applied == 4
@@ -247,7 +247,7 @@ def test_processes_that_take_turns_read_no_group_again_though_the_others_fold(
     read: list[list[int]] = []
     fetch = journal.fetch
 
-    def watched(tx: Any, of: int, size: int, known: journal.Known, wanted: Any) -> None:
+    def watched(tx: Any, of: int, size: int, known: journal.JournalState, wanted: Any) -> None:
         wanted = list(wanted)
         read.append([group for group in wanted if group not in known.groups])
         fetch(tx, of, size, known, wanted)
@@ -319,7 +319,7 @@ def test_few_batches_and_groups_are_held_and_what_is_not_is_read(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for ten groups, nearly everything is read anew for each call."""
-    monkeypatch.setattr("core.service.acks.Held", lambda: Held(10))
+    monkeypatch.setattr("core.service.acks.BitfieldCache", lambda: BitfieldCache(10))
     service = Service(database, combiner=Inline)
     one, acked = scattered(service, 5)
     other, acked_too = scattered(service, 5, seed=2)

@@ -13,12 +13,12 @@ import sqlalchemy as sa
 
 from core import errors, janitor, tables
 from core.acks import flush, parents
-from core.acks.call import Answer, Call
+from core.acks.call import AckResult, Call
 from core.acks.combiner import Combiner
 from core.batches import batch as batches
 from core.batches import nesting, purge
 from core.batches.lifecycle import State, Verb
-from core.bits.cache import Held
+from core.bits.cache import BitfieldCache
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
@@ -265,7 +265,7 @@ def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     ack(service, (child, 0, 1))
     (new,) = nested_debts(service)
     assert (old.verb, new.verb) == (Verb.FAIL, Verb.ACK)
-    service.database.write(lambda tx: flush.flush(tx, parents.payment(old).chunks(), Held()))
+    service.database.write(lambda tx: flush.flush(tx, parents.payment(old).chunks(), BitfieldCache()))
     service.database.write(nesting.strike_out, [old])
     assert nested_debts(service) == [new]
     assert parents.sweep(service.database) == 1
@@ -300,7 +300,7 @@ def test_a_stuck_parent_keeps_nobody_else_waiting(
     children = [_child(service, ItemId(batch, 0, 0), items=1) for batch in (broken, parent)]
     with service.database.engine.begin() as tx:
         tx.execute(sa.update(tables.batches).where(tables.batches.c.id == broken).values(acked=2))
-    answer: Answer = ack(service, *((child, 0, 0) for child in children))
+    answer: AckResult = ack(service, *((child, 0, 0) for child in children))
     assert all(each.newly for each in answer.completed.values())
     assert service.batches.get(parent).acked == 1
     assert [due.child for due in nested_debts(service)] == children[:1]

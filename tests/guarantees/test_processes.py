@@ -285,7 +285,7 @@ def test_a_late_event_does_not_restart_a_finished_instance(service: Service) -> 
     for event in append(service, *(("o1", type) for type in NEEDED)):
         worker.deliver(event)
     before = rows(service, tables.processes)
-    again = service.feed.append([feed.New(f"again:{type}", type, "o1") for type in NEEDED])
+    again = service.feed.append([feed.NewEvent(f"again:{type}", type, "o1") for type in NEEDED])
     late = [event for event in everything(service) if event.position in {each.position for each in again}]
     for event in late:
         assert worker.deliver(event).status is Status.LATE
@@ -390,7 +390,7 @@ def test_a_tombstone_stays_for_late_events_that_nobody_has_handled_yet(service: 
     append(service, *(("o1", type) for type in NEEDED))
     handle_all(service, worker)
     clock.go(30 * DAY - 1)
-    service.feed.append([feed.New("again", "charged", "o1")])
+    service.feed.append([feed.NewEvent("again", "charged", "o1")])
     late = everything(service)[-1]
     clock.go(300 * DAY)
     trim(service)
@@ -458,10 +458,10 @@ def test_a_timer_is_replaced_and_cancelled_by_its_name(service: Service) -> None
     """Only what was asked for last fires, and nothing after the end."""
     clock = Clock(service.database)
     worker = Worker(service)
-    wanted: list[list[timers.New]] = [
-        [timers.New("a", timedelta(seconds=10)), timers.New("b", timedelta(seconds=10), '"kept"')],
-        [timers.New("a", timedelta(seconds=30))],
-        [timers.New("a", None)],
+    wanted: list[list[timers.TimerChange]] = [
+        [timers.TimerChange("a", timedelta(seconds=10)), timers.TimerChange("b", timedelta(seconds=10), '"kept"')],
+        [timers.TimerChange("a", timedelta(seconds=30))],
+        [timers.TimerChange("a", None)],
     ]
     worker.function = lambda state, event: Outcome(None, [], wanted.pop(0))
     first, second, third = append(service, *(("o1", type) for type in NEEDED))
@@ -546,7 +546,9 @@ def test_two_dispatchers_fire_each_timer_once(mariadb_database: Database) -> Non
     """On sessions of their own, at once."""
     service = Service(mariadb_database, combiner=Inline)
     worker = Worker(service)
-    worker.function = lambda state, event: Outcome(None, [], [timers.New(f"t{n}", timedelta(0)) for n in range(3)])
+    worker.function = lambda state, event: Outcome(
+        None, [], [timers.TimerChange(f"t{n}", timedelta(0)) for n in range(3)]
+    )
     orders = append(service, *((f"o{number}", "charged") for number in range(ROUNDS)))
 
     def check(number: int, one: int, other: int) -> None:
@@ -569,7 +571,7 @@ def test_commands_have_positions_in_commit_order_whatever_the_writers_do(mariadb
     """A reader that follows the commands meets each one, though several sessions issue them at once."""
     service = Service(mariadb_database, combiner=Inline)
     worker = Worker(service)
-    worker.function = lambda state, event: Outcome(None, [outbox.New("go", "go")])
+    worker.function = lambda state, event: Outcome(None, [outbox.NewCommand("go", "go")])
     events = append(service, *((f"o{number}", "charged") for number in range(3 * ROUNDS)))
     handlings = [worker.compute(event.key or "", event) for event in events]
     seen: list[str] = []

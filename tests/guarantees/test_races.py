@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from core import errors, janitor, tables
 from core.acks import flush
-from core.acks.call import Answer, Rejected
+from core.acks.call import AckResult, Rejected
 from core.acks.combiner import Inline
 from core.batches import batch as batches
 from core.batches import purge
@@ -44,7 +44,7 @@ def test_of_two_last_acks_in_different_groups_exactly_one_completes_the_batch(re
     shapes = [(2 * GROUP, {0: GROUP - 1, 1: GROUP - 1}), (GROUP + 1, {0: GROUP - 1})]
     ids = prepare(referee.database, ROUNDS, lambda number: shapes[number % 2])
 
-    def check(number: int, one: Answer, other: Answer) -> None:
+    def check(number: int, one: AckResult, other: AckResult) -> None:
         batch = ids[number]
         assert [newly(one, batch), newly(other, batch)].count(True) == 1
         assert (one.applied, other.applied) == (1, 1)
@@ -70,11 +70,11 @@ def test_the_last_item_delivered_twice_tells_both_workers_and_is_news_to_one(ref
     shapes = [(GROUP, {0: GROUP - 1}), (2 * GROUP, {0: GROUP, 1: GROUP - 1}), (1, {})]
     ids = prepare(referee.database, ROUNDS, lambda number: shapes[number % 3])
 
-    def last(service: Service, number: int) -> Answer:
+    def last(service: Service, number: int) -> AckResult:
         group, index = divmod(shapes[number % 3][0] - 1, GROUP)
         return ack(service, (ids[number], group, index))
 
-    def check(number: int, one: Answer, other: Answer) -> None:
+    def check(number: int, one: AckResult, other: AckResult) -> None:
         told_one, told_other = told(one, ids[number]), told(other, ids[number])
         assert told_one is not None
         assert told_other is not None
@@ -97,12 +97,12 @@ def test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_
     """Two workers ack an item that isn't the last one; one of them may lock its group, and the other one the batch."""
     ids = prepare(referee.database, ROUNDS, lambda number: (GROUP, {0: 5} if number % 2 else {}))
 
-    def check(number: int, one: Answer, other: Answer) -> None:
+    def check(number: int, one: AckResult, other: AckResult) -> None:
         for answer in (one, other):
             assert told(answer, ids[number]) is None
         assert sorted([(one.applied, one.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
 
-    def move(service: Service, number: int) -> Answer:
+    def move(service: Service, number: int) -> AckResult:
         return ack(service, (ids[number], 0, 9))
 
     race(referee.database, ROUNDS, move, move, check=check)
@@ -116,11 +116,11 @@ def test_of_the_last_ack_and_the_seal_exactly_one_completes_the_batch(referee: S
     shapes = [(GROUP, {0: GROUP - 1}), (GROUP + 1, {0: GROUP}), (1, {})]
     ids = prepare(referee.database, ROUNDS, lambda number: shapes[number % 3], state=State.OPEN)
 
-    def last(service: Service, number: int) -> Answer:
+    def last(service: Service, number: int) -> AckResult:
         group, index = divmod(shapes[number % 3][0] - 1, GROUP)
         return ack(service, (ids[number], group, index))
 
-    def check(number: int, acked: Answer, sealed: batches.Sealed) -> None:
+    def check(number: int, acked: AckResult, sealed: batches.Sealed) -> None:
         assert [newly(acked, ids[number]), sealed.newly].count(True) == 1
         assert sealed.newly == sealed.batch.complete
 
@@ -198,7 +198,7 @@ def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service)
             (ids[number] if number < ROUNDS else 0, ids[number - 1] if number else 0),
         )
 
-    def check(number: int, answer: Answer, report: janitor.Report) -> None:
+    def check(number: int, answer: AckResult, report: janitor.Report) -> None:
         batch = ids[number]
         expired = batch in report.expired_open
         expected[batch] = ("was expired" if expired else "was open", number % 2 + answer.applied)
@@ -233,7 +233,7 @@ def test_an_ack_comes_before_the_cancel_or_is_rejected(referee: Service) -> None
     won = {"ack": 0, "cancel": 0}
     expected: dict[int, tuple[State, int]] = {}
 
-    def check(number: int, answer: Answer, cancelled: Any) -> None:
+    def check(number: int, answer: AckResult, cancelled: Any) -> None:
         batch = ids[number]
         won["cancel" if answer.rejected else "ack"] += 1
         if answer.rejected:
@@ -287,7 +287,7 @@ def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_n
             if service.database.write(purge.remove_chunk, batch):
                 break
 
-    def redeliver(service: Service, number: int) -> list[tuple[bool, Answer]]:
+    def redeliver(service: Service, number: int) -> list[tuple[bool, AckResult]]:
         batch = ids[number]
         found = []
         for item in ((batch, 1, 7), (batch, 0, 1)):
@@ -364,11 +364,11 @@ def test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does
     """The request that completes a batch runs twice at once and again later; it is news each time, and only to it."""
     ids = prepare(referee.database, ROUNDS, lambda number: (3, {0: 2} if number % 2 else {}))
 
-    def move(service: Service, number: int) -> Answer:
+    def move(service: Service, number: int) -> AckResult:
         batch = ids[number]
         return ack(service, *((batch, 0, index) for index in range(3)), key="delivery-1")
 
-    def check(number: int, one: Answer, other: Answer) -> None:
+    def check(number: int, one: AckResult, other: AckResult) -> None:
         batch = ids[number]
         for answer in (one, other, *([move(referee, number)] if number % 10 == 0 else [])):
             found = told(answer, batch)
@@ -398,7 +398,7 @@ def test_an_ack_is_rejected_by_name_while_the_rest_of_its_call_counts(referee: S
     """Items of a batch that is extended meanwhile are counted once they are issued, and named until then."""
     ids = prepare(referee.database, ROUNDS // 4, lambda number: (GROUP, {}), state=State.OPEN)
 
-    def check(number: int, answer: Answer, extended: Any) -> None:
+    def check(number: int, answer: AckResult, extended: Any) -> None:
         batch = ids[number]
         assert extended.start == GROUP
         early = [(batch, 1, 0)] if answer.rejected else []

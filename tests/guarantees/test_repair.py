@@ -16,7 +16,7 @@ from core.acks.combiner import Inline
 from core.batches import nesting, verify
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
-from core.bits.cache import Held
+from core.bits.cache import BitfieldCache
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
@@ -263,7 +263,7 @@ def test_an_item_with_a_reason_is_failed_and_no_other_keeps_one(
     batch = opened(service, range(10), sealed=True)
     ack_numbers(service, batch, [70, 71, 72], Verb.FAIL, "gave up")
     with monkeypatch.context() as patched:  # acked after its failure was lost, and the journal says so
-        patched.setattr(Held, "journaled", lambda self, batch: True)
+        patched.setattr(BitfieldCache, "journaled", lambda self, batch: True)
         damage_group(service, batch, 1, resolved=b"\x80", resolved_count=1, failed=b"\x80", failed_count=1)
         assert ack_numbers(another(service), batch, [70]) == 1
     with service.database.engine.begin() as tx:

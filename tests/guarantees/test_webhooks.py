@@ -24,13 +24,13 @@ from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.consumer_groups.leases import Caller
 from core.dispatcher import Dispatcher
-from core.feed import New
+from core.feed import NewEvent
 from core.processes import timers
 from core.service import Service
 from core.storage.database import Database
 from core.webhooks.backoff import Backoff
 from core.webhooks.replicas import GROUP, Replica
-from core.webhooks.subscriptions import Answer, Delivery, Progress
+from core.webhooks.subscriptions import Delivery, Progress, SendResult
 from lastbit.ids import ItemId
 from senders.webhooks import WebhookSender
 from tests.guarantees.drivers.rounds import nobody_pays
@@ -117,7 +117,7 @@ def wait_until_delivered(service: Service, webhook: int) -> None:
 def test_one_that_dies_between_send_and_record_sends_the_same_id_again(service: Service, receiver: Receiver) -> None:
     """Once its lease is over, and not before; what was recorded is not sent again."""
     webhook = subscribe(service, receiver)
-    service.feed.append([New("one", "x")])
+    service.feed.append([NewEvent("one", "x")])
     assert dispatcher(service, "--once", module="tests.guarantees.programs.dying_dispatcher").wait(60) == 9
     assert [got.id for got in receiver.got] == ["one"]
     (delivery,) = log(service, webhook)
@@ -164,7 +164,7 @@ def test_two_dispatchers_share_the_work(mariadb_service: Service, receiver: Rece
     receiver.reply = reply
     with running(service), running(service):
         for start in range(0, EVENTS, 20):
-            service.feed.append([New(str(number), "x") for number in range(start, start + 20)])
+            service.feed.append([NewEvent(str(number), "x") for number in range(start, start + 20)])
         receiver.wait_for(EVENTS + EVENTS // 5)
         wait_until_delivered(service, webhook)
     assert reply.twice == []
@@ -181,7 +181,7 @@ def test_whoever_is_killed_each_event_arrives(mariadb_service: Service, receiver
     service = mariadb_service
     webhook = subscribe(service, receiver)
     receiver.reply = Overlaps()
-    service.feed.append([New(str(number), "x") for number in range(EVENTS)])
+    service.feed.append([NewEvent(str(number), "x") for number in range(EVENTS)])
     with running(service):
         for round_ in range(1, 4):
             with running(service) as victim:
@@ -201,7 +201,7 @@ def test_a_receiver_that_was_down_gets_it_all(service: Service) -> None:
     """It is refused, logged, and tried again until somebody listens there."""
     port = free_port()
     webhook = service.webhooks.create(f"http://127.0.0.1:{port}/hook", None, None)
-    service.feed.append([New(str(number), "x") for number in range(5)])
+    service.feed.append([NewEvent(str(number), "x") for number in range(5)])
     with running(service):
         poll = threading.Event()
         # All five are planned, and each was tried.
@@ -240,9 +240,9 @@ class Heard:
     def check(self, url: str) -> None:
         pass
 
-    def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
         self.events.append(headers["webhook-id"])
-        return Answer(200, None, 0)
+        return SendResult(200, None, 0)
 
 
 class Shared:
@@ -272,7 +272,7 @@ def test_replicas_share_what_is_due(database: Database) -> None:
         other.round()
         clock.go(4)
     assert (len(one.replica.partitions), len(other.replica.partitions)) == (32, 32)
-    service.feed.append([New(str(number), "x") for number in range(100)])
+    service.feed.append([NewEvent(str(number), "x") for number in range(100)])
     for _ in range(2):
         other.round()
         one.round()
@@ -284,7 +284,7 @@ def test_replicas_share_what_is_due(database: Database) -> None:
     clock.go(4)
     other.round()
     assert len(other.replica.partitions) == 64
-    service.feed.append([New("later", "x")])
+    service.feed.append([NewEvent("later", "x")])
     other.round()
     assert other.sender.events[-1] == "later"
     other.dispatcher.stop()
@@ -298,7 +298,7 @@ def test_no_delivery_waits_for_a_replica_that_is_dead(database: Database) -> Non
     service.webhooks.create("https://receiver.example", None, None)
     dead, other = Shared(database, "dead", clock), Shared(database, "other", clock)
     dead.round()
-    service.feed.append([New("one", "x")])
+    service.feed.append([NewEvent("one", "x")])
     other.round()
     clock.go(4.9)
     other.round()
@@ -350,12 +350,12 @@ def test_the_others_take_over_from_a_replica_that_is_killed(mariadb_service: Ser
     with running(service) as survivor:
         with running(service) as victim:
             wait_until_shared(service, 32, 32)
-            service.feed.append([New(f"before-{number}", "x") for number in range(50)])
+            service.feed.append([NewEvent(f"before-{number}", "x") for number in range(50)])
             receiver.wait_for(50)
             wait_until_delivered(service, webhook)
             victim.send_signal(signal.SIGKILL)
             victim.wait(60)
-        service.feed.append([New(f"after-{number}", "x") for number in range(50)])
+        service.feed.append([NewEvent(f"after-{number}", "x") for number in range(50)])
         receiver.wait_for(100)
         wait_until_shared(service, 64)
         wait_until_delivered(service, webhook)
@@ -370,7 +370,7 @@ def test_once_takes_whatever_is_due(service: Service, receiver: Receiver) -> Non
     subscribe(service, receiver)
     service.consumer_groups.put(GROUP, 64, timedelta(minutes=5))
     service.consumer_groups.sync(GROUP, Caller("frozen", "1"))
-    service.feed.append([New(str(number), "x") for number in range(10)])
+    service.feed.append([NewEvent(str(number), "x") for number in range(10)])
     once(service)
     assert {got.id for got in receiver.got} == {str(number) for number in range(10)}
     assert replicas(service) == {"frozen": 64}
@@ -421,12 +421,12 @@ def test_a_stop_finishes_what_is_being_sent(service: Service, receiver: Receiver
         status(200)(handler, got)
 
     receiver.reply = held
-    service.feed.append([New("one", "x")])
+    service.feed.append([NewEvent("one", "x")])
     with running(service, heard=True) as process:
         receiver.wait_for(1)
         process.send_signal(signal.SIGTERM)
         wait_until_it_says(process, "dispatcher_stopping")
-        service.feed.append([New("two", "x")])
+        service.feed.append([NewEvent("two", "x")])
         release.set()
         assert process.wait(60) == 0
     assert {each.event: each.state for each in log(service, webhook)} == {"one": Progress.DELIVERED}
@@ -457,11 +457,11 @@ def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
     for child in children:
         service.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)])).result()
     service.webhooks.create("http://127.0.0.1:9/hook", ["x"], None)
-    service.feed.append([New("one", "x")])
+    service.feed.append([NewEvent("one", "x")])
     waits: list[float] = []
 
     class Sender(Fake):
-        def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+        def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
             waits.append(lock_waits())
             return super().send(url, headers, body)
 
@@ -489,8 +489,8 @@ class Fake:
     def check(self, url: str) -> None:
         pass
 
-    def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
-        return Answer(200, None, 0)
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
+        return SendResult(200, None, 0)
 
 
 def test_the_command_says_what_was_wrong(sqlite_url: str) -> None:

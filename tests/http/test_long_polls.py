@@ -37,7 +37,7 @@ class Asked(Service):
             self.on_head()
             return head()
 
-        def counted_read(*arguments: Any, **named: Any) -> feed.Page:
+        def counted_read(*arguments: Any, **named: Any) -> feed.EventPage:
             self.counts["events"] += 1
             return read(*arguments, **named)
 
@@ -64,7 +64,7 @@ async def _watch(waiters: Waiting, batch: int, watching: asyncio.Semaphore) -> b
         return await waiters.look(batch)
 
 
-async def _follow(waiters: Waiting, after: int, watching: asyncio.Semaphore) -> feed.Page:
+async def _follow(waiters: Waiting, after: int, watching: asyncio.Semaphore) -> feed.EventPage:
     async with waiters.follow(["batch.completed"]) as follower:
         watching.release()
         await follower.woken.wait()
@@ -136,7 +136,7 @@ def test_a_commit_of_this_process_wakes_without_the_poll(asked: Asked, monkeypat
     async def scene() -> None:
         waiters = Waiting(asked)
         async with waiters.follow(["mine"]) as mine, waiters.follow(["other"]) as other:
-            await asyncio.to_thread(asked.feed.append, [feed.New("1", "mine")])
+            await asyncio.to_thread(asked.feed.append, [feed.NewEvent("1", "mine")])
             await asyncio.wait_for(mine.woken.wait(), 30)
             assert not other.woken.is_set()
             page = await waiters.read(mine, 0, 10)
@@ -155,10 +155,10 @@ def test_a_silent_stream_says_how_far_it_was_read(asked: Asked, monkeypatch: pyt
     async def scene() -> None:
         messages = events._stream(Waiting(asked), 0, ["mine"], None)
         assert await anext(messages) == b"retry: 1000\n\n"
-        asked.feed.append([feed.New("1", "other"), feed.New("2", "other")])
+        asked.feed.append([feed.NewEvent("1", "other"), feed.NewEvent("2", "other")])
         while (message := await asyncio.wait_for(anext(messages), 30)) != b": alive\nid: 2\n\n":
             assert message == b": alive\nid: 0\n\n"
-        asked.feed.append([feed.New("3", "mine")])
+        asked.feed.append([feed.NewEvent("3", "mine")])
         while (message := await asyncio.wait_for(anext(messages), 30)) == b": alive\nid: 2\n\n":
             pass
         assert message.startswith(b"id: 3\ndata: ")
@@ -191,7 +191,7 @@ def test_a_crowd_of_followers_reads_many_events_at_once(asked: Asked, monkeypatc
     all of them."""
     monkeypatch.setattr(long_polls, "POLL", 10_000.0)
     followers, appended = 4 * long_polls.SLICE, 60
-    encoded: list[feed.Page] = []
+    encoded: list[feed.EventPage] = []
     monkeypatch.setattr(events, "_messages", lambda page: encoded.append(page) or b"id: %d\n" % page.next)
 
     async def scene() -> None:
@@ -216,7 +216,7 @@ def test_a_crowd_of_followers_reads_many_events_at_once(asked: Asked, monkeypatc
         await waiters._begin(asyncio.Event())  # they began to wait for it earlier
         asked.counts.clear()
         for number in range(appended):
-            await asyncio.to_thread(asked.feed.append, [feed.New(f"{number}", "any")])
+            await asyncio.to_thread(asked.feed.append, [feed.NewEvent(f"{number}", "any")])
         await asyncio.wait_for(waiters.paused.wait(), 30)
         awake = sum(position > 0 for position in got)
         assert awake <= long_polls.SLICE
@@ -248,7 +248,7 @@ def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch
             others += [await stack.enter_async_context(waiters.follow([], 7)) for _ in range(50)]
             limited = [await stack.enter_async_context(waiters.follow([], None, "a/")) for _ in range(50)]
             asked.feed.append(
-                [*(feed.New(f"{number}", "some", "b/1") for number in range(100)), feed.New("last", "mine")]
+                [*(feed.NewEvent(f"{number}", "some", "b/1") for number in range(100)), feed.NewEvent("last", "mine")]
             )
             await asyncio.wait_for(mine.woken.wait(), 30)
             assert len(judged) == 101 + 1, "each event for the prefix, and the last one for its follower"
@@ -256,7 +256,7 @@ def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch
             judged.clear()
             for each in (*others, *limited):
                 assert not each.woken.is_set()
-                assert await waiters.read(each, 0, 10) == feed.Page([], 101, 101)
+                assert await waiters.read(each, 0, 10) == feed.EventPage([], 101, 101)
             assert judged == []
             assert [event.id for event in (await waiters.read(mine, 0, 10)).events] == ["last"]
             assert asked.counts == Counter()
@@ -276,9 +276,10 @@ def test_each_follower_meets_what_it_wants_once_and_in_order(asked: Asked, monke
     types = ["a", "b", "c"]
     rare = 0.02
     new = [
-        feed.New(f"{n}", "rare" if dice.random() < rare else dice.choice(types), dice.choice("xy")) for n in range(600)
+        feed.NewEvent(f"{n}", "rare" if dice.random() < rare else dice.choice(types), dice.choice("xy"))
+        for n in range(600)
     ]
-    new.append(feed.New("end", "end", "x/y"))
+    new.append(feed.NewEvent("end", "end", "x/y"))
     filters = [
         ([], None),
         (["a", "end"], None),
@@ -332,11 +333,11 @@ def test_a_follower_that_sleeps_through_a_trim_is_told(asked: Asked, monkeypatch
     async def scene() -> None:
         waiters = Paused(asked)
         async with waiters.follow(["first"]) as first, waiters.follow(["rare"]) as rare:
-            asked.feed.append([feed.New("1", "first")])
+            asked.feed.append([feed.NewEvent("1", "first")])
             await asyncio.wait_for(waiters.paused.wait(), 30)
-            asked.feed.append([feed.New(f"{number}", "rare") for number in range(2, 5)])
+            asked.feed.append([feed.NewEvent(f"{number}", "rare") for number in range(2, 5)])
             feed.trim(asked.database, timedelta(0))
-            asked.feed.append([feed.New("5", "any")])
+            asked.feed.append([feed.NewEvent("5", "any")])
             waiters.gate.set()
             await asyncio.wait_for(rare.woken.wait(), 30)
             assert first.woken.is_set()
@@ -354,13 +355,13 @@ def test_followers_share_a_page_until_the_feed_is_read_on(asked: Asked, monkeypa
     async def scene() -> None:
         waiters = Waiting(asked)
         async with waiters.follow() as any_event, contextlib.AsyncExitStack() as stack:
-            asked.feed.append([feed.New("1", "other"), feed.New("2", "other")])
+            asked.feed.append([feed.NewEvent("1", "other"), feed.NewEvent("2", "other")])
             await asyncio.wait_for(any_event.woken.wait(), 30)
             early = [await stack.enter_async_context(waiters.follow(["mine"])) for _ in range(2)]
             pages = [await waiters.read(each, 0, 10) for each in early]
             assert pages[0] is pages[1]
             assert pages[0].events == []
-            asked.feed.append([feed.New("3", "mine")])
+            asked.feed.append([feed.NewEvent("3", "mine")])
             await asyncio.wait_for(early[0].woken.wait(), 30)
             late = await stack.enter_async_context(waiters.follow(["mine"]))
             assert [event.position for event in (await waiters.read(late, 0, 10)).events] == [3]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from core.webhooks.addresses import Unfit
-from core.webhooks.subscriptions import Answer
+from core.webhooks.subscriptions import SendResult
 from lastbit import __version__
 from senders.webhooks import WebhookSender
 from tests.support.receivers import Got, Handler, Receiver, raw, receiving, status
@@ -21,7 +21,7 @@ from tests.support.receivers import Got, Handler, Receiver, raw, receiving, stat
 BODY = b'{"type":"x"}'
 
 
-def send(url: str, sender: WebhookSender | None = None) -> Answer:
+def send(url: str, sender: WebhookSender | None = None) -> SendResult:
     sender = sender or WebhookSender(allow_private=True)
     return sender.send(url, {"webhook-id": "one"}, BODY)
 

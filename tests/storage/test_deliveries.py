@@ -14,26 +14,26 @@ from core import errors, feed, janitor, tables
 from core.acks.combiner import Inline
 from core.batches.batch import Opening
 from core.dispatcher import Dispatcher
-from core.feed import New
+from core.feed import NewEvent
 from core.service import Service
 from core.storage.database import Database
 from core.webhooks import deliveries, subscriptions
 from core.webhooks.addresses import Unfit
 from core.webhooks.backoff import Backoff
 from core.webhooks.deliveries import Claim
-from core.webhooks.subscriptions import Answer, Delivery, Progress, State
+from core.webhooks.subscriptions import Delivery, Progress, SendResult, State
 from tests.support.clocks import Clock
 
 DAY = timedelta(days=1)
 LEASE = timedelta(seconds=60)
-OK = Answer(204, None, 3)
-FAILED = Answer(500, None, 3)
+OK = SendResult(204, None, 3)
+FAILED = SendResult(500, None, 3)
 
 
 class Script:
     """A sender that answers as it is told, and keeps what it was given."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: SendResult) -> None:
         self.answers = list(answers) or [OK]
         self.sent: list[tuple[str, dict[str, str], bytes]] = []
         self.lock = threading.Lock()
@@ -42,7 +42,7 @@ class Script:
         if "private" in url:
             raise Unfit("the host is an address that is not public")
 
-    def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
         with self.lock:
             self.sent.append((url, headers, body))
             return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -65,7 +65,7 @@ def hook(service: Service, types: list[str] | None = None, name: str = "a") -> i
 
 
 def append(service: Service, *ids: str, type: str = "card.charged") -> None:
-    service.feed.append([New(id, type) for id in ids])
+    service.feed.append([NewEvent(id, type) for id in ids])
 
 
 def plan(service: Service) -> None:
@@ -78,7 +78,7 @@ def claim(service: Service, limit: int = 100, room: dict[int, int] | None = None
     return service.database.write(deliveries.claim, LEASE, limit, room or {}, share)[0]
 
 
-def record(service: Service, claim: Claim, answer: Answer, backoff: Backoff = Backoff()) -> Progress | None:  # noqa: B008
+def record(service: Service, claim: Claim, answer: SendResult, backoff: Backoff = Backoff()) -> Progress | None:  # noqa: B008
     return service.database.write(deliveries.record, claim, answer, backoff, 0.5)
 
 
@@ -229,16 +229,16 @@ def test_a_delivery_is_tried_until_it_dies(service: Service) -> None:
 @pytest.mark.parametrize(
     ("answer", "seconds"),
     [
-        (Answer(429, None, 1, retry_after=600), 600),
-        (Answer(503, None, 1, retry_after=10**9), 86_400),
-        (Answer(500, None, 1, retry_after=600), 2.5),
-        (Answer(None, "the connection was refused", 1), 2.5),
-        (Answer(302, "a redirect, which is not followed", 1), 2.5),
-        (Answer(200, "the connection was closed in the middle of the answer", 1), 2.5),
-        (Answer(404, None, 1), 2.5),
+        (SendResult(429, None, 1, retry_after=600), 600),
+        (SendResult(503, None, 1, retry_after=10**9), 86_400),
+        (SendResult(500, None, 1, retry_after=600), 2.5),
+        (SendResult(None, "the connection was refused", 1), 2.5),
+        (SendResult(302, "a redirect, which is not followed", 1), 2.5),
+        (SendResult(200, "the connection was closed in the middle of the answer", 1), 2.5),
+        (SendResult(404, None, 1), 2.5),
     ],
 )
-def test_every_other_answer_is_a_failure(service: Service, answer: Answer, seconds: float) -> None:
+def test_every_other_answer_is_a_failure(service: Service, answer: SendResult, seconds: float) -> None:
     """Retry-After is heeded where the receiver says that it is too much."""
     webhook = hook(service)
     append(service, "one")
@@ -254,7 +254,7 @@ def test_gone_disables_the_webhook(service: Service) -> None:
     webhook = hook(service)
     append(service, "one", "two")
     plan(service)
-    assert record(service, claim(service, limit=1)[0], Answer(410, None, 1)) is Progress.DEAD
+    assert record(service, claim(service, limit=1)[0], SendResult(410, None, 1)) is Progress.DEAD
     assert service.webhooks.get(webhook).state is State.DISABLED
     assert claim(service) == []
     append(service, "three")
@@ -347,7 +347,7 @@ def test_a_disabled_or_deleted_webhook_needs_nothing(service: Service) -> None:
     append(service, "one", "two")
     plan(service)
     (first,) = [each for each in claim(service) if (each.webhook, each.event.id) == (gone, "one")]
-    record(service, first, Answer(410, None, 1))
+    record(service, first, SendResult(410, None, 1))
     service.webhooks.delete(deleted)
     with pytest.raises(errors.WebhookNotFound):
         service.webhooks.get(deleted)
@@ -435,7 +435,7 @@ def test_a_receiver_that_hangs_delays_nobody_else(service: Service) -> None:
     release = threading.Event()
 
     class Hanging(Script):
-        def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+        def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
             if "slow" in url:
                 release.wait(60)
             return super().send(url, headers, body)
@@ -516,7 +516,7 @@ def test_where_the_clock_goes_back_deliveries_do_not_wait_for_it(database: Datab
     append(service, "failed")
     plan(service)
     [failed] = claim(service)
-    record(service, failed, Answer(503, None, 3, retry_after=30 * 86_400), Backoff(longest=40 * 86_400))
+    record(service, failed, SendResult(503, None, 3, retry_after=30 * 86_400), Backoff(longest=40 * 86_400))
     append(service, "claimed")
     plan(service)
     assert len(claim(service)) == 1

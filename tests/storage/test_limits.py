@@ -78,7 +78,7 @@ def followed(read: Callable[[Any], tuple[list[Any], Any]], size: Callable[[Any],
 def test_large_events_come_in_more_pages(service: Service) -> None:
     """Of any types; the one that is larger than a page too."""
     sizes = [60_000, 30_000, 10, 10, 60_000, 150_000, 10, *[2] * 300, 90_000]
-    service.feed.append([feed.New(f"e{n}", "mine", None, json.dumps("x" * size)) for n, size in enumerate(sizes)])
+    service.feed.append([feed.NewEvent(f"e{n}", "mine", None, json.dumps("x" * size)) for n, size in enumerate(sizes)])
 
     def read(start: int | None) -> tuple[list[feed.Event], int | None]:
         page = service.feed.read(start or 0, 1000, types=["mine"])
@@ -131,7 +131,7 @@ def test_large_states_and_commands_come_in_more_pages(service: Service) -> None:
             text = json.dumps("x" * size)
             values = {"name": "p", "instance": f"i{number}", "state": text, "version": 1, "status": "running"}
             tx.execute(sa.insert(tables.processes).values(**values, created_at=now, updated_at=now))
-            outbox.issue(tx, "p", f"i{number}", [outbox.New("s", "t", text)])
+            outbox.issue(tx, "p", f"i{number}", [outbox.NewCommand("s", "t", text)])
 
     service.database.write(fill)
 

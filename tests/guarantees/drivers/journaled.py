@@ -15,13 +15,13 @@ import pytest
 from core.acks import flush
 from core.acks.call import Unit
 from core.bits import journal
-from core.bits.cache import Held
+from core.bits.cache import BitfieldCache
 
 
 def everything(patched: pytest.MonkeyPatch, numbers: int = 6) -> None:
     """Each batch is journaled, each ack is an entry, and a journal of so many numbers is folded."""
     _often(patched, numbers)
-    patched.setattr(Held, "journaled", lambda held, batch: True)
+    patched.setattr(BitfieldCache, "journaled", lambda held, batch: True)
 
 
 def _often(patched: pytest.MonkeyPatch, numbers: int) -> None:
@@ -38,16 +38,16 @@ def mix(patched: pytest.MonkeyPatch, numbers: int = 20) -> None:
     large ones last), one has its rows locked last, and one so or so by thread."""
     _often(patched, numbers)
     _locked_so_or_so(patched)
-    known = Held.journaled
-    made: list[Held] = []
+    known = BitfieldCache.journaled
+    made: list[BitfieldCache] = []
 
-    def journaled(held: Held, batch: int) -> bool:
+    def journaled(held: BitfieldCache, batch: int) -> bool:
         if not any(held is each for each in made):
             made.append(held)
         odd = (next(place for place, each in enumerate(made) if each is held) + os.getpid()) % 2 == 1
         return known(held, batch) or batch % 3 == 0 or (batch % 3 == 1 and odd)
 
-    patched.setattr(Held, "journaled", journaled)
+    patched.setattr(BitfieldCache, "journaled", journaled)
 
 
 def _locked_so_or_so(patched: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 
 from core import errors, tables
 from core.acks import parents
-from core.acks.call import Answer, Call, Completed
+from core.acks.call import AckResult, Call, Completed
 from core.acks.combiner import Inline
 from core.batches.lifecycle import State, Verb
 from core.bits import journal
@@ -51,7 +51,7 @@ def ack(
     verb: Verb = Verb.ACK,
     key: str | None = None,
     reason: str | None = None,
-) -> Answer:
+) -> AckResult:
     """Send (batch, group, index) items and wait for the answer."""
     return service.acks.ack(Call.of(verb, items, reason=reason, idempotency_key=key)).result(120)
 
@@ -63,14 +63,14 @@ def nobody_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parents.Payer, "pay", lambda self, *children: nothing)
 
 
-def told(answer: Answer | Exception, batch: int) -> Completed | None:
+def told(answer: AckResult | Exception, batch: int) -> Completed | None:
     """What the answer says of a complete batch; an error that is nobody's expected answer is raised."""
     if isinstance(answer, Exception):
         raise answer
     return answer.completed.get(batch)
 
 
-def newly(answer: Answer | Exception, batch: int) -> bool:
+def newly(answer: AckResult | Exception, batch: int) -> bool:
     found = told(answer, batch)
     return found is not None and found.newly
 

@@ -32,8 +32,8 @@ class Outcome:
     """What a function says of an event."""
 
     state: Any
-    commands: list[outbox.New] = field(default_factory=list)
-    timers: list[timers.New] = field(default_factory=list)
+    commands: list[outbox.NewCommand] = field(default_factory=list)
+    timers: list[timers.TimerChange] = field(default_factory=list)
     finish: bool = False
 
 
@@ -44,7 +44,7 @@ def ship(state: Any, event: feed.Event) -> Outcome:
     """Events in any order; what is seen is the state."""
     seen = sorted({*(state or []), event.type})
     if set(NEEDED) <= set(seen):
-        return Outcome(seen, [outbox.New("ship", "ship", json.dumps({"order": event.key}))], finish=True)
+        return Outcome(seen, [outbox.NewCommand("ship", "ship", json.dumps({"order": event.key}))], finish=True)
     return Outcome(seen)
 
 
@@ -57,10 +57,10 @@ def ship_again_and_again(state: Any, event: feed.Event) -> Outcome:
 def ship_in_time(state: Any, event: feed.Event) -> Outcome:
     """Cancels the order when its time is over."""
     if event.type == timers.event_type(PROCESS):
-        return Outcome(state, [outbox.New("cancel", "cancel")], finish=True)
+        return Outcome(state, [outbox.NewCommand("cancel", "cancel")], finish=True)
     outcome = ship(state, event)
     if state is None and not outcome.finish:
-        outcome.timers = [timers.New("payment", timedelta(seconds=60))]
+        outcome.timers = [timers.TimerChange("payment", timedelta(seconds=60))]
     return outcome
 
 
@@ -124,7 +124,7 @@ class Worker:
 
 def append(service: Service, *events: tuple[str, str]) -> list[feed.Event]:
     """(instance, type) each, as they then stand in the feed."""
-    placed = service.feed.append([feed.New(f"{key}:{type}", type, key) for key, type in events])
+    placed = service.feed.append([feed.NewEvent(f"{key}:{type}", type, key) for key, type in events])
     found = {event.position: event for event in everything(service)}
     return [found[each.position] for each in placed]
 
@@ -154,5 +154,5 @@ def commands(service: Service) -> list[tuple[str, str]]:
 def run(service: Service, request: dict[str, Any]) -> None:
     """A handling, `asdict`, in a process that dies at some point of it (see `dying`)."""
     given = dict(request["handling"])
-    issued = [outbox.New(**each) for each in given.pop("commands")]
+    issued = [outbox.NewCommand(**each) for each in given.pop("commands")]
     service.processes.handle(Handling(**given | {"commands": issued}))

@@ -35,7 +35,7 @@ from core.dispatcher import Dispatcher
 from core.service import Service
 from core.storage.database import Database
 from core.webhooks.backoff import Backoff
-from core.webhooks.subscriptions import Answer
+from core.webhooks.subscriptions import SendResult
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees import mutants
 from tests.guarantees.drivers import journaled
@@ -144,10 +144,10 @@ class Written:
     def check(self, url: str) -> None:
         pass
 
-    def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
         with self._sent.open("a") as file:
             file.write(headers["webhook-id"] + "\n")
-        return Answer(200, None, 0)
+        return SendResult(200, None, 0)
 
 
 def dispatch(database: Database, sent: Path) -> None:
