@@ -139,7 +139,7 @@ def _begin(tx: Connection, units: Sequence[Unit], held: BitfieldCache) -> _Locke
     is, others shall not wait for it, and they are locked last. In the order of locks batches come after groups.
     """
     journaled = {unit.batch for unit in units if held.journaled(unit.batch)}
-    known = {batch: held.take_known(batch) for batch in journaled}
+    known = {batch: held.take_state(batch) for batch in journaled}
     direct = [unit for unit in units if unit.batch not in known] if known else units
     texts = []
     if known:

@@ -7,11 +7,11 @@ Stored, a group is two nullable blobs and two counts. `resolved` NULL means *the
 resolved*: a group that is full, or that was acked in order, needs no blob at all. `failed` NULL means none. A blob is
 as wide as the issued part of its group, so that a batch of ten items does not store 8,192 bits.
 
-Bits are never cleared in `resolved`, and failed is a subset of resolved. Hence three states an item: pending (neither),
-acked (resolved only), failed (both).
+Bits are never cleared in `resolved`, and failed is a subset of resolved. So an item has one of three states: pending
+(neither), acked (resolved only) or failed (both).
 
-The counts follow the changes of bits and are compared with the bits when a group is read and before it is written: a
-group whose counts and bits disagree, or that has bits beyond its issued part, is never stored (`Inconsistent`).
+The counts are updated with the bits, and compared with them when a group is read and before it is written. A group
+whose counts and bits disagree, or that has bits beyond its issued part, is never stored (`Inconsistent`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bitarray.util import ones, zeros
 
 ENDIAN = "little"
 PATCHES = 8
-"""The most bytes of a blob that are written one by one."""
+"""The maximum number of bytes of a blob that are written one by one."""
 
 
 class Inconsistent(Exception):
@@ -33,8 +33,8 @@ class Inconsistent(Exception):
 
 
 class Change(NamedTuple):
-    """What one mask did to a group, as masks: `resolved` were pending, `redriven` were failed and are acked now;
-    `gained` counts the resolved ones."""
+    """The effect of one mask on a group, as masks: `resolved` items were pending, `redriven` items were failed and are
+    acked now. `gained` is the number of resolved items."""
 
     resolved: bitarray
     gained: int
@@ -52,7 +52,7 @@ class Group:
     stored: int | None = None
     """Bytes of the stored blob of resolved bits; None where there is none."""
     changed: set[int] | None = None
-    """The bytes of it that have changed since; None: too much has, write it whole."""
+    """The bytes of that blob that have changed since it was stored. None: write the whole blob."""
 
     @classmethod
     def empty(cls, group_size: int) -> Group:
@@ -90,7 +90,7 @@ class Group:
             raise Inconsistent(f"items are failed beyond the {issued} that were issued")
 
     def dump(self, issued: int) -> tuple[bytes | None, bytes | None, int, int]:
-        """To the columns of a row; `issued` is how many items of the group there are so far. Raises `Inconsistent`."""
+        """The columns of a row; `issued` is the number of items of the group so far. Raises `Inconsistent`."""
         self.check(issued)
         width = -(-issued // 8) * 8
         resolved = None if self._is_prefix() else self.resolved[:width].tobytes()
@@ -98,14 +98,14 @@ class Group:
         return resolved, failed, self.resolved_count, self.failed_count
 
     def patches(self, issued: int) -> list[tuple[int, bytes]] | None:
-        """What has changed of the stored blob, as (byte, its bits), where that is less than writing it whole and
-        nothing else changes; else None."""
+        """The changed bytes of the stored blob as (position, byte). None if nothing is saved by that, or if more than
+        these bytes must be written."""
         if self.changed is None or len(self.changed) > PATCHES or self.stored != -(-issued // 8) or self._is_prefix():
             return None
         return [(byte, self.resolved[8 * byte : 8 * byte + 8].tobytes()) for byte in sorted(self.changed)]
 
     def written(self, issued: int) -> None:
-        """What `dump` or `patches` gave has been stored."""
+        """The result of `dump` or `patches` has been stored."""
         self.stored = None if self._is_prefix() else -(-issued // 8)
         self.changed = None if self.stored is None else set()
 
@@ -113,7 +113,7 @@ class Group:
         return self.resolved.find(0) in (-1, self.resolved_count)
 
     def ack_one(self, index: int) -> tuple[bool, bool]:
-        """Ack one item: (it was pending, it was failed); neither means that it was acked before."""
+        """Ack one item. Returns (was pending, was failed); an item that was neither was acked before."""
         if not self.resolved[index]:
             self.resolved[index] = 1
             self.resolved_count += 1
@@ -128,7 +128,7 @@ class Group:
         return False, False
 
     def fail_one(self, index: int) -> bool:
-        """Fail one item: whether it was pending. An acked item stays acked."""
+        """Fail one item. Returns whether it was pending; an acked item stays acked."""
         if self.resolved[index]:
             return False
         self.resolved[index] = 1
@@ -162,7 +162,7 @@ class Group:
         return Change(pending, count, None)
 
     def _resolve(self, mask: bitarray) -> tuple[bitarray, int]:
-        """Resolve what of `mask` is pending: that part, and how many it is."""
+        """Resolve the pending items of `mask`. Returns them as a mask, and their number."""
         self.changed = None
         if not self.resolved_count:
             self.resolved |= mask
@@ -171,13 +171,13 @@ class Group:
         pending = ~self.resolved
         pending &= mask
         self.resolved |= mask
-        gained = pending.count()
-        self.resolved_count += gained
-        return pending, gained
+        count = pending.count()
+        self.resolved_count += count
+        return pending, count
 
 
 def widen(blob: bytes, bits: int) -> bitarray:
-    """A stored or received blob as `bits` bits; what it does not reach is 0. A longer blob is not cut."""
+    """A stored or received blob, extended with zeros to `bits` bits. A longer blob is not cut."""
     field = bitarray(endian=ENDIAN)
     field.frombytes(blob)
     if len(field) < bits:
@@ -186,7 +186,7 @@ def widen(blob: bytes, bits: int) -> bitarray:
 
 
 def mask_of(indexes: list[int], bits: int) -> bitarray:
-    """A mask of `bits` bits with those of `indexes` set."""
+    """A mask of `bits` bits in which `indexes` are set."""
     mask = zeros(bits, ENDIAN)
     mask[indexes] = True
     return mask

@@ -1,15 +1,14 @@
-"""Bitfields held in memory between the transactions of this process, so that a group that is acked again and again is
-not read again and again.
+"""A cache of bitfields between the transactions of this process, so that a group is not read for each of its acks.
 
-Why a held bitfield is never a wrong one: bits are never cleared in `resolved`, and `failed` only loses bits that
-`resolved` keeps. So within the life of a group each change moves (resolved_count, failed_count) to a pair that it never
-had before, and the pair names the bits exactly. A transaction that has locked the row compares the row's pair with that
-of the held bitfield, and reads the blobs where they differ: another process was there. Ids of batches never come back,
-so a group has one life.
+Why a cached bitfield is never wrong: bits are never cleared in `resolved`, and `failed` only loses bits that `resolved`
+keeps. So during the life of a group, each change moves (resolved_count, failed_count) to a pair that the group never
+had before, and the pair determines the bits. A transaction that has locked the row compares the row's pair with that of
+the cached bitfield. If they differ, another process has changed the group, and the blobs are read. Ids of batches are
+never reused, so a group has one life.
 
-A bitfield is taken out when its row is locked, and put back only after the commit; one whose transaction was rolled
-back is dropped. All are dropped whenever the database may be another one, or as it was before (see `continuity`): there
-the same pair could name other bits.
+A bitfield is removed from the cache when its row is locked, and put back only after the commit; after a rollback it is
+dropped. The cache is cleared whenever the database may be a different one, or an earlier state of the same (see
+`continuity`): there, the same pair could stand for other bits.
 """
 
 from __future__ import annotations
@@ -32,24 +31,23 @@ Key = tuple[int, int]
 """(batch, group)"""
 
 MOST: Final = 16_384
-"""Groups that are held: 16 MB of bits at the default group size, 128 MB with failures at the largest."""
+"""Cached groups: 16 MB of bits at the default group size; 128 MB at the largest, with failures."""
 ASK_EVERY: Final = 10.0
-"""Seconds until it is asked again whether batches may be journaled."""
+"""Seconds between two checks of whether batches may be journaled."""
 
 
 class BitfieldCache:
     """Groups as the last commit of this process left them. Threads may share it."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, capacity: int = MOST) -> None:
         self._groups: OrderedDict[Key, Group] = OrderedDict()
         self._journaled: OrderedDict[int, None] = OrderedDict()
-        """Batches that are journaled; the one that was used last is the last."""
-        self._known: OrderedDict[int, JournalState] = OrderedDict()
-        """Their bits, where they are held; the one that was put back last is the last."""
-        self._known_groups = 0
-        """The number of groups in `_known`. It is kept, not counted: there are thousands of batches, and each commit
-        looks at it."""
-        self._most = most
+        """Journaled batches, the most recently used one last."""
+        self._states: OrderedDict[int, JournalState] = OrderedDict()
+        """The bits of journaled batches, the one put back most recently last."""
+        self._state_groups = 0
+        """The number of groups in `_states`; to count them at each commit would visit thousands of batches."""
+        self._capacity = capacity
         self._may_journal = False
         self._ask_at = -math.inf
         self._lock = threading.Lock()
@@ -57,54 +55,54 @@ class BitfieldCache:
 
     @property
     def era(self) -> int:
-        """To be given back to `put`: what was taken before a `clear` is not put back after it."""
+        """An argument of `put`, which ignores bitfields that were taken before a `clear`."""
         return self._era
 
     def take(self, key: Key, resolved_count: int, failed_count: int) -> Group | None:
-        """The group whose row is locked and has these counts, to be changed by the caller; None where it isn't held."""
+        """Remove and return the group, whose row is locked and has these counts. None if the cache lacks it."""
         group = self._groups.pop(key, None)
         if group is None or group.resolved_count != resolved_count or group.failed_count != failed_count:
             return None
         return group
 
     def put(
-        self, groups: Mapping[Key, Group], era: int, known: Mapping[int, JournalState] = MappingProxyType({})
+        self, groups: Mapping[Key, Group], era: int, states: Mapping[int, JournalState] = MappingProxyType({})
     ) -> None:
-        """Hold the groups, and the journaled batches, of a transaction that has been committed."""
+        """Cache the groups and the journaled batches of a committed transaction."""
         with self._lock:
             if era != self._era:
                 return
             self._groups.update(groups)
-            while len(self._groups) > self._most:
+            while len(self._groups) > self._capacity:
                 self._groups.popitem(last=False)
-            for batch, latest in known.items():
-                before = self._known.get(batch)
+            for batch, latest in states.items():
+                before = self._states.get(batch)
                 if before is None or before.next < latest.next:
                     self._drop(batch)
                     self._journaled.setdefault(batch)
-                    self._known[batch] = latest
-                    self._known_groups += len(latest.groups)
-            while self._known_groups > self._most:
-                self._drop(next(iter(self._known)))
-            while len(self._journaled) > self._most:
+                    self._states[batch] = latest
+                    self._state_groups += len(latest.groups)
+            while self._state_groups > self._capacity:
+                self._drop(next(iter(self._states)))
+            while len(self._journaled) > self._capacity:
                 self._drop(self._journaled.popitem(last=False)[0])
 
     def _drop(self, batch: int) -> JournalState | None:
-        """Hold no bits of a journaled batch any more; those that were held."""
-        known = self._known.pop(batch, None)
-        if known is not None:
-            self._known_groups -= len(known.groups)
-        return known
+        """Remove and return the bits of a journaled batch."""
+        state = self._states.pop(batch, None)
+        if state is not None:
+            self._state_groups -= len(state.groups)
+        return state
 
     def journal(self, batches: Iterable[int]) -> None:
-        """These are journaled, or should be."""
+        """Remember that these batches are journaled, or should be."""
         with self._lock:
             for batch in batches:
                 self._journaled.setdefault(batch)
 
     def may_journal(self, tx: Connection) -> bool:
-        """Whether batches may become journaled: releases that know nothing of it would count what is in a journal
-        again, so none of them may be left. It is asked again and again until that is so."""
+        """Whether batches may become journaled. An earlier release would count the items of a journal a second time, so
+        none may be running. The answer is asked for again until it is yes."""
         now = time.monotonic()
         if not self._may_journal and now >= self._ask_at:
             self._ask_at = now + ASK_EVERY
@@ -114,9 +112,9 @@ class BitfieldCache:
     def journaled(self, batch: int) -> bool:
         return batch in self._journaled
 
-    def take_known(self, batch: int) -> JournalState | None:
-        """What is held of a journaled batch whose row is locked; to be changed by the caller, and put back after the
-        commit."""
+    def take_state(self, batch: int) -> JournalState | None:
+        """Remove and return the bits of a journaled batch, whose row is locked. The caller changes them, and puts them
+        back after the commit."""
         with self._lock:
             if batch in self._journaled:
                 self._journaled.move_to_end(batch)
@@ -126,5 +124,5 @@ class BitfieldCache:
         with self._lock:
             self._era += 1
             self._groups.clear()
-            self._known.clear()
-            self._known_groups = 0
+            self._states.clear()
+            self._state_groups = 0

@@ -1,39 +1,39 @@
-"""The journal: acks that came in no order, kept beside the groups until it pays to write those.
+"""The journal: acks that arrived out of order, kept beside the groups until it pays to write the groups.
 
-A hundred acks at random meet a hundred groups, and each is a row to lock, to read and to write, a kilobyte logged for
-one bit. So of a batch that is acked so, the numbers that an ack transaction resolved are one row here, an entry, and
-the groups are written when some thousands have come together: *folding*. The bits of a group are those of its row and
-those that the journal names. What could go wrong, and why it can't:
+A hundred acks at random hit a hundred groups. Each group is a row to lock, read and write, and a kilobyte is logged for
+one bit. So for a batch that is acked in this way, each ack transaction stores the numbers of the items that it resolved
+as one row, an *entry*. After some thousands of numbers the groups are written: *folding*. The bits of a group are those
+of its row and those of the journal. What could go wrong, and why it can't:
 
-*Two transactions flip the same bit.* Group locks don't keep them apart any more, as an entry writes no group. So a
-journaled batch changes under the lock of its own row alone, taken first: all its ack transactions are one after the
-other. `batches.journal_next` says that it is journaled; 0: it isn't, and its groups are locked as described in `flush`.
+*Two transactions flip the same bit.* Group locks don't prevent it, as an entry writes no group. So a journaled batch
+changes only under the lock of its own row, which is acquired first: its ack transactions run one after the other.
+`batches.journal_next` is above 0 for a journaled batch; if it is 0, groups are locked as described in `flush`.
 
-*A batch becomes journaled while others have locked its groups.* They lock the batch row last, find `journal_next`
-moved, roll back and begin again, in the other order. Where that meets the fold of the same groups, the database ends
-one of the two as a deadlock, and it is run again.
+*A batch becomes journaled while other transactions have locked its groups.* These lock the batch row last, find that
+`journal_next` has changed, roll back and begin again, in the other order. If such a transaction and a fold wait for
+each other's locks, the database ends one of the two as a deadlock, and it is run again.
 
-*Bits in memory are not the batch's any more.* Each transaction that changes a journaled batch moves `journal_next`
-under the lock, and its entry says what it did: which pending items it acked, and which groups it wrote. A
-`JournalState` is exact as of one value of `journal_next`. Under the lock it is brought up to date by the entries since
-then; if one of them is missing, everything is read again.
+*Bits in memory are outdated.* Each transaction that changes a journaled batch advances `journal_next` under the lock,
+and its entry records which pending items it acked and which groups it wrote. A `JournalState` is exact as of one value
+of `journal_next`. Under the lock it is brought up to date by the entries since then; if one of them is missing,
+everything is read again.
 
-*An item is in the journal and in its group.* Twice is once: bits are only ever set, and an item that an entry names was
-acked then, for good. So folding a group removes nothing: its mark in the entry of the fold says that its row has all
-that was named before. The oldest entries are removed when all groups that they name have been folded.
+*An item is in the journal and in its group.* That does no harm: bits are only ever set, and an item of an entry was
+acked for good. So folding a group deletes nothing. A mark in the entry of the fold states that the row of the group
+includes all earlier entries. The oldest entries are deleted when all their groups have been folded.
 
-*A reader sees neither the entry nor the group.* Entries are removed by the transaction that folds the last of their
-groups, or by a later one. Whoever reads reads the journal first and the groups then, so he sees a folded item at least
+*A reader sees neither the entry nor the group.* Entries are deleted by the transaction that folds the last of their
+groups, or by a later one. Readers read the journal first and the groups second, so they see a folded item at least
 once.
 
-*The acks of a thousand consumers wait for a fold.* When the journal is full a round begins: each flush folds `PORTION`
-of the groups that were named until then, in their order, as rows that are born in order fill their pages.
+*The acks of a thousand consumers wait for a fold.* When the journal is full, a round begins: each flush folds `PORTION`
+of the groups named by then. It takes them in ascending order, since rows that are inserted in order fill their pages.
 
-An entry names nothing but items that were pending. Failures, redriven items and masks are written to the groups at
-once, under the same lock. The transaction that completes a batch folds all of it.
+An entry names only items that were pending. Failures, redriven items and masks are written to the groups immediately,
+under the same lock. The transaction that completes a batch folds its whole journal.
 
 Source: a log of changes beside pages that are rewritten when the log has grown, as in O'Neil et al., The Log-Structured
-Merge-Tree (1996); that of one batch has some `MOST` numbers at the most.
+Merge-Tree (1996). The log of one batch has about `MOST` numbers at most.
 """
 
 from __future__ import annotations
@@ -52,51 +52,52 @@ from core.bits.bitfield import Group
 from core.storage import statements
 
 SINCE: Final = "0008"
-"""The revision of the schema that brought it."""
+"""The revision of the schema that introduced the journal."""
 GROUPS: Final = 4096
-"""Batches of more groups aren't journaled: between two folds few of their groups would be met twice."""
+"""Batches with more groups aren't journaled: few of their groups would be hit twice between two folds."""
 WIDE: Final = 2048
-"""Batches of smaller groups aren't journaled: their rows are small, too."""
+"""Batches with smaller groups aren't journaled: their rows are small, too."""
 SCATTERED: Final = 24
-"""A flush that changes so many groups of a batch, or more, makes it journaled, if"""
+"""A flush makes a batch journaled if it changes at least this many of its groups, and few items of each (`DENSE`)."""
 DENSE: Final = 8
-"""it changes fewer items than this of each, on the average."""
+"""From this average number of changed items per group on, a flush writes the groups."""
 FEW: Final = 3
-"""Changes of fewer groups are written to the groups where they are dense."""
+"""Dense changes of fewer groups than this are written to the groups even if the batch is journaled."""
 ENTRY: Final = 8192
-"""Numbers of one entry at the most: 32 kB."""
+"""The maximum of numbers in one entry: 32 kB."""
 LEAST: Final = 4096
+"""The minimum of `limit`. A quarter of it, the newest values, stays in the journal even after a fold: other processes
+catch up from them."""
 MOST: Final = 65_536
-"""What the entries of a journal may hold before groups are folded: 256 kB. The newest quarter of `LEAST` stays, folded
-or not, as other processes learn from it what was done."""
+"""The maximum of `limit`: 256 kB."""
 PORTION: Final = 64
-"""Groups that are folded at once, more where many numbers come at once."""
+"""Groups that are folded at once; more if a flush brings many numbers."""
 
 _FOLDED: Final = 1 << 31
-"""Beside numbers, entries have marks. A group with this one: its row has all that was named up to here."""
+"""Entries hold marks beside numbers. This mark of a group means: its row includes all entries so far."""
 _WRITTEN: Final = 1 << 30
-"""A group with both: its row has more than that, and is to be read again. (Its number is smaller: see `GROUPS`.)"""
+"""With both marks, the row includes more than the entries and must be read again. (Group numbers are smaller than the
+marks: see `GROUPS`.)"""
 
 _journal = tables.ack_journal.c
 
 
 def limit(groups: int) -> int:
-    """How much the journal of a batch of so many groups holds before it is folded: so much that a group is written for
-    sixteen of its items."""
+    """The number of values at which the journal of a batch is folded: on average, sixteen items per written group."""
     return min(max(16 * groups, LEAST), MOST)
 
 
-def pays(group_size: int, groups: int, changed: int, items: int) -> bool:
-    """Whether a batch of `groups` groups should be journaled, since a flush has changed so many items of so many."""
-    return group_size >= WIDE and groups <= GROUPS and changed >= SCATTERED and items < DENSE * changed
+def pays(group_size: int, groups: int, changed_groups: int, items: int) -> bool:
+    """Whether to journal a batch of which one flush has changed `items` items in `changed_groups` of its groups."""
+    return group_size >= WIDE and groups <= GROUPS and changed_groups >= SCATTERED and items < DENSE * changed_groups
 
 
 def encode(values: Iterable[int]) -> bytes:
     """Little-endian integers of four bytes: a journaled batch has fewer than 2^27 items."""
-    encoded = array("I", values)
+    integers = array("I", values)
     if sys.byteorder == "big":
-        encoded.byteswap()
-    return encoded.tobytes()
+        integers.byteswap()
+    return integers.tobytes()
 
 
 def decode(entry: bytes) -> array[int]:
@@ -108,15 +109,15 @@ def decode(entry: bytes) -> array[int]:
 
 
 def recent(tx: Connection, batch: int, group_size: int) -> dict[int, Sequence[int]]:
-    """What the journal of a batch names and its groups may lack, by group. Read it before the groups."""
-    known = JournalState(0)
+    """The items in the journal that the rows of the groups may lack, by group. Read it before the groups."""
+    state = JournalState(0)
     for _, entry, numbers in statements.run(tx, select({batch: None}))[0]:
-        known.take_in(entry, numbers, group_size)
-    return {group: named.indexes for group, named in known.unfolded.items()}
+        state.take_in(entry, numbers, group_size)
+    return {group: unfolded_items.indexes for group, unfolded_items in state.unfolded.items()}
 
 
 def union(group: Group, indexes: Iterable[int]) -> Group:
-    """Set these bits in the group, which is a row's; some may be set. (A failed one isn't set here: it is failed.)"""
+    """Set these bits in a group loaded from its row. Bits that are already set, even of failed items, don't change."""
     for index in indexes:
         if not group.resolved[index]:
             group.ack_one(index)
@@ -125,43 +126,43 @@ def union(group: Group, indexes: Iterable[int]) -> Group:
 
 @dataclass(slots=True)
 class Named:
-    """What the journal says of a group since its row was written."""
+    """The entries of a group since its row was written."""
 
     since: int
-    """The first entry that names it."""
+    """The first entry that names the group."""
     indexes: list[int] = field(default_factory=list)
-    """Only of a group that isn't held."""
+    """Empty if the group is in memory."""
 
 
 @dataclass(slots=True)
 class JournalState:
-    """A journaled batch as it was when its `journal_next` was `next`: some of its groups, bit for bit."""
+    """The exact bits of some groups of a journaled batch, as of `journal_next` = `next`."""
 
     next: int
     groups: dict[int, Group] = field(default_factory=dict)
     unfolded: dict[int, Named] = field(default_factory=dict)
-    """Groups whose rows lack what the journal names; the first one was named first."""
+    """Groups whose rows lack items of the journal, in the order of their first entries."""
     entries: deque[tuple[int, int]] = field(default_factory=deque)
-    """(entry, how many values it has) of those that are stored."""
+    """(entry, number of its values) of the stored entries."""
     values: int = 0
-    """Of all these."""
+    """The number of values of all these entries."""
     round: int | None = None
-    """The last entry before the round of folding that is under way."""
+    """The last entry before the current round of folding."""
 
     def take_in(self, entry: int, numbers: bytes, group_size: int) -> None:
-        """Another transaction's entry."""
+        """Apply the entry of another transaction."""
         values = decode(numbers)
         for value in values:
             if value < _FOLDED:
                 group, index = divmod(value, group_size)
-                held = self.groups.get(group)
-                named = self.unfolded.get(group)
-                if named is None:
-                    named = self.unfolded[group] = Named(entry)
-                if held is None:
-                    named.indexes.append(index)
-                elif not held.resolved[index]:
-                    held.ack_one(index)
+                bits = self.groups.get(group)
+                unfolded_items = self.unfolded.get(group)
+                if unfolded_items is None:
+                    unfolded_items = self.unfolded[group] = Named(entry)
+                if bits is None:
+                    unfolded_items.indexes.append(index)
+                elif not bits.resolved[index]:
+                    bits.ack_one(index)
             elif value & _WRITTEN:
                 group = value ^ _FOLDED ^ _WRITTEN
                 self.unfolded.pop(group, None)
@@ -178,18 +179,18 @@ class JournalState:
         self.next = entry + 1
 
     def named(self, groups: Iterable[int], entry: int) -> None:
-        """An entry of our own names these, which are held."""
+        """Record that this transaction's entry names these groups, which are in memory."""
         for group in groups:
             if group not in self.unfolded:
                 self.unfolded[group] = Named(entry)
 
-    def due(self, entry: int, most: int) -> list[int]:
-        """The next groups to be folded by this entry, as the journal is full."""
+    def due(self, entry: int, limit: int) -> list[int]:
+        """The next groups to fold, as the journal is full."""
         oldest = self._oldest()
         if self.round is None or oldest > self.round:
             self.round = entry
         until = self.round
-        return sorted(group for group, named in self.unfolded.items() if named.since <= until)[:most]
+        return sorted(group for group, unfolded_items in self.unfolded.items() if unfolded_items.since <= until)[:limit]
 
     def _oldest(self) -> int:
         """The first entry that must stay."""
@@ -197,124 +198,124 @@ class JournalState:
         return self.next - 1 if first is None else first.since
 
     def trim(self) -> int | None:
-        """The first entry that must stay; None where that is the oldest."""
+        """Forget entries that are no longer needed. Returns the first that must stay; None if none can go."""
         oldest = self._oldest()
-        kept = self.values
-        found = None
-        while self.entries[0][0] < oldest and kept - self.entries[0][1] >= LEAST // 4:
-            kept -= self.entries.popleft()[1]
-            found = self.entries[0][0]
-        self.values = kept
-        return found
+        remaining = self.values
+        first = None
+        while self.entries[0][0] < oldest and remaining - self.entries[0][1] >= LEAST // 4:
+            remaining -= self.entries.popleft()[1]
+            first = self.entries[0][0]
+        self.values = remaining
+        return first
 
 
 def select(batches: Mapping[int, JournalState | None]) -> str:
-    """The entries (batch, entry, numbers) that are missing to what is known of each, in their order."""
-    wanted = " OR ".join(
-        f"(batch_id = {batch}{'' if known is None else f' AND entry_no >= {known.next}'})"
-        for batch, known in sorted(batches.items())
+    """A SELECT of the entries (batch, entry, numbers) that the states lack, in their order."""
+    condition = " OR ".join(
+        f"(batch_id = {batch}{'' if state is None else f' AND entry_no >= {state.next}'})"
+        for batch, state in sorted(batches.items())
     )
-    return f"SELECT batch_id, entry_no, numbers FROM ack_journal WHERE {wanted} ORDER BY batch_id, entry_no"  # noqa: S608
+    return f"SELECT batch_id, entry_no, numbers FROM ack_journal WHERE {condition} ORDER BY batch_id, entry_no"  # noqa: S608
 
 
 def catch_up(
-    tx: Connection, batch: int, group_size: int, known: JournalState | None, next: int, entries: Sequence[Sequence[Any]]
+    tx: Connection, batch: int, group_size: int, state: JournalState | None, next: int, entries: Sequence[Sequence[Any]]
 ) -> JournalState:
-    """The batch whose row is locked with this `journal_next`. `known` is what is held of it, and is changed; `entries`
-    is what was found, under the lock, for `select`."""
-    # With 0 it isn't journaled yet: others change its groups, and nothing here would tell.
-    whole = next != 0 and known is not None and known.next <= next and len(entries) == next - known.next
-    if known is None or not whole:
-        if known is not None:
+    """Bring `state` up to date with a batch, whose row is locked and whose `journal_next` is `next`. `entries` are the
+    rows that `select` returned under the lock."""
+    # With 0 the batch isn't journaled yet: other transactions change its groups without an entry.
+    is_complete = next != 0 and state is not None and state.next <= next and len(entries) == next - state.next
+    if state is None or not is_complete:
+        if state is not None:
             entries = statements.run(tx, select({batch: None}))[0]
-        known = JournalState(next)
+        state = JournalState(next)
     for _, entry, numbers in entries:
-        known.take_in(entry, numbers, group_size)
-    known.next = next
-    return known
+        state.take_in(entry, numbers, group_size)
+    state.next = next
+    return state
 
 
-def fetch(tx: Connection, batch: int, group_size: int, known: JournalState, wanted: Iterable[int]) -> None:
-    """Have these groups, with what the journal names of them."""
-    absent = sorted(group for group in wanted if group not in known.groups)
+def fetch(tx: Connection, batch: int, group_size: int, state: JournalState, numbers: Iterable[int]) -> None:
+    """Load these groups and apply the journal to them."""
+    absent = sorted(group for group in numbers if group not in state.groups)
     rows = {}
     for part in statements.chunks(absent, statements.LIST):
-        listed = ",".join(map(str, part))
+        id_list = ",".join(map(str, part))
         text = (
             "SELECT group_no, resolved, failed, resolved_count, failed_count FROM item_groups "  # noqa: S608
-            f"WHERE batch_id = {batch} AND group_no IN ({listed})"
+            f"WHERE batch_id = {batch} AND group_no IN ({id_list})"
         )
         for number, resolved, failed, resolved_count, failed_count in statements.run(tx, text)[0]:
             rows[number] = Group.load(resolved, failed, resolved_count, failed_count, group_size)
     for number in absent:
         group = rows.get(number) or Group.empty(group_size)
         group.changed = None
-        named = known.unfolded.get(number)
-        if named is not None:
-            union(group, named.indexes)
-            named.indexes.clear()
-        known.groups[number] = group
+        unfolded_items = state.unfolded.get(number)
+        if unfolded_items is not None:
+            union(group, unfolded_items.indexes)
+            unfolded_items.indexes.clear()
+        state.groups[number] = group
 
 
 @dataclass(slots=True)
 class Change:
-    """What a flush did to a journaled batch, whose row is locked."""
+    """The changes of a flush to a journaled batch, whose row is locked."""
 
     batch: int
     group_size: int
     groups: int
-    """That the batch has."""
+    """The number of groups of the batch."""
     changed: set[int]
-    """Groups; all are held."""
+    """The changed groups; all are in memory."""
     acked: list[int] | None
-    """The numbers, if it did nothing but to ack items that were pending."""
+    """The numbers of the acked items, if all were pending and nothing else has changed."""
     ends: bool
     """The batch is complete now."""
 
 
-def write(tx: Connection, known: JournalState, change: Change) -> tuple[list[str], list[int]]:
-    """Statements to execute, and the groups whose rows are to be written; `known` is as it is after that."""
-    entry = max(known.next, 1)
+def write(tx: Connection, state: JournalState, change: Change) -> tuple[list[str], list[int]]:
+    """Update `state`. Returns the statements to execute, and the groups whose rows must be written."""
+    entry = max(state.next, 1)
     if change.ends or change.groups > GROUPS:
-        # There will be no more acks; or it has grown so large that its numbers don't fit into an entry.
-        written = known.unfolded.keys() | change.changed
-        fetch(tx, change.batch, change.group_size, known, written)
-        known.unfolded.clear()
-        known.next = entry + 1
-        stored = change.ends or bool(known.entries)
-        known.entries.clear()
-        known.values = 0
-        return [_remove(change.batch, entry)] if stored else [], sorted(written)
+        # There will be no more acks, or the batch has grown so large that its numbers don't fit into an entry.
+        numbers = state.unfolded.keys() | change.changed
+        fetch(tx, change.batch, change.group_size, state, numbers)
+        state.unfolded.clear()
+        state.next = entry + 1
+        may_have_entries = change.ends or bool(state.entries)
+        state.entries.clear()
+        state.values = 0
+        return [_remove(change.batch, entry)] if may_have_entries else [], sorted(numbers)
     values = _deferred(change)
     direct = values is None
     if values is None:
         values = [_FOLDED | _WRITTEN | group for group in change.changed]
         for group in change.changed:
-            known.unfolded.pop(group, None)
+            state.unfolded.pop(group, None)
     else:
-        known.named(change.changed, entry)
-    folded: list[int] = []
-    full = known.values + len(values) >= limit(change.groups)
+        state.named(change.changed, entry)
+    due: list[int] = []
+    full = state.values + len(values) >= limit(change.groups)
     if full:
-        folded = known.due(entry, max(PORTION, len(values) // 16))
-        fetch(tx, change.batch, change.group_size, known, folded)
-        for group in folded:
-            del known.unfolded[group]
-        values += [_FOLDED | group for group in folded]
-    known.add(entry, len(values))
+        due = state.due(entry, max(PORTION, len(values) // 16))
+        fetch(tx, change.batch, change.group_size, state, due)
+        for group in due:
+            del state.unfolded[group]
+        values += [_FOLDED | group for group in due]
+    state.add(entry, len(values))
     texts = [_append(change.batch, entry, values)]
-    if full and (first := known.trim()):
+    if full and (first := state.trim()):
         texts.append(_remove(change.batch, first))
-    return texts, sorted({*folded, *change.changed} if direct else folded)
+    return texts, sorted({*due, *change.changed} if direct else due)
 
 
 def _deferred(change: Change) -> list[int] | None:
-    """The numbers for an entry, where it pays to leave the groups as they are."""
+    """The numbers for an entry; None if the groups must be written, or if that is cheaper."""
     acked = change.acked
     if acked is None or len(acked) > ENTRY:
         return None
-    few = len(change.changed) < FEW and len(acked) >= DENSE * len(change.changed)
-    return None if few else list(acked)
+    is_dense = len(change.changed) < FEW and len(acked) >= DENSE * len(change.changed)
+    return None if is_dense else list(acked)
 
 
 def _append(batch: int, entry: int, values: Iterable[int]) -> str:

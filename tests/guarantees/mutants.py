@@ -370,14 +370,14 @@ MUTANTS = [
     Mutant(
         "what-others-did-is-not-learned",
         "core.bits.journal:JournalState.take_in",
-        "held.ack_one(index)",
+        "bits.ack_one(index)",
         "pass",
         _TURNS,
     ),
     Mutant(
         "entries-that-are-missing-are-overlooked",
         "core.bits.journal:catch_up",
-        "len(entries) == next - known.next",
+        "len(entries) == next - state.next",
         "True",
         _TURNS,
     ),
@@ -392,8 +392,8 @@ MUTANTS = [
     Mutant(
         "a-fold-writes-what-has-changed-now",
         "core.bits.journal:write",
-        "sorted({*folded, *change.changed} if direct else folded)",
-        "sorted(change.changed if direct or folded else ())",
+        "sorted({*due, *change.changed} if direct else due)",
+        "sorted(change.changed if direct or due else ())",
         _JOURNAL + "test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes",
     ),
     Mutant(
@@ -662,7 +662,7 @@ MUTANTS = [
     Mutant(
         "a-fold-by-a-seal-is-not-announced",
         "core.bits.folding:fold",
-        "return known.next",
+        "return state.next",
         "return journal_next",
         _JOURNAL + "test_a_seal_that_completes_folds_the_journal",
     ),
@@ -1035,7 +1035,7 @@ MUTANTS = [
     Mutant(
         "the-number-of-held-groups-only-grows",
         "core.bits.cache:BitfieldCache._drop",
-        "self._known_groups -= len(known.groups)",
+        "self._state_groups -= len(state.groups)",
         "pass",
         "test_cache.py::test_a_commit_costs_the_same_however_many_batches_are_held",
     ),

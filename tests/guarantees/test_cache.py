@@ -205,7 +205,7 @@ def test_a_group_that_grew_keeps_bits_beyond_its_stored_blob(database: Database)
 
 def test_only_so_many_are_held() -> None:
     """The oldest go first; nothing is put back that was taken before everything was forgotten."""
-    held = BitfieldCache(most=2)
+    held = BitfieldCache(capacity=2)
     held.put({(1, n): Group(Group.empty(SIZE).resolved, None, n, 0) for n in range(3)}, held.era)
     assert held.take((1, 0), 0, 0) is None
     assert held.take((1, 1), 7, 0) is None, "its counts are others"
@@ -234,26 +234,26 @@ def test_a_commit_costs_the_same_however_many_batches_are_held() -> None:
     def known(next: int, groups: int) -> JournalState:
         return JournalState(next, Counted({number: Group.empty(SIZE) for number in range(groups)}))
 
-    held = BitfieldCache(most=15_000)
+    held = BitfieldCache(capacity=15_000)
     for batch in range(5000):
         held.put({}, held.era, {batch: known(1, 3)})
     Counted.asked = 0
-    taken = held.take_known(7)
+    taken = held.take_state(7)
     assert taken is not None
     taken.groups[3] = Group.empty(SIZE)
     held.put({}, held.era, {7: taken})
     assert Counted.asked < 10
-    assert held.take_known(0) is None, "the batch that was put back first made room"
+    assert held.take_state(0) is None, "the batch that was put back first made room"
     assert held.journaled(0)
     for batch in range(1, 5000):
-        taken = held.take_known(batch)
+        taken = held.take_state(batch)
         assert taken is not None
         assert len(taken.groups) == (4 if batch == 7 else 3)
     held.put({}, held.era, {1: known(1, 15_000), 2: known(2, 1)})
-    assert held.take_known(1) is None
-    assert held.take_known(2) is not None
+    assert held.take_state(1) is None
+    assert held.take_state(2) is not None
     held.put({}, held.era, {3: known(5, 1)})
     held.put({}, held.era, {3: known(4, 1)})
-    latest = held.take_known(3)
+    latest = held.take_state(3)
     assert latest is not None
     assert latest.next == 5, "an older transaction puts its batch back later"
