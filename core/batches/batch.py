@@ -1,12 +1,12 @@
-"""The batch's own row: open, extend, seal, cancel, and reading it.
+"""The batch's own row: opening, extending, sealing, cancelling and reading it.
 
-These verbs lock the batch row alone, and no group, so they hold nothing that an ack waits for in the other order
-(lock order everywhere: item_groups → batches). One exception: a seal that completes a journaled batch writes its
-groups, which acks write under the lock of that row too (see `journal`).
+These verbs lock only the batch row, not groups, so they can't deadlock with acks, which lock groups first (lock order
+everywhere: item_groups → batches). One exception: a seal that completes a journaled batch writes its groups, which acks
+also write only under the lock of that row (see `journal`).
 
-A verb that came with an Idempotency-Key is looked up *under the batch's lock and before its state is judged*: a
-producer whose extend was answered into the void and whose batch was sealed, completed or cancelled since still learns
-which numbers were its own.
+The Idempotency-Key of a request is looked up *under the batch's lock and before the state is judged*. So a producer
+that lost the response to its extend still learns its numbers if the batch has since been sealed, completed or
+cancelled.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from core.storage.statements import LIST, chunks
 from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_ITEMS, ItemId, item_id
 
 SCAN: Final = 1000
-"""How many rows one page of a list looks at, at most: a filter by label is not indexed."""
+"""The maximum number of rows that one page of a list examines: a filter by label is not indexed."""
 FIRST: Final = 32
-"""Batches of the first statement of a page: their labels may take a quarter of a mebibyte."""
+"""Rows of the first statement of a page: their labels may take a quarter of a mebibyte."""
 _ENDS: Final = frozenset(
     {f"{feed.BATCH}.completed", f"{feed.BATCH}.{State.EXPIRED}", f"{feed.BATCH}.{State.CANCELLED}"}
 )
@@ -83,7 +83,7 @@ class Batch:
 
     @property
     def parent(self) -> str | None:
-        """The id of the item that this batch is, in its parent."""
+        """The id of the parent's item that this batch stands for."""
         if self.parent_batch is None or self.parent_number is None or self.parent_group_size is None:
             return None
         return item_id(self.parent_batch, self.parent_number, self.parent_group_size)
@@ -100,7 +100,7 @@ def from_row(row: RowMapping) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What an open asks for, with its defaults filled in: two bodies that mean the same are the same Opening."""
+    """The parameters of an open, including defaults: two bodies with the same meaning are equal openings."""
 
     key: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -112,13 +112,13 @@ class Opening:
 
     def fingerprint(self) -> bytes:
         """32 bytes that two openings share only if they are equal. Defaults are left out, so that a release with one
-        more field finds those of the release before it."""
+        more field still recognizes the openings of its predecessor."""
         defaults = Opening()
         facts = {f.name: getattr(self, f.name) for f in fields(self)}
-        told = {name: value for name, value in facts.items() if value != getattr(defaults, name)}
+        content = {name: value for name, value in facts.items() if value != getattr(defaults, name)}
         if self.parent is not None:
-            told["parent"] = str(self.parent)
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+            content["parent"] = str(self.parent)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """Numbers start .. start+count-1 were issued; `batch` is the batch as it is now."""
+    """Numbers start .. start+count-1 were issued; `batch` is the current state."""
 
     batch: Batch
     start: int
@@ -156,33 +156,33 @@ def get(tx: Connection, batch: int) -> Batch:
 
 
 class Fixed(NamedTuple):
-    """What never changes of a batch."""
+    """The attributes of a batch that never change."""
 
     group_size: int
     key: str | None
 
 
 def fixed(tx: Connection, ids: Collection[int]) -> dict[int, Fixed]:
-    """Of those of `ids` that exist."""
-    found: dict[int, Fixed] = {}
+    """Read without a lock; ids that don't exist are left out."""
+    constants: dict[int, Fixed] = {}
     for part in chunks(sorted(ids), LIST):
         query = sa.select(_table.id, _table.group_size, _table.batch_key)
         rows = tx.execute(query.where(_table.id.in_(part), _table.state != State.DELETING))
-        found |= {row.id: Fixed(row.group_size, row.batch_key) for row in rows}
-    return found
+        constants |= {row.id: Fixed(row.group_size, row.batch_key) for row in rows}
+    return constants
 
 
 def by_id(tx: Connection, ids: Collection[int]) -> dict[int, Batch]:
-    """Read without a lock."""
-    found: dict[int, Batch] = {}
+    """Read without a lock; ids that don't exist are left out."""
+    batches: dict[int, Batch] = {}
     for part in chunks(sorted(ids), LIST):
         rows = tx.execute(sa.select(*_COLUMNS).where(_table.id.in_(part), _table.state != State.DELETING)).mappings()
-        found |= {row["id"]: from_row(row) for row in rows}
-    return found
+        batches |= {row["id"]: from_row(row) for row in rows}
+    return batches
 
 
 def event(batch: Batch, name: str) -> feed.NewEvent:
-    """The event of a transition of the batch, with the batch as it is now."""
+    """The event of a transition of the batch, with the batch's current counts."""
     data = {
         "labels": dict(batch.labels),
         "items": batch.items,
@@ -191,13 +191,13 @@ def event(batch: Batch, name: str) -> feed.NewEvent:
         "pending": batch.pending,
         "parent": batch.parent,
     }
-    # A repair can take back a completion that was announced. The true one is another event, with an id of its own.
+    # A repair can revoke a completion that was announced. The true completion is another event, with an id of its own.
     id = f"{feed.BATCH}:{batch.id}:{name}" + (f":{batch.repairs}" if batch.repairs else "")
     return feed.NewEvent(id, f"{feed.BATCH}.{name}", batch.key, json.dumps(data, ensure_ascii=False), batch.id)
 
 
 def ended(event: feed.Event) -> bool:
-    """Whether the event says that its batch is in a terminal state."""
+    """Whether the event announces a terminal state of its batch."""
     return event.type in _ENDS
 
 
@@ -217,25 +217,25 @@ def update(tx: Connection, batch: int, **values: Any) -> None:
 def open_batch(
     tx: Connection, opening: Opening, idempotency_key: str | None, fingerprint: bytes, prefix: str | None = None
 ) -> Opened:
-    """Insert the batch; extended and sealed too, where the opening says so. `fingerprint` names the request; with
-    `prefix` its key is one of those that are limited to it.
+    """Insert the batch, with items and sealed if the opening says so. `fingerprint` identifies the request. `prefix` is
+    the one that the caller is limited to; its idempotency keys are separate from those of other callers.
 
     Raises `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for a parent that can't have this child.
     """
-    asked = opening.fingerprint()
-    stored = _open_key(idempotency_key, prefix)
-    # Before the key is looked up: two opens with one key and one parent come one after the other, and the second one
-    # finds the key, not an item that has a child already.
+    open_hash = opening.fingerprint()
+    open_key = _open_key(idempotency_key, prefix)
+    # Before the key is looked up: two opens with the same key and parent run one after the other, and the second finds
+    # the key instead of an item that has a child already.
     parent = None if opening.parent is None else nesting.lock_parent(tx, opening.parent)
     if idempotency_key is not None:
-        query = sa.select(*_COLUMNS).where(_table.open_key == stored).with_for_update()
+        query = sa.select(*_COLUMNS).where(_table.open_key == open_key).with_for_update()
         row = tx.execute(query).mappings().first()
         if row is not None:
             batch = from_row(row)
-            if batch.open_hash != asked:
+            if batch.open_hash != open_hash:
                 raise errors.IdempotencyKeyReused(idempotency_key, f"it opened batch {batch.id}")
             return Opened(batch, 0, batch.open_count, batch.completed_by == fingerprint, replayed=True)
-    adopted: dict[str, Any] = {} if opening.parent is None else nesting.adopt(tx, opening.parent, parent)
+    parent_columns: dict[str, Any] = {} if opening.parent is None else nesting.adopt(tx, opening.parent, parent)
     state = State.SEALED if opening.sealed else State.OPEN
     newly = completes(state, opening.items, 0, 0)
     now = tx.scalar(sa.select(tables.utc_now()))
@@ -251,8 +251,8 @@ def open_batch(
                 state=State.COMPLETE if newly else state,
                 full_prefix=0,
                 expires_in=opening.expires_in,
-                open_key=stored,
-                open_hash=asked if idempotency_key is not None else None,
+                open_key=open_key,
+                open_hash=open_hash if idempotency_key is not None else None,
                 open_count=opening.items,
                 completed_by=fingerprint if newly else None,
                 succeeded_by=fingerprint if newly else None,
@@ -260,23 +260,23 @@ def open_batch(
                 updated_at=now,
                 sealed_at=now if opening.sealed else None,
                 ended_at=now if newly else None,
-                parent_due=nesting.owed(State.COMPLETE, 0) if newly and adopted else None,
-                **adopted,
+                parent_due=nesting.owed(State.COMPLETE, 0) if newly and parent_columns else None,
+                **parent_columns,
             )
         )
     except IntegrityError as error:
         if faults.is_duplicate(error):
-            raise faults.BeginAgain from error  # the same key or child, opened at the same moment: find it
+            raise faults.BeginAgain from error  # a concurrent open has inserted the same key or child: find it
         raise
     assert result.inserted_primary_key is not None
     batch = get(tx, result.inserted_primary_key[0])
-    happened = ["opened", *(["sealed"] if opening.sealed else []), *(["completed", "succeeded"] if newly else [])]
-    feed.append(tx, [event(batch, name) for name in happened])
+    event_names = ["opened", *(["sealed"] if opening.sealed else []), *(["completed", "succeeded"] if newly else [])]
+    feed.append(tx, [event(batch, name) for name in event_names])
     return Opened(batch, 0, opening.items, newly, replayed=False)
 
 
 def _open_key(idempotency_key: str | None, prefix: str | None) -> str | None:
-    """Keys of opens are global, but callers that are limited to different prefixes don't meet each other's."""
+    """The stored key. Keys of opens are global, except that callers limited to different prefixes can't collide."""
     if idempotency_key is None or prefix is None:
         return idempotency_key
     return "limited:" + hashlib.sha256(json.dumps([prefix, idempotency_key]).encode()).hexdigest()
@@ -286,11 +286,11 @@ def extend(tx: Connection, batch_id: int, count: int, idempotency_key: str | Non
     """Issue `count` more numbers. Raises `errors.BatchNotFound`, `BatchEnded`, `IdempotencyKeyReused`,
     `InvalidRequest` (more items than a batch can hold)."""
     batch, now = lock(tx, batch_id)
-    known = tables.extends.c
+    columns = tables.extends.c
     if idempotency_key is not None:
         before = tx.execute(
-            sa.select(known.start, known["count"].label("issued")).where(
-                known.batch_id == batch_id, known.idempotency_key == idempotency_key
+            sa.select(columns.start, columns["count"].label("issued")).where(
+                columns.batch_id == batch_id, columns.idempotency_key == idempotency_key
             )
         ).first()
         if before is not None:
@@ -312,7 +312,8 @@ def extend(tx: Connection, batch_id: int, count: int, idempotency_key: str | Non
 
 
 def seal(tx: Connection, batch_id: int, fingerprint: bytes) -> Sealed:
-    """Promise that no more items will come; completes the batch if none is pending. `fingerprint` names the request.
+    """Declare that no more items will be added; completes the batch if none is pending. `fingerprint` identifies the
+    request.
 
     Raises `errors.BatchNotFound`, `BatchEnded` (expired, cancelled).
     """
@@ -333,8 +334,8 @@ def seal(tx: Connection, batch_id: int, fingerprint: bytes) -> Sealed:
         values["parent_due"] = nesting.owed(State.COMPLETE, batch.failed)
     update(tx, batch_id, **values)
     now_sealed = get(tx, batch_id)
-    happened = ["sealed", *(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
-    feed.append(tx, [event(now_sealed, name) for name in happened])
+    event_names = ["sealed", *(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
+    feed.append(tx, [event(now_sealed, name) for name in event_names])
     return Sealed(now_sealed, newly, newly_succeeded)
 
 
@@ -353,14 +354,14 @@ def end(tx: Connection, batch: Batch, state: State, now: datetime) -> Batch:
     if batch.parent_batch is not None:
         values["parent_due"] = nesting.owed(state, batch.failed)
     update(tx, batch.id, **values)
-    ended = get(tx, batch.id)
-    feed.append(tx, [event(ended, str(state))])
-    return ended
+    after = get(tx, batch.id)
+    feed.append(tx, [event(after, str(state))])
+    return after
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPage:
-    """`before` is where the next page begins (ids below it), or None at the end."""
+    """The next page has the ids below `before`; None at the end."""
 
     batches: list[Batch]
     before: int | None
@@ -376,8 +377,8 @@ def page(
     before: int | None = None,
     limit: int = 100,
 ) -> BatchPage:
-    """Batches newest first; with `prefix`, of those whose key begins so. A page looks at `SCAN` rows at most, and ends
-    early where labels are large, so with labels it may be empty and not the last."""
+    """Batches, newest first; with `prefix`, only those whose key begins with it. A page examines at most `SCAN` rows,
+    and fewer if labels are large. So with a filter by labels, a page may be empty and not the last."""
     query = sa.select(*_COLUMNS).order_by(_table.id.desc())
     query = query.where(_table.state == state if state else _table.state != State.DELETING)
     if key is not None:
@@ -390,17 +391,17 @@ def page(
         part = query if start is None else query.where(_table.id < start)
         return [from_row(row) for row in tx.execute(part.limit(count)).mappings()]
 
-    wanted = dict(labels or {})
-    look = SCAN if wanted else limit + 1
-    rows = limits.stepwise(below, _label_bytes, first=min(look, FIRST))
-    seen, cut = limits.within(rows, _label_bytes, look)
-    found: list[Batch] = []
-    for each in seen:
-        if len(found) == limit:
-            return BatchPage(found, found[-1].id)
-        if wanted.items() <= each.labels.items():
-            found.append(each)
-    return BatchPage(found, seen[-1].id if cut else None)
+    filters = dict(labels or {})
+    scan_limit = SCAN if filters else limit + 1
+    rows = limits.stepwise(below, _label_bytes, first=min(scan_limit, FIRST))
+    candidates, has_more = limits.within(rows, _label_bytes, scan_limit)
+    matches: list[Batch] = []
+    for batch in candidates:
+        if len(matches) == limit:
+            return BatchPage(matches, matches[-1].id)
+        if filters.items() <= batch.labels.items():
+            matches.append(batch)
+    return BatchPage(matches, candidates[-1].id if has_more else None)
 
 
 def _label_bytes(batch: Batch) -> int:

@@ -1,11 +1,11 @@
-"""The life of a batch as pure rules: which states there are, which verb each can take, when a batch is complete, when
-it is idle. No clock and no database; time comes in as an argument.
+"""The life cycle of a batch as pure rules: its states, the verbs that each state accepts, when a batch is complete and
+when it is idle. No clock and no database; the time is an argument.
 
     open ──seal──▶ sealed ──last item resolved──▶ complete
       │ ╲             │
       │  ╲──seal of a batch without pending items──▶ complete
       ├──cancel──▶ cancelled ◀──cancel──┤
-      └──idle────▶ expired   ◀──idle────┘        deleting: on its way out; unknown to callers
+      └──idle────▶ expired   ◀──idle────┘        deleting: being removed; unknown to callers
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Verb(StrEnum):
 LIVE: Final = frozenset({State.OPEN, State.SEALED})
 TERMINAL: Final = frozenset({State.COMPLETE, State.EXPIRED, State.CANCELLED})
 TAKES_ACKS: Final = LIVE | {State.COMPLETE}
-"""A complete batch still takes them: an ack there may redrive a failed item, and a repeat is told of the completion."""
+"""States that accept acks. In a complete batch, an ack can redrive a failed item, and a repeat learns of the
+completion."""
 
 _ENDED: Final[dict[State, type[errors.BatchEnded]]] = {
     State.SEALED: errors.BatchSealed,
@@ -53,13 +54,13 @@ _TAKES: Final[dict[str, frozenset[State]]] = {
 
 
 def judge(verb: str, batch: int, state: State) -> None:
-    """Raise the `errors.BatchEnded` that says why `verb` (extend, seal, cancel, nesting) can't be taken now."""
+    """Raise the `errors.BatchEnded` that explains why the state refuses `verb` (extend, seal, cancel, nesting)."""
     if state not in _TAKES[verb]:
         raise _ENDED[state](batch, verb)
 
 
 def completes(state: State, items: int, acked: int, failed: int) -> bool:
-    """A sealed batch is complete once every issued item is acked or failed, and not before."""
+    """A sealed batch is complete as soon as every issued item is acked or failed."""
     return state is State.SEALED and acked + failed == items
 
 
@@ -72,12 +73,12 @@ def is_idle(
     open_idle: timedelta,
     sealed_idle: timedelta,
 ) -> bool:
-    """Whether a live batch has been idle for too long. `expires_in` (seconds) is the batch's own and comes first;
-    `updated_at` is the time of its last open, extend, seal, or ack or fail that changed a bit."""
+    """Whether a live batch has been idle for too long. `expires_in` (seconds) is the batch's own limit and has
+    precedence. `updated_at` is the time of the open, or of the last extend, seal, ack or fail with an effect."""
     if state not in LIVE:
         return False
     if expires_in is not None:
-        allowed = timedelta(seconds=expires_in)
+        limit = timedelta(seconds=expires_in)
     else:
-        allowed = open_idle if state is State.OPEN else sealed_idle
-    return now - updated_at >= allowed
+        limit = open_idle if state is State.OPEN else sealed_idle
+    return now - updated_at >= limit

@@ -1,17 +1,17 @@
-"""Nested batches: a batch that is one item of another one, at any depth.
+"""Nested batches: a batch that stands for one item of another batch, at any depth.
 
-A child's end *owes* its parent something: succeeded acks the parent's item, completed with failures fails it (and a
-later redrive to succeeded acks it), expired or cancelled fails it. The debt, `parent_due`, is written in the child's
-own transaction, by whoever ends it. It is paid after that commit, before the call is answered, as an ordinary ack in a
-transaction of its own (`parents`): within the child's one it would lock a group after a batch (lock order: item_groups
-→ batches). A crash in between leaves the debt in the row, and a sweep pays it. Paying twice is a repeat, and changes
-nothing.
+A child that has ended *owes* its parent an ack or a failure of that item. A child that succeeded owes an ack; one that
+completed with failures owes a failure (and an ack, if a redrive makes it succeed); one that expired or was cancelled
+owes a failure. The transaction that ends the child writes the debt to its row (`parent_due`). The debt is paid after
+that commit and before the response, as an ordinary ack in a separate transaction (`parents`). In the child's
+transaction it would lock a group after a batch (lock order: item_groups → batches). A crash in between leaves the debt
+in the row, and a sweep pays it. A second payment is a repeat, and changes nothing.
 
-Paying may end the parent, which is then in debt to its own parent; so payment goes on, level by level.
+A payment may end the parent, which then owes its own parent. So payments continue, level by level.
 
-*A late payment of an old debt.* A child completes with failures, and is redriven to succeeded while somebody still pays
-the failure. An ack wins over a failure, in whichever order they come; and a debt is struck out only as the one that was
-paid, so the ack stays due until it is paid itself.
+*A late payment of an old debt.* A child completes with failures, and is redriven to succeeded while another process
+still pays the failure. An ack wins over a failure, in either order. And striking out the paid failure leaves a debt
+that has become an ack, so the ack stays due until it is paid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from core.bits import bitfield, journal
 from lastbit.ids import ItemId
 
 PAGE: Final = 500
-"""Debts that are paid at a time: each is a group to lock."""
+"""The maximum number of debts in one payment: each locks a group."""
 _PLACE: Final = "body.parent"
 
 _batches = tables.batches.c
@@ -36,7 +36,7 @@ _groups = tables.item_groups.c
 
 
 class Due(NamedTuple):
-    """What the end of `child` owes to an item of its parent; `verb` is that of the ack."""
+    """A debt: `child`, which has ended in `state`, owes `verb` to an item of its parent."""
 
     child: int
     state: str
@@ -45,23 +45,23 @@ class Due(NamedTuple):
 
 
 def owed(state: State, failed: int) -> Verb:
-    """What a batch that ended so owes its parent."""
+    """The verb that a batch in this final state owes its parent."""
     return Verb.ACK if state is State.COMPLETE and failed == 0 else Verb.FAIL
 
 
 def lock_parent(tx: Connection, item: ItemId) -> Any:
-    """The row of the item's batch, locked; None where it is unknown. Until the commit the batch doesn't end, no ack of
-    its items is committed, and nobody else opens a child of it."""
+    """Lock the row of the item's batch; None if there is no such batch. Until this transaction commits, the batch
+    doesn't end, no ack of its items is committed, and no other transaction opens a child of it."""
     query = sa.select(_batches.state, _batches.group_size, _batches["items"], _batches.journal_next)
     row = tx.execute(query.where(_batches.id == item.batch).with_for_update()).first()
     return None if row is None or row.state == State.DELETING else row
 
 
 def adopt(tx: Connection, item: ItemId, parent: Any) -> dict[str, Any]:
-    """The columns of a child that is `item` of its parent; `parent` is what `lock_parent` returned. The bits are read
-    under that lock; read before, an ack could be committed in between.
+    """The columns of a child that stands for `item`. `parent` is the result of `lock_parent`. The bits must be read
+    under that lock: otherwise an ack could be committed between the read and the lock.
 
-    Raises `errors.InvalidRequest` (unknown, resolved, or somebody else's), `errors.BatchEnded`.
+    Raises `errors.InvalidRequest` (unknown, resolved, or another batch's item), `errors.BatchEnded`.
     """
     if parent is None:
         raise errors.InvalidRequest(_PLACE, f"there is no batch {item.batch}")
@@ -83,16 +83,16 @@ def adopt(tx: Connection, item: ItemId, parent: Any) -> dict[str, Any]:
         resolved |= bool(group.resolved[item.index])
     if resolved:
         raise errors.InvalidRequest(_PLACE, f"item {item} is resolved already")
-    taken = tx.scalar(
+    child = tx.scalar(
         sa.select(_batches.id).where(_batches.parent_batch == item.batch, _batches.parent_number == number)
     )
-    if taken is not None:
-        raise errors.InvalidRequest(_PLACE, f"item {item} is batch {taken} already; an item has one child")
+    if child is not None:
+        raise errors.InvalidRequest(_PLACE, f"item {item} is batch {child} already; an item has one child")
     return {"parent_batch": item.batch, "parent_number": number, "parent_group_size": parent.group_size}
 
 
 def has_live_children(tx: Connection, batch: int) -> bool:
-    """Whether a child of the batch is live, or has ended and not paid yet."""
+    """Whether a child of the batch is live, or has ended and still has a debt."""
     query = sa.select(_batches.id).where(
         _batches.parent_batch == batch, sa.or_(_batches.state.in_(LIVE), _batches.parent_due.is_not(None))
     )
@@ -100,10 +100,10 @@ def has_live_children(tx: Connection, batch: int) -> bool:
 
 
 def debts(
-    tx: Connection, children: Sequence[int] | None = None, after: int = 0, without: Collection[int] = ()
+    tx: Connection, children: Sequence[int] | None = None, after: int = 0, excluded_parents: Collection[int] = ()
 ) -> list[Due]:
-    """What is due, ascending by child: of these children, or of any above `after`, at most a page; nothing that is due
-    to the parents `without`."""
+    """At most a page of debts, ascending by child: of children above `after`, or only of `children`. Debts to
+    `excluded_parents` are left out."""
     query = (
         sa.select(
             *(_batches.id, _batches.state, _batches.parent_batch, _batches.parent_number, _batches.parent_group_size),
@@ -115,8 +115,8 @@ def debts(
     )
     if children is not None:
         query = query.where(_batches.id.in_(children))
-    if without:
-        query = query.where(_batches.parent_batch.not_in(without))
+    if excluded_parents:
+        query = query.where(_batches.parent_batch.not_in(excluded_parents))
     return [
         Due(
             row.id,
@@ -128,15 +128,15 @@ def debts(
     ]
 
 
-def strike_out(tx: Connection, paid: Sequence[Due], *, skip_locked: bool = False) -> None:
-    """Strike out debts that were paid; with `skip_locked`, but for those of children whose rows are locked at the
-    moment. What is left is paid again by a sweep, which changes nothing."""
+def strike_out(tx: Connection, debts: Sequence[Due], *, skip_locked: bool = False) -> None:
+    """Remove paid debts from the children's rows. `skip_locked` skips rows that are locked now; a sweep pays their
+    debts a second time, which changes nothing."""
     for verb in Verb:
-        children = sorted(due.child for due in paid if due.verb is verb)
+        children = sorted(due.child for due in debts if due.verb is verb)
         if children:
-            # In the order of their ids, as batch rows are locked everywhere.
-            wanted = sa.select(_batches.id).where(_batches.id.in_(children)).order_by(_batches.id)
-            children = list(tx.scalars(wanted.with_for_update(skip_locked=skip_locked)))
+            # Batch rows are locked in the order of their ids, here as elsewhere.
+            query = sa.select(_batches.id).where(_batches.id.in_(children)).order_by(_batches.id)
+            children = list(tx.scalars(query.with_for_update(skip_locked=skip_locked)))
         if children:
             tx.execute(
                 sa.update(tables.batches)

@@ -1,15 +1,16 @@
-"""Removing a batch for good, however large, so that no ack can ever find half of it.
+"""Removing a batch of any size permanently, so that no ack can find half of it.
 
-Deleting everything in one transaction locks a hundred thousand rows; deleting groups first lets a redelivered ack find
-a complete batch with missing rows and count it again; deleting the batch first leaves the groups orphaned. So:
+To delete everything in one transaction would lock a hundred thousand rows. If groups were deleted first, a redelivered
+ack would find a complete batch without rows and count again. If the batch were deleted first, its groups would be
+orphaned. So:
 
-1. the state `deleting` is committed: from there on the batch is unknown to callers. Its open_key and its place in a
-   parent are set free;
-2. its groups, journal, extends and failures go in bounded chunks;
-3. the batch row goes last, together with any group that an ack made meanwhile: such an ack locks the batch row next,
-   finds `deleting` (or nothing), and rolls its group back.
+1. The state `deleting` is committed: from now on the batch is unknown to callers. Its open_key and its place in a
+   parent become free.
+2. Its groups, journal, extends and failures are deleted in bounded chunks.
+3. The batch row is deleted last, together with any group that an ack has inserted in the meantime. Such an ack locks
+   the batch row next, finds `deleting` (or no row), and rolls its group back.
 
-It can be killed anywhere; the janitor takes it up again from step 2.
+The process can be killed anywhere; the janitor continues with step 2.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _BY_BATCH: Final = (
 
 
 def condemn(tx: Connection, batch_id: int) -> bool:
-    """Step 1; a live batch is cancelled with it. False where it has ended but is still to tell its parent: first that.
+    """Step 1, which also cancels a live batch. False if the batch owes its parent something, which must be paid first.
     Raises `errors.BatchNotFound`."""
     batch, now = batches.lock(tx, batch_id)
     if batch.state in LIVE:
@@ -70,6 +71,6 @@ def remove_chunk(tx: Connection, batch_id: int) -> bool:
 
 
 def purge(database: Database, batch_id: int) -> None:
-    """Steps 2 and 3 of a condemned batch, to the end."""
+    """All of steps 2 and 3 for a condemned batch."""
     while not database.write(remove_chunk, batch_id, repeatable=True):
         pass

@@ -1,11 +1,11 @@
-"""Which items are pending, which are failed, and where the watermark stands: reading the bits of a batch in order.
+"""Ranges of pending items, ranges of failed items, and the watermark: reading the bits of a batch in order.
 
-A group without a row is all pending, so a billion untouched items are one range, found without reading anything. What a
-journal names is read before the groups (see `journal`). A page reads at most `SCAN` rows: a batch whose rows are all
-full answers with an empty page and a place to go on from, rather than with a late one.
+A group without a row is all pending, so a billion untouched items are one range, found without reading anything. The
+journal is read before the groups (see `journal`). A page reads at most `SCAN` rows: if all of them are full, the page
+is empty and says where to continue, rather than arriving late.
 
-The batch and its bits are read in one snapshot: a deletion removes groups before it removes the batch, so groups that
-are read later than the batch may be missing, and their items would look pending.
+The batch and its bits are read in one snapshot. A deletion removes groups before the batch, so if groups were read
+later than the batch, they might be missing and their items would look pending.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from core.storage import limits
 from lastbit.watermark import Piece, first_unresolved
 
 SCAN: Final = 4096
-"""Rows that one page reads at the most."""
+"""The maximum number of rows that one page reads."""
 STEP: Final = 256
 """Rows of one statement."""
 FIRST: Final = 4
-"""Rows of the first statement where the first row is mostly enough. Each further one takes four times as many."""
+"""Rows of the first statement if the first row is usually enough. Each further statement reads four times as many."""
 REASONS: Final = 1000
-"""Reasons on one page at the most."""
+"""The maximum number of reasons on one page."""
 
 Kind = Literal["pending", "failed"]
 
 
 @dataclass(slots=True)
 class Range:
-    """The numbers start .. end-1, all pending or all failed; `reasons` by number, where they were given."""
+    """The numbers start .. end-1, all pending or all failed. `reasons` has those that were given, by number."""
 
     start: int
     end: int
@@ -47,18 +47,22 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class RangePage:
-    """`next` is the number from which the next page begins, or None at the end."""
+    """`next` is the first number of the next page, or None at the end."""
 
     ranges: list[Range]
     next: int | None
 
 
-def _rows(tx: Connection, batch: Batch, first_group: int, columns: list[Any], step: int = STEP) -> Iterator[Any]:
+def _rows(
+    tx: Connection, batch: Batch, first_group: int, selected_columns: list[Any], step: int = STEP
+) -> Iterator[Any]:
     """Rows of a batch's groups from `first_group` on, ascending; the first statement reads `step` of them."""
-    known = tables.item_groups.c
+    columns = tables.item_groups.c
     while True:
-        query = sa.select(known.group_no, *columns).where(known.batch_id == batch.id, known.group_no >= first_group)
-        rows = tx.execute(query.order_by(known.group_no).limit(step)).all()
+        query = sa.select(columns.group_no, *selected_columns).where(
+            columns.batch_id == batch.id, columns.group_no >= first_group
+        )
+        rows = tx.execute(query.order_by(columns.group_no).limit(step)).all()
         yield from rows
         if len(rows) < step:
             return
@@ -69,19 +73,19 @@ def _rows(tx: Connection, batch: Batch, first_group: int, columns: list[Any], st
 def _touched(
     tx: Connection, batch: Batch, first_group: int, columns: list[Any], step: int = STEP
 ) -> Iterator[tuple[int, Any, Sequence[int]]]:
-    """(group, its row or None, what the journal names of it) of the groups from `first_group` on that have the one or
-    the other, ascending."""
+    """(group, row or None, indexes in the journal) of the groups from `first_group` on that have a row or are in the
+    journal, ascending."""
     recent = journal.recent(tx, batch.id, batch.group_size) if batch.journal_next else {}
-    named = [group for group in sorted(recent, reverse=True) if group >= first_group]
+    journal_groups = [group for group in sorted(recent, reverse=True) if group >= first_group]
     for row in _rows(tx, batch, first_group, columns, step):
-        while named and named[-1] < row.group_no:
-            group = named.pop()
+        while journal_groups and journal_groups[-1] < row.group_no:
+            group = journal_groups.pop()
             yield group, None, recent[group]
-        if named and named[-1] == row.group_no:
-            named.pop()
+        if journal_groups and journal_groups[-1] == row.group_no:
+            journal_groups.pop()
         yield row.group_no, row, recent.get(row.group_no, ())
-    while named:
-        group = named.pop()
+    while journal_groups:
+        group = journal_groups.pop()
         yield group, None, recent[group]
 
 
@@ -95,12 +99,12 @@ def _resolved(row: Any, indexes: Sequence[int], size: int) -> bitarray:
 
 
 def page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> RangePage:
-    """At most `limit` ranges of `kind` among the numbers from `start` on. `batch` is of the same snapshot."""
+    """At most `limit` ranges of `kind` among the numbers from `start` on. `batch` was read in the same snapshot."""
     pieces = _pending(snapshot, batch, start) if kind == "pending" else _failed(snapshot, batch, start)
     ranges: list[Range] = []
     next_start: int | None = None
     for first, end in pieces:
-        if end is None:  # enough was read; go on from here another time
+        if end is None:  # the scan has reached its limit; the next page continues here
             next_start = first
             break
         if ranges and ranges[-1].end == first:
@@ -110,21 +114,21 @@ def page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int)
             break
         else:
             ranges.append(Range(first, end))
-    found = RangePage(ranges, next_start)
-    return found if kind == "pending" else _with_reasons(snapshot, batch, found)
+    result = RangePage(ranges, next_start)
+    return result if kind == "pending" else _with_reasons(snapshot, batch, result)
 
 
 def _pending(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, int | None]]:
-    """Runs of pending numbers, not merged across groups; (number, None) where the scan stops early."""
+    """Runs of pending numbers, not merged across groups; (number, None) if the scan stops early."""
     size = batch.group_size
     position = max(start, batch.full_prefix * size)
-    known = tables.item_groups.c
-    touched = _touched(tx, batch, position // size, [known.resolved, known.resolved_count])
-    for seen, (group, row, indexes) in enumerate(touched):
+    columns = tables.item_groups.c
+    groups = _touched(tx, batch, position // size, [columns.resolved, columns.resolved_count])
+    for count, (group, row, indexes) in enumerate(groups):
         first = group * size
         if first >= batch.items:
             break
-        if seen == SCAN:
+        if count == SCAN:
             yield position, None
             return
         if position < first:
@@ -141,12 +145,12 @@ def _pending(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, in
 
 def _failed(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, int | None]]:
     size = batch.group_size
-    known = tables.item_groups.c
+    columns = tables.item_groups.c
     if not batch.failed:
         return
-    for seen, row in enumerate(_rows(tx, batch, start // size, [known.failed])):
+    for count, row in enumerate(_rows(tx, batch, start // size, [columns.failed])):
         first = row.group_no * size
-        if seen == SCAN:
+        if count == SCAN:
             yield first, None
             return
         if row.failed is not None:
@@ -155,62 +159,63 @@ def _failed(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, int
                 yield first + run[0], first + run[1]
 
 
-def _with_reasons(tx: Connection, batch: Batch, found: RangePage) -> RangePage:
-    """Add the reasons. Where a page would bear too many it ends sooner, if need be in the middle of a range."""
-    if not found.ranges:
-        return found
-    known = tables.failures.c
-    start, end = found.ranges[0].start, found.ranges[-1].end
-    query = sa.select(known.number, known.reason).where(
-        known.batch_id == batch.id, known.number >= start, known.number < end
+def _with_reasons(tx: Connection, batch: Batch, result: RangePage) -> RangePage:
+    """Add the reasons. A page with too many of them ends earlier, if necessary in the middle of a range."""
+    if not result.ranges:
+        return result
+    columns = tables.failures.c
+    start, end = result.ranges[0].start, result.ranges[-1].end
+    base_query = sa.select(columns.number, columns.reason).where(
+        columns.batch_id == batch.id, columns.number >= start, columns.number < end
     )
-    ordered = query.order_by(known.number)
+    query = base_query.order_by(columns.number)
 
     def above(last: Any, count: int) -> Sequence[Any]:
-        part = ordered if last is None else ordered.where(known.number > last.number)
+        part = query if last is None else query.where(columns.number > last.number)
         return tx.execute(part.limit(count)).all()
 
     def size(row: Any) -> int:
         return len(row.reason)
 
-    reasons, cut = limits.within(limits.stepwise(above, size), size, REASONS + 1)
-    stop, next_start = end, found.next
-    if cut:
+    reasons, has_more = limits.within(limits.stepwise(above, size), size, REASONS + 1)
+    stop, next_start = end, result.next
+    if has_more:
         stop = next_start = reasons.pop().number if len(reasons) > REASONS else reasons[-1].number + 1
     by_number = {row.number: row.reason for row in reasons}
     ranges = []
     numbers = iter(sorted(by_number))
     number = next(numbers, None)
-    for each in found.ranges:
-        if each.start >= stop:
+    for item_range in result.ranges:
+        if item_range.start >= stop:
             break
-        each.end = min(each.end, stop)
-        while number is not None and number < each.end:
-            if number >= each.start:
-                each.reasons[number] = by_number[number]
+        item_range.end = min(item_range.end, stop)
+        while number is not None and number < item_range.end:
+            if number >= item_range.start:
+                item_range.reasons[number] = by_number[number]
             number = next(numbers, None)
-        ranges.append(each)
+        ranges.append(item_range)
     return RangePage(ranges, next_start)
 
 
 def watermark(snapshot: Connection, batch: Batch) -> int:
-    """The smallest pending number; `batch.items` where none is. Begins at the full-prefix hint. `batch` is of the same
-    snapshot."""
+    """The smallest pending number, or `batch.items` if none is pending. Begins at the full-prefix hint. `batch` was
+    read in the same snapshot."""
     return first_unresolved(batch.full_prefix * batch.group_size, _pieces(snapshot, batch), batch.items)
 
 
 def _pieces(tx: Connection, batch: Batch) -> Iterator[Piece]:
-    """The groups that were touched, from the full-prefix hint on. Only of one that is not full the bits are read."""
+    """The groups with a row or journal entries, from the full-prefix hint on. Bits are read only if a group isn't
+    full."""
     size = batch.group_size
-    known = tables.item_groups.c
-    for group, row, indexes in _touched(tx, batch, batch.full_prefix, [known.resolved_count], FIRST):
+    columns = tables.item_groups.c
+    for group, row, indexes in _touched(tx, batch, batch.full_prefix, [columns.resolved_count], FIRST):
         if row is not None and row.resolved_count == size:
             yield group * size, size, None
             continue
         if row is not None:
             row = tx.execute(
-                sa.select(known.resolved, known.resolved_count).where(
-                    known.batch_id == batch.id, known.group_no == group
+                sa.select(columns.resolved, columns.resolved_count).where(
+                    columns.batch_id == batch.id, columns.group_no == group
                 )
             ).one()
         yield group * size, size, _resolved(row, indexes, size)

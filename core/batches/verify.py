@@ -1,8 +1,8 @@
 """Recount a batch: do its counts agree with its bits, and its state with its counts?
 
-Counts move by the bits that changed, in the same transaction. A disagreement is a bug or a broken row: it is reported
-here, and corrected only by a repair that somebody asks for (see `repair`). A recount reads one snapshot, so a batch
-that is being acked at the same time does not look inconsistent.
+Counts change by the number of changed bits, in the same transaction. A disagreement is a bug or a broken row: it is
+reported here, and corrected only by an explicit repair (see `repair`). A recount reads one snapshot, so a batch that is
+acked at the same time does not look inconsistent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from core.bits import bitfield, journal
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The batch row's numbers, and what the bits say. `faults` names what disagrees, in words."""
+    """The counts of the batch row and those of the bits. `faults` describes the disagreements."""
 
     items: int
     acked: int
@@ -43,8 +43,8 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """What the tables have of one group, with no regard to whether it makes sense. `resolved` and `failed` are equally
-    long, group_size bits or more."""
+    """The stored content of one group, consistent or not. `resolved` and `failed` have the same length, group_size bits
+    or more."""
 
     number: int
     resolved: bitarray
@@ -52,9 +52,9 @@ class StoredGroup:
     resolved_count: int
     failed_count: int
     width: int | None
-    """Bits of the stored blob of resolved items; None where there is none."""
+    """Bits of the stored blob of resolved items; None if there is no blob."""
     acked: Sequence[int]
-    """Indexes that the journal names."""
+    """Indexes in the journal."""
     reasons: Sequence[int]
     """Indexes with a row in `failures`."""
 
@@ -75,7 +75,7 @@ def verify(tx: Connection, batch_id: int) -> Verification:
 
 
 class Recount:
-    """The groups of one batch, added in ascending order, and what disagrees."""
+    """Collects the counts and faults of a batch; groups are added in ascending order."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -86,7 +86,7 @@ class Recount:
         self._faults: list[str] = []
 
     def add(self, group: StoredGroup) -> bool:
-        """Whether something of the group itself is wrong."""
+        """Add a group. Returns whether the group itself has faults."""
         faults = [f"group {group.number}: {fault}" for fault in _faults(group, issued_of(self._batch, group.number))]
         self._faults += faults
         resolved = group.union().count()
@@ -106,34 +106,34 @@ class Recount:
             faults.append(
                 f"full_prefix says that all groups below {batch.full_prefix} are full, and group {self._full} is not"
             )
-        done = self._resolved == batch.items
-        if batch.state is State.COMPLETE and not done:
+        all_resolved = self._resolved == batch.items
+        if batch.state is State.COMPLETE and not all_resolved:
             faults.append(f"it is complete, and {batch.items - self._resolved} items are pending")
-        if batch.state is State.SEALED and done:
+        if batch.state is State.SEALED and all_resolved:
             faults.append("it is sealed and nothing is pending, and it is not complete")
         return Verification(batch.items, batch.acked, batch.failed, batch.pending, acked, self._failed, faults)
 
 
 def issued_of(batch: Batch, group: int) -> int:
-    """How many items of the group have been issued."""
+    """The number of items of the group that have been issued."""
     return max(0, min(batch.group_size, batch.items - group * batch.group_size))
 
 
 def groups(tx: Connection, batch: Batch) -> Iterator[StoredGroup]:
-    """The groups that have a row, or of which the journal or a reason names an item, ascending. `tx` is a snapshot, or
-    holds the lock of a batch that is journaled."""
+    """The groups that have a row, journal entries or reasons, ascending. `tx` is a snapshot, or holds the lock of a
+    journaled batch."""
     columns = tables.item_groups.c
-    journaled = journal.recent(tx, batch.id, batch.group_size)
+    journal_items = journal.recent(tx, batch.id, batch.group_size)
     after = -1
     while True:
         query = sa.select(tables.item_groups).where(columns.batch_id == batch.id, columns.group_no > after)
         rows = {row.group_no: row for row in tx.execute(query.order_by(columns.group_no).limit(STEP))}
         last = max(rows) if len(rows) == STEP else None
         reasons = _reasons(tx, batch, after + 1, last)
-        in_journal = {number for number in journaled if number > after and (last is None or number <= last)}
+        in_journal = {number for number in journal_items if number > after and (last is None or number <= last)}
         for number in sorted(rows.keys() | reasons.keys() | in_journal):
             yield _stored(
-                number, rows.get(number), batch.group_size, journaled.get(number, ()), reasons.get(number, ())
+                number, rows.get(number), batch.group_size, journal_items.get(number, ()), reasons.get(number, ())
             )
         if last is None:
             return
@@ -141,16 +141,16 @@ def groups(tx: Connection, batch: Batch) -> Iterator[StoredGroup]:
 
 
 def _reasons(tx: Connection, batch: Batch, first: int, last: int | None) -> dict[int, list[int]]:
-    """By group, the indexes that have a reason, in the groups `first` to `last` (None: to the end)."""
+    """By group, the indexes with a reason, in the groups `first` to `last` (None: to the end)."""
     columns = tables.failures.c
     query = sa.select(columns.number).where(columns.batch_id == batch.id, columns.number >= first * batch.group_size)
     if last is not None:
         query = query.where(columns.number < (last + 1) * batch.group_size)
-    found: dict[int, list[int]] = {}
+    indexes: dict[int, list[int]] = {}
     for number in tx.scalars(query):
         group, index = divmod(number, batch.group_size)
-        found.setdefault(group, []).append(index)
-    return found
+        indexes.setdefault(group, []).append(index)
+    return indexes
 
 
 def _stored(number: int, row: Any, size: int, acked: Sequence[int], reasons: Sequence[int]) -> StoredGroup:

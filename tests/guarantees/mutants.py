@@ -502,8 +502,8 @@ MUTANTS = [
     Mutant(
         "a-repair-forgets-the-journal",
         "core.batches.verify:groups",
-        "journaled = journal.recent(tx, batch.id, batch.group_size)",
-        "journaled: dict[int, list[int]] = {}",
+        "journal_items = journal.recent(tx, batch.id, batch.group_size)",
+        "journal_items: dict[int, list[int]] = {}",
         _REPAIR + "test_what_the_journal_names_is_kept",
     ),
     Mutant(
@@ -544,14 +544,14 @@ MUTANTS = [
     Mutant(
         "a-repair-keeps-the-hint-of-the-full-prefix",
         "core.batches.repair:_values",
-        "min(batch.full_prefix, recounted.full_prefix)",
+        "min(batch.full_prefix, counts.full_prefix)",
         "batch.full_prefix",
         _REPAIR + "test_the_watermark_goes_back_to_what_was_lost",
     ),
     Mutant(
         "a-repair-forgets-who-had-failed",
         "core.batches.repair:_restored",
-        "failed[list(stored.reasons)] = True",
+        "failed[list(stored_group.reasons)] = True",
         "pass",
         _REPAIR + "test_an_item_with_a_reason_is_failed_and_no_other_keeps_one",
     ),
@@ -614,7 +614,7 @@ MUTANTS = [
             (
                 "that-a-complete-batch-is-pending",
                 "Recount.verification",
-                "batch.state is State.COMPLETE and not done",
+                "batch.state is State.COMPLETE and not all_resolved",
                 "test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_another_event",
             ),
         )
