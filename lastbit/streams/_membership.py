@@ -1,19 +1,19 @@
-"""What a worker of a consumer group holds, and what it has to do next: without a socket, a thread or a clock.
+"""The partitions of a consumer group's worker and its next steps, without sockets, threads or a clock.
 
-Two drivers stand on it, one with threads and one with tasks: they do the steps that are `due`, report what came of
-them, and wait until the `deadline`. Three things could go wrong, and cannot:
+Two drivers use it, one with threads and one with tasks: they run the steps that are `due`, report each outcome, and
+wait until the `deadline`. Three things that could go wrong, and why they cannot:
 
-*The service gives a partition to another worker while this one believes that it has it.* The lease counts here from
-the moment its sync was sent, there from when it was handled, which is later; so it ends here first, and everything held
-counts as lost then. The same with the deadline of a release. What a worker that slept through all that still sends
-bears its epoch, and the service refuses it.
+*The service gives a partition to another worker while this one believes that it has it.* Here the lease starts when the
+sync is sent; in the service it starts when the sync is handled, which is later. So it ends here first, and everything
+held then counts as lost. The same is true of the deadline of a release. If a worker sleeps past these deadlines, its
+later writes carry the old epoch and the service refuses them.
 
-*An answer tells of a partition what is no longer so*, because something happened while the answer was under way. What
-was given back meanwhile is owed to the service until a sync that told it was answered; what the service refused as
-stale is never taken again under that epoch; an answer that comes when its own lease is over is not believed.
+*A response is out of date*, because something changed while it was in flight. A partition released in the meantime
+stays in `_owed` until a sync that reported it is answered. A partition whose epoch the service refused as stale is
+never accepted again under that epoch. A response that arrives after its own lease has ended is ignored.
 
-*Callbacks of one partition overlap.* They stand in a lane, one at a time and in order; those of several partitions run
-side by side, since one slow drain must not use up the time that another has.
+*Callbacks of one partition overlap.* Each partition has a lane that runs its callbacks in order, one at a time. Lanes
+run in parallel, because one slow drain must not use up another's time.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ if TYPE_CHECKING:
     from lastbit.streams.window import AckWindow
 
 BEATS = 3
-"""Syncs within the time that a lease lasts."""
+"""Syncs per lease."""
 
 FAREWELL = 2.0
-"""Seconds for what is still under way when the time to drain is over."""
+"""Seconds to wait for running steps after the time to drain is over."""
 
 JITTER = 0.2
-"""By which share a sync may come earlier, so that workers that began together don't stay so."""
+"""The largest fraction of the interval by which a sync may come early, so that workers started together spread out."""
 
 FIRST_PAUSE = 0.05
 LAST_PAUSE = 1.0
-"""Seconds after a sync that was not answered, at most; twice as many after each further one, up to the last."""
+"""Maximum seconds between an unanswered sync and the next one: doubles with each failure, from the first to the
+last."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """Until when, on `now`'s clock, what was assigned is ours; all partitions of a worker share it."""
+    """When this worker's lease ends, on the clock `now`; all its partitions share it."""
 
     now: Callable[[], float]
     until: float = -math.inf
@@ -59,17 +60,18 @@ class Lease:
 
 
 class Held:
-    """A partition while it is this worker's, under one epoch.
+    """A partition assigned to this worker under one epoch.
 
-    `window` holds what is outstanding in it, as the last commit left it. It is closed, so that it refuses late acks,
-    when the partition is given back or lost.
+    `window` holds the outstanding offsets, restored from the last commit. It is closed, so that it refuses late acks,
+    when the partition is released or lost.
     """
 
     def __init__(self, fence: Fence, token: str | None, window: AckWindow, lease: Lease) -> None:
         self.fence = fence
-        """What a write on behalf of the partition bears, so that the service refuses it of anybody else."""
+        """Sent with each write for the partition, so that the service refuses the write of any other owner."""
         self.token = token
-        """What the source calls the floor, as far as the last commit before the assignment said so."""
+        """The source's own name for the floor, from the last commit before the assignment; None if that commit had
+        none."""
         self.window = window
         self._kept = window.acks
         self._lease = lease
@@ -87,35 +89,35 @@ class Held:
 
     @property
     def lost(self) -> bool:
-        """It may be another's by now: the lease or the time to give it back ran out, or it was taken."""
+        """Whether another worker may own it: the lease or the time to release it ran out, or the service revoked it."""
         return not self._given_back and (self._lost or self._lease.over or self._lease.now() >= self._release_by)
 
     @property
     def active(self) -> bool:
-        """To be worked on: it is not lost, and it was not asked back."""
+        """Whether to work on it: it is neither lost nor being released."""
         return not self._given_back and self._release_by == math.inf and not self.lost
 
     @property
     def floor(self) -> int:
-        """Everything at or below it is resolved: read on after it."""
+        """Every offset up to and including this one is resolved: continue reading after it."""
         return self.window.floor
 
     @property
     def uncommitted(self) -> bool:
-        """The window knows more than the last commit kept."""
+        """Whether the window has acks that are not committed yet."""
         return self.window.acks != self._kept
 
     def committing(self) -> tuple[bytes, int]:
-        """What a commit is to keep, and what `committed` is to be told then. Raises `StaleEpoch` where the partition is
-        known to be lost."""
+        """The snapshot to commit, and the ack count to pass to `committed` afterwards. Raises `StaleEpoch` if the
+        partition is known to be lost."""
         if self.lost or self._given_back:
             detail = f"partition {self.partition} is not this worker's any more at epoch {self.epoch}"
             raise errors.StaleEpoch(409, "stale_epoch", detail)
-        acks = self.window.acks  # before the snapshot, which then knows all of them
+        acks = self.window.acks  # before the snapshot, so that the snapshot contains all of them
         return self.window.snapshot(), acks
 
     def committed(self, acks: int) -> None:
-        """The service has kept it."""
+        """The service has stored a snapshot with this ack count."""
         self._kept = max(acks, self._kept)
 
     def __repr__(self) -> str:
@@ -128,8 +130,8 @@ A = TypeVar("A", bound=Held)
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A step: tell the service that we are there, and which partitions (with their epochs) were drained; with `leaving`
-    that we want none."""
+    """A step: send a heartbeat that reports the drained partitions with their epochs; with `leaving` it asks for no
+    more."""
 
     drained: tuple[tuple[int, int], ...]
     leaving: bool
@@ -139,7 +141,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[A]):
-    """A step: tell the user that a partition was assigned, or is to be given back or lost."""
+    """A step: call the user's callback for a partition that was assigned, or must be released, or was lost."""
 
     assignment: A
     assigned: bool
@@ -152,24 +154,24 @@ class _Lane(Generic[A]):
 
 
 class Membership(Generic[A]):
-    """`make` makes an assignment of what was granted; `chance` is random in [0, 1)."""
+    """`make` builds an assignment from a grant; `chance` returns a random number in [0, 1)."""
 
     def __init__(
         self, make: Callable[[Granted, Lease], A], now: Callable[[], float], chance: Callable[[], float]
     ) -> None:
         self.session = secrets.token_hex(16)
         self.error: BaseException | None = None
-        """Why it ended, if not because it was told to."""
+        """The error that ended it; None if `stop` did."""
         self.release: float | None = None
-        """Seconds in which what is asked back must be drained, as the service said last."""
+        """Seconds in which a partition must be drained, as of the last sync."""
         self.gone = False
-        """The service knows, or need not be told, that we leave."""
+        """Whether the service needs no (further) message that this worker leaves."""
         self._make = make
         self._now = now
         self._chance = chance
         self._lease = Lease(now)
         self.ttl = math.inf
-        """Seconds of a lease, once the service said so."""
+        """Seconds of a lease; infinite before the first sync."""
         self._held: dict[int, A] = {}
         self._owed: dict[int, int] = {}
         self._fenced: dict[int, int] = {}
@@ -189,7 +191,7 @@ class Membership(Generic[A]):
 
     @property
     def over(self) -> bool:
-        """Nothing is held any more, and neither a callback nor a sync runs that could still end in time."""
+        """Whether nothing is held and no callback or sync is running that could still end in time."""
         lanes = self._lanes.values()
         if not self.stopping or self._held or any(lane.waiting and not lane.busy for lane in lanes):
             return False
@@ -197,8 +199,8 @@ class Membership(Generic[A]):
 
     @property
     def deadline(self) -> float:
-        """When to look at what is due, if nothing is reported before."""
-        moments = [self._stop_by + FAREWELL, *(each._release_by for each in self._held.values())]
+        """When to call `due` again, unless an outcome is reported earlier."""
+        moments = [self._stop_by + FAREWELL, *(assignment._release_by for assignment in self._held.values())]
         if not self._syncing:
             moments.append(self._next_sync)
         if self._held:
@@ -206,7 +208,7 @@ class Membership(Generic[A]):
         return min(moments)
 
     def due(self) -> list[Sync | Call[A]]:
-        """The steps to begin now, each once."""
+        """The steps to start now. Each is returned once."""
         self.expire()
         steps: list[Sync | Call[A]] = []
         for lane in self._lanes.values():
@@ -220,7 +222,7 @@ class Membership(Generic[A]):
         return steps
 
     def done(self, step: Sync | Call[A], outcome: Synced | BaseException | None) -> None:
-        """What came of a step: a sync's answer, what was raised, or None."""
+        """Report the outcome of a step: a sync's response, the exception raised, or None."""
         if isinstance(step, Call):
             assert outcome is None or isinstance(outcome, BaseException)
             self._called(step, outcome)
@@ -245,12 +247,12 @@ class Membership(Generic[A]):
             return
         self._lease.until = until
         self._next_sync = sync.sent + answer.ttl / BEATS * (1 - JITTER * self._chance())
-        granted = {each.partition: each for each in answer.assigned}
+        grants = {grant.partition: grant for grant in answer.assigned}
         for partition, assignment in list(self._held.items()):
-            if partition not in granted or granted[partition].epoch != assignment.epoch:
+            if partition not in grants or grants[partition].epoch != assignment.epoch:
                 self._lose(assignment)
-        for each in answer.assigned:
-            self._take(each, each.partition in answer.release)
+        for grant in answer.assigned:
+            self._take(grant, grant.partition in answer.release)
         for partition in answer.release:
             if partition in self._held:
                 self._ask_back(self._held[partition], sync.sent + answer.release_within)
@@ -259,7 +261,7 @@ class Membership(Generic[A]):
 
     def _refused(self, error: BaseException) -> None:
         if not passes(error):
-            # The service knows nothing of us any more, or never will.
+            # The service does not know this worker any more, or will never accept it.
             self.gone = True
             self.fail(error)
             for assignment in self.held:
@@ -268,24 +270,24 @@ class Membership(Generic[A]):
             return
         self._failures += 1
         # A random share of a doubling bound, as in lastbit.retry; the lease leaves no time for long pauses.
-        bound = min(FIRST_PAUSE * 2.0 ** min(self._failures, 60), self.ttl / BEATS, LAST_PAUSE)
-        wanted = error.retry_after if isinstance(error, errors.ServiceError) else None
-        self._next_sync = self._now() + max(bound * self._chance(), wanted or 0.0)
+        ceiling = min(FIRST_PAUSE * 2.0 ** min(self._failures, 60), self.ttl / BEATS, LAST_PAUSE)
+        retry_after = error.retry_after if isinstance(error, errors.ServiceError) else None
+        self._next_sync = self._now() + max(ceiling * self._chance(), retry_after or 0.0)
 
     def _called(self, call: Call[A], error: BaseException | None) -> None:
         assignment, lane = call.assignment, self._lanes[call.assignment.partition]
         lane.busy = False
         if error is not None:
             self.fail(error)
-            # Nobody knows what still runs of it: it is not told as drained, and its callbacks are over.
+            # Work on it may still be running, so it is not reported as drained, and no further callback is made for it.
             if self._held.get(assignment.partition) is assignment:
                 self._lose(assignment)
-            lane.waiting = deque(each for each in lane.waiting if each.assignment is not assignment)
+            lane.waiting = deque(other for other in lane.waiting if other.assignment is not assignment)
         elif not call.assigned and self._held.get(assignment.partition) is assignment and not assignment.lost:
             self._give_back(assignment)
 
     def expire(self) -> None:
-        """Lose what the clock says is lost."""
+        """Mark assignments as lost whose time has run out."""
         for assignment in self.held:
             if assignment.lost:
                 self._lose(assignment)
@@ -299,42 +301,43 @@ class Membership(Generic[A]):
             self._next_sync = min(self._next_sync, self._now())
 
     def fail(self, error: BaseException) -> None:
-        """End because of `error`; the first one counts."""
+        """End because of `error`. Only the first error is kept."""
         self.error = self.error or error
         self.stop()
 
     def stop(self) -> None:
-        """Take nothing more, and give everything back."""
+        """Accept no more partitions, and release all."""
         if self.stopping:
             return
         self._stop_by = self._now() + (self.release or 0.0)
-        # Others may have it all as soon as it is drained: the service asks it back of whoever has no capacity.
+        # Sync now: the service revokes the partitions of a worker without capacity, so others get each one once it is
+        # drained.
         self._next_sync = min(self._next_sync, self._now())
         for assignment in self.held:
             self._ask_back(assignment, self._stop_by)
 
-    def _take(self, granted: Granted, asked_back: bool) -> None:
-        partition, epoch = granted.partition, granted.epoch
+    def _take(self, grant: Granted, asked_back: bool) -> None:
+        partition, epoch = grant.partition, grant.epoch
         if partition in self._held or self._owed.get(partition) == epoch or epoch <= self._fenced.get(partition, -1):
             return
         if self.stopping:
-            return  # whoever leaves gives back all of it
+            return  # a leaving worker accepts nothing
         if asked_back:
             self._owed[partition] = epoch
             return
         self._owed.pop(partition, None)
         try:
-            assignment = self._make(granted, self._lease)
-        except Exception as error:  # noqa: BLE001  # a snapshot that nobody can read; it is run's caller who is told
+            assignment = self._make(grant, self._lease)
+        except Exception as error:  # noqa: BLE001  # an unreadable snapshot; `run` raises it
             self.fail(error)
             return
         self._held[partition] = assignment
         self._lane(partition).waiting.append(Call(assignment, assigned=True))
 
-    def _ask_back(self, assignment: A, by: float) -> None:
+    def _ask_back(self, assignment: A, release_by: float) -> None:
         asked_before = assignment._release_by < math.inf
-        # Told again it stays; less time than before is all that there is.
-        assignment._release_by = min(assignment._release_by, by)
+        # A repeated request must not extend the deadline.
+        assignment._release_by = min(assignment._release_by, release_by)
         if asked_before:
             return
         if self._forget_unbegun(assignment):
@@ -353,12 +356,12 @@ class Membership(Generic[A]):
         assignment._lost = True
         assignment.window.close()
         del self._held[assignment.partition]
-        # One that drains already sees it in `lost`.
+        # An assignment that is already draining notices through `lost`.
         if not self._forget_unbegun(assignment) and assignment._release_by == math.inf:
             self._lane(assignment.partition).waiting.append(Call(assignment, assigned=False))
 
     def _forget_unbegun(self, assignment: A) -> bool:
-        """Take back a call that would tell of the assignment, if it has not begun."""
+        """Remove the `assigned` call if it has not started. Returns whether it did."""
         waiting = self._lane(assignment.partition).waiting
         for call in waiting:
             if call.assignment is assignment and call.assigned:
@@ -371,7 +374,7 @@ class Membership(Generic[A]):
 
 
 def passes(error: BaseException) -> bool:
-    """Whether the same sync may be answered another time."""
+    """Whether the same sync may succeed later."""
     if isinstance(error, errors.ServiceError):
         return error.status >= 500 or isinstance(error, errors.RateLimited)
     return isinstance(error, errors.ServiceUnreachable | errors.UnexpectedAnswer)

@@ -1,8 +1,9 @@
-"""What the two runners share: which position an offset of the source has, what is done, and what is to be committed.
+"""State shared by the threaded and the asyncio runner: positions of the source's offsets, what is done, and the next
+commit.
 
-It knows no thread and no event loop. What a source calls an offset is a number of a log, or opaque: a string, a tuple.
-Opaque ones are counted as they come, and that count is the position in the window; of those above the floor, and of the
-one at it, the source's own is kept.
+It uses no threads and no event loop. A source's offset is either an integer, its number in a log, or opaque, such as a
+string or a tuple. Opaque offsets are counted as they arrive, and the count is the position in the window. The source's
+own offset is kept for positions above the floor and for the floor itself.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from lastbit.streams.window import AckWindow
 log = logging.getLogger("lastbit.streams")
 
 CAPACITY: Final = 8192
-"""Positions of the window that is made where the caller gives none."""
+"""Capacity of the window that is made if the caller passes none."""
 COMMIT_TRIES: Final = 5
-"""A commit that fails so often in a row, an interval apart, ends the stream."""
+"""This many failed commits in a row, one interval apart, end the stream."""
 LAST_TRIES: Final = 3
-"""How often the last commit is tried."""
+"""Attempts at the last commit."""
 LAST_PAUSE: Final = 0.2
-"""Seconds between these, or the interval where that is shorter."""
+"""Seconds between those attempts, or the commit interval if that is shorter."""
 LOOK: Final = 0.1
-"""Seconds after which a reader that waits for room looks whether the stream has ended."""
+"""Seconds between a waiting reader's checks whether the stream has ended."""
 
 R = TypeVar("R")
 
 
 class Entry(NamedTuple, Generic[R]):
-    """A record on its way through a lane."""
+    """A record in a lane."""
 
     position: int
     offset: Any
@@ -42,7 +43,7 @@ class Entry(NamedTuple, Generic[R]):
 
 
 class Due(NamedTuple):
-    """A commit that is to be made; `acks` says of which moment."""
+    """A commit to make; `acks` is the window's ack count when the commit was computed."""
 
     acks: int
     floor: int
@@ -50,7 +51,7 @@ class Due(NamedTuple):
 
 
 class Options(NamedTuple, Generic[R]):
-    """What a caller asked for; see `run_ordered`."""
+    """The caller's options; see `run_ordered`."""
 
     key: Callable[[R], Hashable]
     lanes: int
@@ -62,20 +63,21 @@ class Options(NamedTuple, Generic[R]):
 
     def checked(self) -> Options[R]:
         if self.lanes < 1:
-            raise InvalidArgument(f"there is at least 1 lane, not {self.lanes!r}")
+            raise InvalidArgument(f"lanes must be at least 1, not {self.lanes!r}")
         for name, value in (("every", self.every), ("stuck_after", self.stuck_after), ("grace", self.grace)):
             if not value > 0:
-                raise InvalidArgument(f"{name} is more than 0 seconds, not {value!r}")
+                raise InvalidArgument(f"{name} must be more than 0 seconds, not {value!r}")
         return self
 
 
 class Progress(Generic[R]):
-    """The window of a run, by the source's own offsets. The reader alone tracks, lanes ack, one at a time commits."""
+    """The window of a run, addressed by the source's own offsets. Only the reader tracks, lanes ack, and commits are
+    made one at a time."""
 
     def __init__(self, window: AckWindow | None, options: Options[R]) -> None:
         self.window = AckWindow(capacity=CAPACITY) if window is None else window
         self._options = options
-        # Whoever brings a window keeps more than the floor, and wants to hear of each change.
+        # A caller that passes a window stores more than the floor, so it gets a commit for every change.
         self._floor_alone = window is None
         self._awaited = deque(self.window.outstanding)  # restored; the source is expected to bring them again
         self._opaque: bool | None = None
@@ -90,11 +92,13 @@ class Progress(Generic[R]):
     # The reader.
 
     def position_of(self, offset: Any) -> int:
-        """The position that an offset of the source gets. Of an opaque one only once."""
+        """The position of a source's offset. Call it once for each opaque offset."""
         if self._opaque is None:
             self._opaque = not isinstance(offset, int)
             if self._opaque and self.window.high >= 0:
-                raise InvalidArgument("of opaque offsets a window starts empty: their floor alone can be restored")
+                raise InvalidArgument(
+                    "with opaque offsets the window must start empty: only their floor can be restored"
+                )
         if not self._opaque:
             if not isinstance(offset, int):
                 raise InvalidArgument(f"offset {offset!r} came after integers")
@@ -102,23 +106,25 @@ class Progress(Generic[R]):
         return self.window.high + 1
 
     def track(self, position: int, offset: Any) -> bool:
-        """`AckWindow.track`, without waiting. A restored offset that the source passes over is not in its log any more
-        (retention, compaction), and must not hold the floor for ever."""
+        """`AckWindow.track`, without waiting. If the source skips a restored offset, it is gone from the log
+        (retention, compaction) and must not hold the floor forever."""
         while self._awaited and self._awaited[0] <= position:
-            gone = self._awaited.popleft()
-            if gone < position and self.window.ack(gone):
-                log.warning("the source passed over offset %d, which was outstanding: it is gone from its log", gone)
-        wanted = self.window.track(position)
+            vanished = self._awaited.popleft()
+            if vanished < position and self.window.ack(vanished):
+                log.warning(
+                    "the source passed over offset %d, which was outstanding: it is gone from its log", vanished
+                )
+        is_new = self.window.track(position)
         if self._opaque:
             with self._names_lock:
                 self._names.append((position, offset))
                 self._settle_names()
         if self._floor is None:
             self._floor = self.window.floor
-        return wanted
+        return is_new
 
     def lane_of(self, record: R) -> int | None:
-        """None: it is not wanted."""
+        """The lane of a record; None if the caller's filter rejects it."""
         if self._options.wanted is not None and not self._options.wanted(record):
             return None
         return hash(self._options.key(record)) % self._options.lanes
@@ -126,8 +132,8 @@ class Progress(Generic[R]):
     # The committer.
 
     def due(self) -> Due | None:
-        """What has not been committed yet."""
-        # Acks first: what is acked between the two is part of the floor, and due once more.
+        """The next commit; None if there is nothing to commit."""
+        # Read the acks first: an ack between the two reads is in the floor, and makes another commit due.
         acks, floor = self.window.acks, self.window.floor
         if acks == self._acks or self._floor is None or (self._floor_alone and floor <= self._floor):
             return None
@@ -142,7 +148,7 @@ class Progress(Generic[R]):
         self._commits_failed = 0
 
     def commit_failed(self, due: Due, error: Exception) -> None:
-        """Raises what ends the stream; returns where the commit is to be tried again."""
+        """Raises the error that ends the stream; returns if the commit should be retried."""
         if self.window.closed:
             raise WindowClosed from error
         self._commits_failed += 1
@@ -151,7 +157,7 @@ class Progress(Generic[R]):
         log.warning("offset %r could not be committed, and is tried again: %r", due.offset, error)
 
     def tell_if_stuck(self) -> None:
-        """Name the offset that has held the floor for too long, once."""
+        """Report, once, an offset that has held the floor for too long."""
         position, age = self.window.held_by()
         if position is None or age < self._options.stuck_after or position == self._told:
             return
@@ -159,7 +165,7 @@ class Progress(Generic[R]):
         offset: Any = position
         if self._opaque:
             with self._names_lock:
-                offset = next((name for at, name in self._names if at == position), position)
+                offset = next((name for place, name in self._names if place == position), position)
         if self._options.on_stuck is not None:
             self._options.on_stuck(offset, age)
         else:
@@ -172,7 +178,7 @@ class Progress(Generic[R]):
 
 
 def uncommitted(failure: BaseException | None, due: Due, error: Exception) -> BaseException:
-    """What a stream raises whose last commit failed, beside the failure that it had."""
+    """The error of a stream whose last commit failed, combined with its earlier failure."""
     if failure is None:
         failure = CommitFailed(due.offset)
         failure.__cause__ = error

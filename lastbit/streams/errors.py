@@ -1,15 +1,15 @@
-"""What can go wrong with a stream.
+"""Errors of streams.
 
     LastbitError
     └── StreamError
-        ├── CorruptSnapshot      not even its floor can be trusted; also a ValueError
+        ├── CorruptSnapshot      its floor cannot be read; also a ValueError
         ├── UnknownOffset        acked, but never tracked; also a ValueError
-        ├── OffsetOutOfOrder     tracked, though a later one was before; also a ValueError
+        ├── OffsetOutOfOrder     tracked after a larger or equal offset; also a ValueError
         ├── WindowFull           too many positions above the floor
-        ├── WindowClosed         the stream was taken away: no more acks
+        ├── WindowClosed         the stream has another owner: no more acks
         ├── RecordFailed         a handler failed, and the stream stopped
         ├── CommitFailed         the floor could not be committed
-        └── SessionEnded         a broker's session is over, and what it handed out can't be committed any more
+        └── SessionEnded         the session with the broker is over: its records cannot be committed any more
 
 Each can be pickled.
 """
@@ -24,11 +24,11 @@ class StreamError(LastbitError):
 
 
 class CorruptSnapshot(StreamError, ValueError):
-    """These bytes are no snapshot, or not even its floor has survived: begin from what the source itself remembers."""
+    """The bytes are not a snapshot, or its floor is damaged: start from the position that the source itself stores."""
 
 
 class UnknownOffset(StreamError, ValueError):
-    """An offset was acked that was never tracked."""
+    """An offset was acked without being tracked before."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(offset)
@@ -39,7 +39,7 @@ class UnknownOffset(StreamError, ValueError):
 
 
 class OffsetOutOfOrder(StreamError, ValueError):
-    """An offset was tracked after one that is as large or larger. Offsets of a stream ascend; gaps are fine."""
+    """An offset was tracked after a larger or equal one. Offsets of a stream must ascend; gaps are allowed."""
 
     def __init__(self, offset: int, last: int) -> None:
         super().__init__(offset, last)
@@ -51,7 +51,7 @@ class OffsetOutOfOrder(StreamError, ValueError):
 
 
 class WindowFull(StreamError):
-    """As many positions as the window may have are above the floor; `oldest` is the offset that holds it."""
+    """The window has `capacity` positions above the floor; `oldest` is the first outstanding offset."""
 
     def __init__(self, oldest: int) -> None:
         super().__init__(oldest)
@@ -62,15 +62,15 @@ class WindowFull(StreamError):
 
 
 class WindowClosed(StreamError):
-    """The window was closed, as its stream belongs to somebody else by now: nothing is tracked or acked any more."""
+    """The window is closed because its stream has another owner: it tracks and acks nothing any more."""
 
     def __str__(self) -> str:
         return "the window is closed"
 
 
 class RecordFailed(StreamError):
-    """A record could not be handled, and the stream stopped. `__cause__` is what was raised; `offset` is the record's
-    own, as the source gave it."""
+    """A record could not be handled, and the stream stopped. `__cause__` is the handler's exception; `offset` is the
+    record's offset, as the source gave it."""
 
     def __init__(self, offset: object) -> None:
         super().__init__(offset)
@@ -81,7 +81,8 @@ class RecordFailed(StreamError):
 
 
 class CommitFailed(StreamError):
-    """The commit failed each time it was tried. `__cause__` is what it raised last, `floor` what was not committed."""
+    """Every attempt at the commit failed. `__cause__` is the last exception, `floor` the offset that was not
+    committed."""
 
     def __init__(self, floor: object) -> None:
         super().__init__(floor)
@@ -92,8 +93,8 @@ class CommitFailed(StreamError):
 
 
 class SessionEnded(StreamError):
-    """The session with the broker is over. What it handed out and was not committed comes again in another session, and
-    can't be committed any more. `__cause__` is the client's own error, if there was one."""
+    """The session with the broker is over. Its uncommitted records will be delivered in another session, and cannot be
+    committed in this one. `__cause__` is the broker client's error, if there was one."""
 
     def __init__(self, session: str, reason: str) -> None:
         super().__init__(session, reason)

@@ -1,6 +1,6 @@
-"""`ConsumerGroup`: this worker's part in a consumer group, from its first heartbeat until it leaves.
+"""`ConsumerGroup`: a worker of a consumer group, from its first heartbeat until it leaves.
 
-The rules are in `_membership.py`; here threads drive them, in `group_async.py` the tasks of an event loop.
+The rules are in `_membership.py`. Threads run them here, tasks of an event loop in `group_async.py`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 LONGEST_WAIT = 3600.0
-"""Seconds until what is due is looked at, though nothing happened; what never is due has no other bound."""
+"""Maximum seconds between checks for due steps; the deadline may be infinite, and a wait must not be."""
 
 
 def now() -> float:
-    """Seconds of a clock that goes on while the machine sleeps, where there is one: leases run out meanwhile."""
+    """Seconds on a clock that includes the time the machine sleeps, if there is one: leases run out meanwhile."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -42,29 +42,30 @@ def now() -> float:
 def beat(
     service: Service, name: str, worker: str, capacity: int | None, membership: Membership[A], step: Sync
 ) -> Flow[Synced]:
-    # One attempt, which leaves time for another: the next one is a sync of its own, with a lease of its own.
+    # One attempt with a short timeout, so that there is time for another: each sync is a new request with a new lease.
     hasty = replace(service, timeout=min(service.timeout, step.timeout), retry=Retry(attempts=1))
     capacity = 0 if step.leaving else capacity
     return _sync(hasty, name, worker, membership.session, step.drained, capacity)
 
 
 def for_a_lease(service: Service, ttl: float) -> Service:
-    """The service, with no more patience than a lease lasts: after it there is nothing left to insist on."""
+    """The service with retries limited to the lease time: after that a retry is pointless."""
     return replace(service, retry=replace(service.retry, deadline=min(service.retry.deadline, ttl)))
 
 
-def window_of(granted: Granted, capacity: int) -> AckWindow:
-    if granted.snapshot is None:
+def window_of(grant: Granted, capacity: int) -> AckWindow:
+    if grant.snapshot is None:
         return AckWindow(capacity=capacity)
-    return AckWindow.restore(granted.snapshot, capacity=capacity)
+    return AckWindow.restore(grant.snapshot, capacity=capacity)
 
 
 class Released(Exception):
-    """Ends a stream whose partition is to be given back, or was lost: what waits in its lanes is the next owner's."""
+    """Ends a stream whose partition must be released or was lost; records waiting in its lanes belong to the next
+    owner."""
 
 
 def while_active(assignment: Held, source: Iterable[R]) -> Iterator[R]:
-    """The source's items until the partition is to be given back, or is lost: then raises `Released`."""
+    """The source's items until the partition must be released or is lost; then raises `Released`."""
     try:
         for item in source:
             if not assignment.active:
@@ -76,26 +77,26 @@ def while_active(assignment: Held, source: Iterable[R]) -> Iterator[R]:
 
 
 class Assignment(Held):
-    """A partition while it is this worker's; see `Held`."""
+    """A partition assigned to this worker; see `Held`."""
 
-    def __init__(self, group: ConsumerGroup, granted: Granted, lease: Lease) -> None:
-        fence = Fence(group.name, granted.partition, group.worker, granted.epoch)
-        super().__init__(fence, granted.token, window_of(granted, group.window_capacity), lease)
+    def __init__(self, group: ConsumerGroup, grant: Granted, lease: Lease) -> None:
+        fence = Fence(group.name, grant.partition, group.worker, grant.epoch)
+        super().__init__(fence, grant.token, window_of(grant, group.window_capacity), lease)
         self._group = group
 
     def commit(self, token: str | None = None, head: int | None = None) -> None:
-        """Keep what the window knows with the service, for whoever has the partition next; with it `token`, what the
-        source calls the floor, and `head`, the source's last offset, to tell the lag by. Raises `StaleEpoch` where the
-        partition is somebody else's by now: the assignment is lost then."""
+        """Commit the window's snapshot to the service for the partition's next owner. `token` is the source's own name
+        for the floor, `head` the source's last offset, from which the service computes the lag. Raises `StaleEpoch` if
+        another worker owns the partition; the assignment is then lost."""
         self._group._commit(self, token, head)
 
 
 class ConsumerGroup:
-    """A worker of the group `name`, under the name `worker`; the group has been made by `client.groups.create`.
+    """A worker named `worker` of the consumer group `name`, which must exist (`client.groups.create`).
 
-    `capacity`: at most so many partitions at a time. `window_capacity`: positions of the window of each, up to 65,536;
-    records that are large want fewer. A name belongs to one process: one that starts again under it is
-    given new epochs, and whatever the one before still sends is refused.
+    `capacity`: maximum number of partitions; None: no limit. `window_capacity`: positions in each partition's window,
+    up to 65,536; use fewer for large records. A worker name belongs to one process: when another process starts under
+    the same name, it gets new epochs, and writes of the earlier process are refused.
     """
 
     def __init__(
@@ -109,27 +110,28 @@ class ConsumerGroup:
         self._changed = threading.Condition()
         self._stopped = False
         self._membership: Membership[Assignment] = Membership(
-            lambda granted, lease: Assignment(self, granted, lease), now, random.random
+            lambda grant, lease: Assignment(self, grant, lease), now, random.random
         )
         self._callbacks: tuple[Callable[[Assignment], object], Callable[[Assignment], object]] | None = None
 
     @property
     def assignments(self) -> tuple[Assignment, ...]:
-        """What is held now."""
+        """The current assignments, by partition."""
         with self._changed:
             return self._membership.held
 
     def run(self, on_assigned: Callable[[Assignment], object], on_released: Callable[[Assignment], object]) -> None:
-        """Take part until `stop` is called; then give all back, leave, and return.
+        """Work in the group until `stop` is called; then release all partitions, leave, and return.
 
-        `on_assigned(assignment)` begins the work on a partition and returns. `on_released(assignment)` ends it: it
-        blocks until nothing of the partition is under way any more, and what the window knows by then is committed. It
-        has the group's release time for that; where `assignment.lost` is true, at once or while it drains, the
-        partition may be another's already. Each assignment gets both calls, one after the other, in threads of their
-        own; those of different partitions run side by side.
+        `on_assigned(assignment)` starts the work on a partition and returns. `on_released(assignment)` ends it: it
+        blocks until no work on the partition is running, and then the window is committed. It must return within the
+        group's release time. If `assignment.lost` is true, at once or while it drains, another worker may already own
+        the partition. Each assignment gets both calls in order, in threads of their own; calls for different partitions
+        run in parallel.
 
-        A callback that raises ends it as `stop` does, and `run` raises the same; so does Ctrl-C. Raises
-        `ConsumerGroupNotFound` and other refusals; a service that is away is waited for, without the partitions.
+        If a callback raises, the worker stops as with `stop`, and `run` raises the exception; the same is true of
+        Ctrl-C. Raises `ConsumerGroupNotFound` and other refusals. If the service is unreachable, the worker loses its
+        partitions and keeps trying.
         """
         with self._changed:
             if self._callbacks is not None:
@@ -138,12 +140,12 @@ class ConsumerGroup:
         membership = self._membership
         try:
             self._drive()
-        except BaseException as error:  # noqa: BLE001  # Ctrl-C above all: it is raised when all is given back
+        except BaseException as error:  # noqa: BLE001  # Ctrl-C above all: it is raised after all partitions are released
             with self._changed:
                 membership.fail(error)
             self._drive()
         if not membership.gone:
-            # Who is not heard is missed after its lease.
+            # If this fails, the lease runs out.
             with suppress(errors.LastbitError):
                 self._client._run(
                     _leave(
@@ -161,13 +163,13 @@ class ConsumerGroup:
         key: Callable[[R], Hashable],
         **options: Any,
     ) -> None:
-        """`run` with an ordered stream for each partition: each record of `source_of(assignment)` is handled, those of
-        a key in order, and the window is committed as it goes.
+        """Like `run`, with `run_ordered` for each partition: handles each record of `source_of(assignment)`, those of a
+        key in order, and commits the window regularly.
 
-        A source yields (offset, record) from above `assignment.floor`, and None when it has nothing at the moment, or
-        the partition can't be given back in time. When it is asked back, the records in hand are finished, and those
-        that wait in the lanes are left to the next owner. `options` are those of `run_ordered`. A stream that fails
-        ends the run with its error.
+        A source yields (offset, record) pairs from above `assignment.floor`. It must also yield None when it has
+        nothing at the moment; otherwise the partition cannot be released in time. On release, the current records are
+        finished, and records waiting in the lanes are left to the next owner. `options` are those of `run_ordered`. If
+        a stream fails, the worker stops and this raises its error.
         """
         streams: dict[Assignment, threading.Thread] = {}
 
@@ -183,9 +185,9 @@ class ConsumerGroup:
                 )
             except Released:
                 pass
-            except BaseException as error:  # noqa: BLE001  # it is consume's caller who is told of it
+            except BaseException as error:  # noqa: BLE001  # `consume` raises it
                 if assignment.lost:
-                    return  # whatever it was, the next owner has these records now
+                    return  # the next owner handles these records
                 with self._changed:
                     self._membership.fail(error)
                     self._changed.notify_all()
@@ -201,7 +203,7 @@ class ConsumerGroup:
         self.run(begin, end)
 
     def stop(self) -> None:
-        """Have `run` give everything back and return; from any thread, and from a signal's handler."""
+        """Make `run` release all partitions and return. May be called from any thread or signal handler."""
         self._stopped = True
         with self._changed:
             self._changed.notify_all()
@@ -209,7 +211,7 @@ class ConsumerGroup:
     def _drive(self) -> None:
         with self._changed:
             while not self._membership.over:
-                if self._stopped:  # not done by stop itself: a signal comes in the middle of anything
+                if self._stopped:  # not in `stop`, because a signal handler may interrupt any code
                     self._membership.stop()
                 for step in self._membership.due():
                     threading.Thread(target=self._do, args=(step,), name=f"lastbit-{self.name}", daemon=True).start()
@@ -222,7 +224,7 @@ class ConsumerGroup:
                 outcome = self._beat(step)
             else:
                 self._call(step)
-        except BaseException as error:  # noqa: BLE001  # it is run's caller who is told of it
+        except BaseException as error:  # noqa: BLE001  # `run` raises it
             outcome = error
         with self._changed:
             self._membership.done(step, outcome)
@@ -240,7 +242,7 @@ class ConsumerGroup:
             return
         on_released(step.assignment)
         if step.assignment.uncommitted and not step.assignment.lost:
-            # What cannot be kept now is done again by the next one.
+            # If the commit fails, the next owner repeats the uncommitted work.
             with suppress(errors.LastbitError):
                 step.assignment.commit()
 

@@ -26,9 +26,9 @@ R = TypeVar("R")
 class AsyncAssignment(Held):
     """`Assignment`, awaited."""
 
-    def __init__(self, group: AsyncConsumerGroup, granted: Granted, lease: Lease) -> None:
-        fence = Fence(group.name, granted.partition, group.worker, granted.epoch)
-        super().__init__(fence, granted.token, window_of(granted, group.window_capacity), lease)
+    def __init__(self, group: AsyncConsumerGroup, grant: Granted, lease: Lease) -> None:
+        fence = Fence(group.name, grant.partition, group.worker, grant.epoch)
+        super().__init__(fence, grant.token, window_of(grant, group.window_capacity), lease)
         self._group = group
 
     async def commit(self, token: str | None = None, head: int | None = None) -> None:
@@ -59,14 +59,14 @@ class AsyncConsumerGroup:
         self._capacity = capacity
         self._changed = asyncio.Event()
         self._membership: Membership[AsyncAssignment] = Membership(
-            lambda granted, lease: AsyncAssignment(self, granted, lease), now, random.random
+            lambda grant, lease: AsyncAssignment(self, grant, lease), now, random.random
         )
         self._callbacks: tuple[AsyncCallback, AsyncCallback] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def assignments(self) -> tuple[AsyncAssignment, ...]:
-        """What is held now."""
+        """The current assignments, by partition."""
         return self._membership.held
 
     async def run(self, on_assigned: AsyncCallback, on_released: AsyncCallback) -> None:
@@ -81,7 +81,7 @@ class AsyncConsumerGroup:
             membership.fail(error)
             await self._drive()
         if not membership.gone:
-            # Who is not heard is missed after its lease.
+            # If this fails, the lease runs out.
             with suppress(errors.LastbitError):
                 await self._client._run(
                     _leave(
@@ -117,7 +117,7 @@ class AsyncConsumerGroup:
                 pass
             except BaseException as error:  # noqa: BLE001  # it is consume's caller who is told of it
                 if assignment.lost:
-                    return  # whatever it was, the next owner has these records now
+                    return  # the next owner handles these records
                 self._membership.fail(error)
                 self._changed.set()
 
@@ -168,11 +168,11 @@ class AsyncConsumerGroup:
     async def _call(self, step: Call[AsyncAssignment]) -> None:
         assert self._callbacks is not None
         on_assigned, on_released = self._callbacks
-        returned = (on_assigned if step.assigned else on_released)(step.assignment)
-        if inspect.isawaitable(returned):
-            await returned
+        result = (on_assigned if step.assigned else on_released)(step.assignment)
+        if inspect.isawaitable(result):
+            await result
         if not step.assigned and step.assignment.uncommitted and not step.assignment.lost:
-            # What cannot be kept now is done again by the next one.
+            # If the commit fails, the next owner repeats the uncommitted work.
             with suppress(errors.LastbitError):
                 await step.assignment.commit()
 

@@ -1,19 +1,19 @@
 """A stream handled in parallel, in order per key, with the offset that is safe to commit.
 
-One reader (the calling thread) tracks each record and puts it into the lane of its key; a lane is a thread that handles
-its records one after the other; one committer commits the floor. What could go wrong, and why it can't here:
+One reader (the calling thread) tracks each record and puts it into the lane of its key. A lane is a thread that handles
+its records one after the other. One committer commits the floor. Things that could go wrong, and why they can't:
 
 * A record is committed that nobody handled. It is tracked before it is put into a lane, and acked after its handler has
-  returned, so a floor at or above it means that it was handled. What was filtered out or sent to the dead letters is
-  acked too, or it would hold the floor for ever.
-* A failure loses what was done. Whatever ends the stream (a handler, the source, a commit, Ctrl-C), what is safe is
-  committed before it is raised, and records behind the failed one of its lane are not handled.
-* One stuck key takes all memory. Its records wait in its lane, others go on, until the window is full; then the source
-  is not read any more. `on_stuck` names the offset.
-* A commit is overtaken by an older one. They are made one at a time, and each takes the floor of its own moment.
-* A handler still runs when the stream was ended and begun anew. The lanes finish what they have in hand before the
-  failure is raised, for `grace` seconds at most.
-* The stream was taken away. A window that was closed takes no more acks, and nothing is committed.
+  returned, so a floor at or above it means that it was handled. Filtered records and those sent to the dead letters are
+  acked too; otherwise they would hold the floor forever.
+* A failure loses finished work. When the stream ends by a failure (of a handler, the source or a commit, or by Ctrl-C),
+  the safe floor is committed before the error is raised, and later records of the failed lane are not handled.
+* One stuck key takes all memory. Its records wait in its lane and other lanes continue, until the window is full; then
+  the reader stops reading the source. `on_stuck` receives the offset.
+* A commit is overtaken by an older one. Commits are made one at a time, and each computes the floor when it starts.
+* A handler still runs when the stream has ended and is started again. The lanes finish their current records before the
+  failure is raised, within `grace` seconds.
+* The stream gets another owner. A closed window accepts no more acks, and nothing is committed.
 """
 
 from __future__ import annotations
@@ -58,23 +58,25 @@ def run_ordered(
 ) -> None:
     """Handle each record of `source`, those of one key in order, and return when all are done.
 
-    `source` yields (offset, record), and may yield None when it has nothing at the moment: then a failure is noticed
-    though no record comes. Offsets are ascending integers, or all opaque. `handle` is called from `lanes` threads, for
-    the records of a key by one of them. `key` and `wanted` (False: the record is passed over) are called by the reader.
+    `source` yields (offset, record) pairs. It may yield None when it has nothing at the moment, so that a failure is
+    noticed although no record arrives. Offsets are either ascending integers or all opaque. `handle` is called from
+    `lanes` threads; one thread handles all records of a key. The reader calls `key` and `wanted`; if `wanted` returns
+    False, the record is skipped.
 
-    `commit` gets the offset up to which all is done, at most every `every` seconds and never a lower one than before;
-    the last time by the calling thread, at the end and on failure. It is called when the floor has moved; with a
-    `window` of yours, when anything was acked, so that it can store `window.snapshot()`. A commit that fails is tried
-    again an interval later, with the floor of then; the fifth in a row ends the stream (`CommitFailed`).
+    `commit` is called with the offset up to which all records are done, at intervals of at least `every` seconds and
+    never with a lower offset than before. The last call comes from the calling thread, at the end or after a failure.
+    `commit` is called when the floor has moved or, if you pass a `window`, when anything was acked, so that it can
+    store `window.snapshot()`. A failed commit is retried after an interval, with the floor at that time; the fifth
+    failure in a row ends the stream (`CommitFailed`).
 
-    `window`: a restored one skips what its snapshot says is done. Without one, at most 8,192 positions are above the
-    floor; a stream of records that are large wants fewer.
+    `window`: a restored window skips the records that its snapshot contains as done. Without one, at most 8,192
+    positions are above the floor; use a smaller window for large records.
 
-    A record that raises goes to `dead_letter(record, error)` and counts as done when that has returned. Without it, or
-    when it raises too, the stream ends: `RecordFailed` bears the offset. `on_stuck(offset, seconds)` is called once for
-    an offset that has held the floor for `stuck_after` seconds; without it a warning is logged. When the stream ends
-    by a failure, handlers have `grace` seconds to come to their end; one that doesn't is left behind, and its ack has
-    no effect on what is committed. Raises `WindowClosed` when the window was closed meanwhile.
+    If `handle` raises, `dead_letter(record, error)` is called, and the record counts as done when that returns. Without
+    `dead_letter`, or if it raises too, the stream ends with `RecordFailed`, which has the offset. `on_stuck(offset,
+    seconds)` is called once for an offset that has held the floor for `stuck_after` seconds; by default a warning is
+    logged. After a failure, running handlers get `grace` seconds to finish. A handler that takes longer is abandoned,
+    and its ack does not affect the commit. Raises `WindowClosed` if the window was closed in the meantime.
     """
     options = Options(key, lanes, every, wanted, stuck_after, on_stuck, grace).checked()
     _Run(Progress(window, options), options, handle, commit, dead_letter).run(source)
@@ -113,7 +115,7 @@ class _Run(Generic[R]):
                 for lane in self._lanes:
                     lane.put(None)
                 self._wait_for_lanes()
-            except BaseException as error:  # noqa: BLE001  # Ctrl-C too: it is raised when what is safe was committed
+            except BaseException as error:  # noqa: BLE001  # Ctrl-C too: it is raised after the last commit
                 self._fail(error)
                 self._wait_for_lanes()
         finally:
@@ -134,14 +136,14 @@ class _Run(Generic[R]):
                 continue
             offset, record = item
             position = self._progress.position_of(offset)
-            wanted = self._track(position, offset)
-            if wanted is None:
+            is_new = self._track(position, offset)
+            if is_new is None:
                 return
-            if wanted:
+            if is_new:
                 self._route(Entry(position, offset, record))
 
     def _track(self, position: int, offset: Any) -> bool | None:
-        """None: the stream has failed while it was full."""
+        """Whether to handle it; None if the stream failed while the window was full."""
         while self._failure is None:
             try:
                 return self._progress.track(position, offset)
@@ -152,7 +154,7 @@ class _Run(Generic[R]):
     def _route(self, entry: Entry[R]) -> None:
         try:
             lane = self._progress.lane_of(entry.record)
-        except Exception as error:  # noqa: BLE001  # a record of which not even the key can be told
+        except Exception as error:  # noqa: BLE001  # the caller's `key` or `wanted` failed
             self._give_up(entry, error)
             lane = None
         if lane is None:
@@ -167,7 +169,7 @@ class _Run(Generic[R]):
             while (entry := lane.get()) is not None and self._failure is None:
                 try:
                     self._handle(entry.record)
-                except Exception as error:  # noqa: BLE001  # whatever it is, it is the record's
+                except Exception as error:  # noqa: BLE001  # any exception means that the record failed
                     self._give_up(entry, error)
                 except BaseException as error:
                     raise failed(entry.offset, error) from error
@@ -197,7 +199,7 @@ class _Run(Generic[R]):
         self._hurry.set()
 
     def _wait_for_lanes(self) -> None:
-        """Until they have ended; from a failure on, only so long."""
+        """Wait until the lanes have ended; after a failure, at most `grace` seconds."""
         until: float | None = None
         with self._changed:
             while self._running:
@@ -205,23 +207,23 @@ class _Run(Generic[R]):
                     self._changed.wait()
                     continue
                 until = until or time.monotonic() + self._options.grace
-                left = until - time.monotonic()
-                if left <= 0:
+                seconds = until - time.monotonic()
+                if seconds <= 0:
                     log.warning("%d handlers did not end within %g seconds", self._running, self._options.grace)
                     return
-                self._changed.wait(left)
+                self._changed.wait(seconds)
 
     # The committer.
 
     def _commit_regularly(self) -> None:
         try:
             while True:
-                hurried = self._hurry.wait(self._options.every)
+                is_last = self._hurry.wait(self._options.every)
                 if self._over.is_set():
                     return
                 self._progress.tell_if_stuck()
                 self._commit_once()
-                if hurried:
+                if is_last:
                     self._over.wait()
                     return
         except BaseException as error:  # noqa: BLE001  # the calling thread raises it
@@ -241,7 +243,7 @@ class _Run(Generic[R]):
             self._progress.committed(due)
 
     def _commit_at_the_end(self) -> None:
-        for left in reversed(range(LAST_TRIES)):
+        for tries_left in reversed(range(LAST_TRIES)):
             due = self._progress.due()
             if due is None or self._commit is None:
                 return
@@ -251,7 +253,7 @@ class _Run(Generic[R]):
             try:
                 self._commit(due.offset)
             except Exception as error:  # noqa: BLE001  # tried again, or raised as the cause
-                if left:
+                if tries_left:
                     time.sleep(min(LAST_PAUSE, self._options.every))
                 else:
                     self._failure = uncommitted(self._failure, due, error)

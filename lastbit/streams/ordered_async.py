@@ -1,4 +1,4 @@
-"""`run_ordered` for one event loop: lanes are tasks. What could go wrong, and why it can't, stands in `ordered`."""
+"""`run_ordered` for one event loop: lanes are tasks. See `ordered` for what could go wrong."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ async def run_ordered_async(
     on_stuck: Callable[[Any, float], object] | None = None,
     grace: float = 30.0,
 ) -> None:
-    """`run_ordered`, awaited: `handle` is a coroutine function, `commit` and `dead_letter` may be, and `source` may be
-    an asynchronous iterator, whose wait is cancelled when the stream fails.
+    """`run_ordered`, awaited: `handle` is a coroutine function, `commit` and `dead_letter` may be. `source` may be an
+    asynchronous iterator; waiting for it is cancelled when the stream fails.
 
-    Handlers that don't end within `grace` seconds of a failure are cancelled; when this call is cancelled itself, they
-    are at once. Their records stay outstanding, and what was safe is committed in both cases.
+    Handlers that don't end within `grace` seconds of a failure are cancelled; if this call itself is cancelled, they
+    are cancelled at once. Their records stay outstanding. In both cases the safe floor is committed.
     """
     options = Options(key, lanes, every, wanted, stuck_after, on_stuck, grace).checked()
     await _Run(Progress(window, options), options, handle, commit, dead_letter).run(source)
@@ -88,7 +88,7 @@ class _Run(Generic[R]):
                 if late:
                     log.warning("%d handlers did not end within %g seconds", len(late), self._options.grace)
         except BaseException as error:
-            # This call is cancelled: so are the handlers, and what is safe is committed before that goes on.
+            # This call was cancelled: cancel the handlers and commit the safe floor before the cancellation continues.
             self._failure = error
             raise
         finally:
@@ -128,13 +128,13 @@ class _Run(Generic[R]):
                 return self._progress.track(position, offset)
             except WindowFull:
                 self._room.clear()
-                # Now and then it looks again: a window may be acked, or closed, by others too.
+                # Check again now and then: other code may ack or close the window too.
                 await _set_within(self._room, LOOK)
 
     async def _route(self, entry: Entry[R]) -> None:
         try:
             lane = self._progress.lane_of(entry.record)
-        except Exception as error:  # noqa: BLE001  # a record of which not even the key can be told
+        except Exception as error:  # noqa: BLE001  # the caller's `key` or `wanted` failed
             await self._give_up(entry, error)
             lane = None
         if lane is None:
@@ -149,7 +149,7 @@ class _Run(Generic[R]):
             while (entry := await lane.get()) is not None and self._failure is None:
                 try:
                     await self._handle(entry.record)
-                except Exception as error:  # noqa: BLE001  # whatever it is, it is the record's
+                except Exception as error:  # noqa: BLE001  # any exception means that the record failed
                     await self._give_up(entry, error)
                 except BaseException as error:
                     raise failed(entry.offset, error) from error
@@ -162,9 +162,9 @@ class _Run(Generic[R]):
         if self._dead_letter is None:
             raise failed(entry.offset, error) from error
         try:
-            returned = self._dead_letter(entry.record, error)
-            if inspect.isawaitable(returned):
-                await returned
+            result = self._dead_letter(entry.record, error)
+            if inspect.isawaitable(result):
+                await result
         except Exception as worse:
             raise failed(entry.offset, worse) from worse
 
@@ -175,14 +175,14 @@ class _Run(Generic[R]):
             while not await _set_within(self._over, self._options.every):
                 self._progress.tell_if_stuck()
                 await self._commit_once()
-        except Exception as error:  # noqa: BLE001  # raised by run, when what is safe was committed
+        except Exception as error:  # noqa: BLE001  # `run` raises it after the last commit
             self._fail(error)
 
     async def _call_commit(self, offset: Any) -> None:
         assert self._commit is not None
-        returned = self._commit(offset)
-        if inspect.isawaitable(returned):
-            await returned
+        result = self._commit(offset)
+        if inspect.isawaitable(result):
+            await result
 
     async def _commit_once(self) -> None:
         due = self._progress.due()
@@ -198,7 +198,7 @@ class _Run(Generic[R]):
             self._progress.committed(due)
 
     async def _commit_at_the_end(self) -> None:
-        for left in reversed(range(LAST_TRIES)):
+        for tries_left in reversed(range(LAST_TRIES)):
             due = self._progress.due()
             if due is None or self._commit is None:
                 return
@@ -208,7 +208,7 @@ class _Run(Generic[R]):
             try:
                 await self._call_commit(due.offset)
             except Exception as error:  # noqa: BLE001  # tried again, or raised as the cause
-                if left:
+                if tries_left:
                     await asyncio.sleep(min(LAST_PAUSE, self._options.every))
                 else:
                     self._failure = uncommitted(self._failure, due, error)
@@ -232,4 +232,4 @@ async def _asynchronous(source: Items[R]) -> AsyncIterator[tuple[Any, R] | None]
     else:
         for item in source:
             yield item
-            await asyncio.sleep(0)  # the lanes' turn
+            await asyncio.sleep(0)  # let the lanes run

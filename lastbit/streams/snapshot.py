@@ -1,21 +1,21 @@
-"""What a window knows, as a value and as bytes: the floor, and which offsets above it are outstanding. Pure.
+"""A window's state as a value and as bytes: the floor, and the outstanding offsets above it. Pure.
 
-It answers one question for whoever starts again: was this offset done? What could go wrong is to say yes of one that
-was not: the record would be skipped, for ever and in silence. So all that is unclear is answered no, and replays:
+A snapshot answers one question after a restart: was this offset done? A wrong yes would silently skip the record
+forever. So in every unclear case the answer is no, and the record is replayed:
 
-* Above `high` nothing is known. If the bytes have to fit a limit, `high` is lowered until they do.
-* What doesn't decode falls back to the floor, which has a checksum of its own. A floor that doesn't decode is an error:
-  one that is made up could only be too high, or useless.
+* Nothing is known above `high`. To fit a size limit, `high` is lowered.
+* If the bytes are damaged, only the floor is used, which has a checksum of its own. A damaged floor is an error: any
+  guess could be too high, or useless.
 
 Two snapshots of one stream merge: an offset is done if either says so, and known if either knows it. So merging is
 commutative, associative and idempotent (a join semilattice), and a commit may be retried, repeated and reordered.
 
     version (1 byte), floor (8, signed), CRC-32 of these (4)
-    and where something is outstanding: codec (1), high − floor (varint), payload, CRC-32 of all before it (4)
+    and if anything is outstanding: codec (1), high − floor (varint), payload, CRC-32 of all before it (4)
 
-Integers are big-endian, varints are LEB128. The first offset that is outstanding is always floor + 1. The payload is
-the shortest of: the distances between those outstanding; their bits, from floor + 1 on, bit i in byte i // 8; the
-lengths of the runs that are outstanding and of those that are not, in turn.
+Integers are big-endian, varints are LEB128. The first outstanding offset is always floor + 1. The payload is the
+shortest of three: the distances between outstanding offsets; their bits, from floor + 1 on, bit i in byte i // 8; or
+the lengths of alternating runs of outstanding and other offsets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lastbit.streams.errors import CorruptSnapshot
 
 MAX_OFFSET: Final = 2**63 - 1
 MAX_OUTSTANDING: Final = 65_536
-"""Offsets of one snapshot, so that decoding a hostile one takes little memory."""
+"""Maximum outstanding offsets of one snapshot, so that decoding a hostile one takes little memory."""
 MAX_BYTES: Final = 1 << 20
 """No snapshot is longer: 65,536 distances of at most nine bytes."""
 MIN_BYTES: Final = 13
@@ -44,10 +44,11 @@ _SUM: Final = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All up to `floor` is done; of what lies above it up to `high`, all but the offsets `outstanding`, which ascend;
-    above `high` nothing is known. Offsets are 0 to 2^63 - 1; a floor of -1 is none yet.
+    """All offsets up to `floor` are done. From there up to `high`, all are done except those in `outstanding`, which
+    ascend. Nothing is known above `high`. Offsets are 0 to 2^63 - 1; a floor of -1 means none yet.
 
-    `floor` is raised to where the rest says it is: one before the first outstanding, or `high` where none is.
+    The constructor raises `floor` as far as possible: to one before the first outstanding offset, or to `high` if there
+    is none. Raises `ValueError`.
     """
 
     floor: int = -1
@@ -76,14 +77,15 @@ class Snapshot:
         return place == len(self.outstanding) or self.outstanding[place] != offset
 
     def merge(self, other: Snapshot) -> Snapshot:
-        """What both know together, of the same stream."""
+        """The combined knowledge of two snapshots of the same stream."""
         low, top = (self, other) if self.high <= other.high else (other, self)
-        still = set(low.outstanding)
-        outstanding = tuple(offset for offset in top.outstanding if offset > low.high or offset in still)
+        low_outstanding = set(low.outstanding)
+        outstanding = tuple(offset for offset in top.outstanding if offset > low.high or offset in low_outstanding)
         return Snapshot(max(self.floor, other.floor), top.high, outstanding)
 
     def within(self, limit: int) -> Snapshot:
-        """As much of this as fits `limit` bytes when encoded: `high` is lowered, and what lies above it will replay."""
+        """A copy that fits `limit` bytes when encoded: `high` is lowered, and records above it will replay. Raises
+        `ValueError` for a limit below 13 bytes."""
         if limit < MIN_BYTES:
             raise ValueError(f"a snapshot takes at least {MIN_BYTES} bytes, not {limit}")
         if not self.outstanding:
@@ -94,7 +96,7 @@ class Snapshot:
         return Snapshot(self.floor, self.outstanding[count] - 1, self.outstanding[:count])
 
     def encode(self, limit: int | None = None) -> bytes:
-        """As bytes; with `limit`, those of `within(limit)`."""
+        """Encode to bytes; with `limit`, those of `within(limit)`."""
         if limit is not None:
             return self.within(limit).encode()
         head = _HEAD.pack(_VERSION, self.floor)
@@ -107,7 +109,7 @@ class Snapshot:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """The snapshot that these bytes are; only its floor, where the rest is damaged. Raises `CorruptSnapshot`."""
+        """Decode bytes; if the part after the floor is damaged, only the floor is used. Raises `CorruptSnapshot`."""
         floor = _decode_floor(data)
         if len(data) == MIN_BYTES:
             return cls(floor, floor)
@@ -118,7 +120,7 @@ class Snapshot:
 
 
 class _Damaged(Exception):
-    """What stands behind the floor is not what was encoded."""
+    """The bytes after the floor are damaged."""
 
 
 def _decode_floor(data: bytes) -> int:
@@ -128,7 +130,7 @@ def _decode_floor(data: bytes) -> int:
     if _SUM.unpack_from(data, _HEAD.size)[0] != zlib.crc32(data[: _HEAD.size]):
         raise CorruptSnapshot("the checksum of the snapshot's floor does not fit")
     if version != _VERSION:
-        raise CorruptSnapshot(f"the snapshot is of version {version}, this release knows {_VERSION}")
+        raise CorruptSnapshot(f"the snapshot is of version {version}, this release reads version {_VERSION}")
     if floor < -1:
         raise CorruptSnapshot(f"the snapshot's floor is {floor}")
     return int(floor)
@@ -144,7 +146,7 @@ def _decode_rest(data: bytes, floor: int) -> tuple[int, tuple[int, ...]]:
     decode = _DECODERS.get(data[MIN_BYTES])
     if decode is None or high > MAX_OFFSET:
         raise _Damaged
-    # The checksum fits, so from here on only what was never encoded here can fail; it must not cost memory either.
+    # The checksum fits, so only bytes that this encoder never wrote can fail below. They must not cost memory either.
     outstanding: list[int] = []
     for offset in decode(data[place:end], floor + 1):
         if offset > high or len(outstanding) == MAX_OUTSTANDING:
@@ -158,16 +160,16 @@ def _decode_rest(data: bytes, floor: int) -> tuple[int, tuple[int, ...]]:
 def _varint(value: int) -> bytes:
     if value < 128:
         return bytes((value,))
-    out = bytearray()
+    encoded = bytearray()
     while value > 127:
-        out.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _read_varint(data: bytes, place: int, end: int) -> tuple[int, int]:
-    """A value of at most ten bytes, as 2^63 takes (from floor -1 to the last offset), and the place behind it."""
+    """A value of at most ten bytes (2^63: from floor -1 to the last offset), and the index after it."""
     value = shift = 0
     while place < end and shift < 70:
         byte = data[place]
@@ -180,8 +182,8 @@ def _read_varint(data: bytes, place: int, end: int) -> tuple[int, int]:
 
 
 def _payload(snapshot: Snapshot, room: int) -> tuple[int, bytes, int]:
-    """(codec, payload, how many offsets it holds) of the codec that gets the most of them into `room` bytes; of several
-    the shortest."""
+    """(codec, payload, number of offsets) of the codec that fits the most offsets into `room` bytes; on a tie the
+    shortest."""
     best = (0, b"", 0)
     for codec, encode in _ENCODERS.items():
         payload, count = encode(snapshot.outstanding, room)
@@ -256,7 +258,7 @@ def _decode_runs(payload: bytes, first: int) -> Iterator[int]:
     place, end = 0, len(payload)
     while True:
         length, place = _read_varint(payload, place, end)
-        yield from range(first, first + length + 1)  # whoever reads this stops at the most that it takes
+        yield from range(first, first + length + 1)  # the caller stops at its maximum
         if place == end:
             return
         gap, place = _read_varint(payload, place, end)

@@ -1,16 +1,16 @@
-"""Which offset is safe to commit, while records are handled in parallel and come back in any order?
+"""Which offset is safe to commit, while records are handled in parallel and finish in any order?
 
-An `AckWindow` knows the offsets that were tracked and which of them are still out. Its floor is the offset before the
-first that is out, so everything up to the floor is done, and it never goes back. What could go wrong:
+An `AckWindow` knows the tracked offsets and which of them are outstanding. Its floor is the offset before the first
+outstanding one, so everything up to the floor is done. The floor never goes back. Things that could go wrong:
 
-* The floor is taken from what was *read*, at a moment when nothing is out: a record that was read and not yet tracked
-  would be skipped. The floor never exceeds the last offset that was tracked.
-* One offset is never acked. The window holds at most `capacity` positions from the first that is out to the last that
-  was tracked, then takes no more; `oldest` and `oldest_age` say which one it is.
-* Offsets have gaps: compacted logs, transaction markers, records of others. What was never tracked never holds the
+* The floor is computed from the offsets that were *read*, when nothing is outstanding: a record that was read and not
+  yet tracked would be skipped. The floor never exceeds the last tracked offset.
+* One offset is never acked. The window holds at most `capacity` positions, from the first outstanding to the last
+  tracked one, then accepts no more; `oldest` and `oldest_age` identify the offset.
+* Offsets have gaps: compacted logs, transaction markers, records of other consumers. Only tracked offsets hold the
   floor.
-* An ack comes after the stream was given to somebody else. A closed window refuses it, and the snapshot that it still
-  gives is as of its closing.
+* An ack arrives after the stream got another owner. A closed window refuses it, and its later snapshots show the state
+  at closing.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from lastbit.watermark import first_unresolved
 log = logging.getLogger("lastbit.streams")
 
 _TRIM: Final = 1024
-"""Resolved positions in front that are kept until it is worth moving the rest."""
+"""Keep at least this many resolved positions in front before the arrays are trimmed."""
 _FLIP: Final = bytes([1, 0]) + bytes(254)
-"""Resolved to outstanding and back, for bytes.translate."""
+"""A table for bytes.translate that swaps resolved and outstanding."""
 
 
 class AckWindow:
-    """The offsets of one stream that are out, and the floor below them. Any thread may call it.
+    """The outstanding offsets of one stream, and the floor below them. Thread-safe.
 
-    It begins at the first offset that is tracked. `capacity`: positions at the most, up to 65,536. `clock` gives
-    seconds that never go back.
+    It starts at the first tracked offset. `capacity`: maximum positions, up to 65,536. `clock` returns monotonic
+    seconds.
     """
 
     def __init__(self, *, capacity: int = MAX_OUTSTANDING, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,15 +52,15 @@ class AckWindow:
         self._room = threading.Condition(self._lock)
         self._waiting = 0
         self._closed = False
-        # A position each, ascending: its offset, when it was tracked, and a byte that is 1 when it is resolved. Those
-        # before `_first` are all resolved.
+        # One entry per position, ascending: the offset, when it was tracked, and a byte that is 1 when it is resolved.
+        # All positions before `_first` are resolved.
         self._offsets = array("q")
         self._since = array("d")
         self._resolved = bytearray()
         self._first = 0
         self._start: int | None = None  # offsets below it are unknown; None: all are
-        self._last = -1  # the last that was tracked since this window was made
-        self._restored = -1  # the snapshot's `high`: up to there the snapshot knows what is done
+        self._last = -1  # the last offset tracked by this window
+        self._restored = -1  # the snapshot's `high`: up to here the snapshot is complete
         self._high = -1
         self._acks = 0
         self._cut = False
@@ -73,22 +73,24 @@ class AckWindow:
         capacity: int = MAX_OUTSTANDING,
         clock: Callable[[], float] = time.monotonic,
     ) -> Self:
-        """A window that knows what the snapshot knows. What it says is outstanding can be acked at once, and tracked
-        again when the source brings it again. Raises `CorruptSnapshot`."""
-        known = snapshot if isinstance(snapshot, Snapshot) else Snapshot.decode(snapshot)
+        """Make a window from a snapshot. Outstanding offsets can be acked at once, and tracked again when the source
+        delivers them again. Raises `CorruptSnapshot`."""
+        decoded = snapshot if isinstance(snapshot, Snapshot) else Snapshot.decode(snapshot)
         window = cls(capacity=capacity, clock=clock)
-        window._high = window._restored = known.high
-        window._start = None if known.high < 0 else 0
-        window._offsets.extend(known.outstanding)
-        window._since.extend([clock()] * len(known.outstanding))
-        window._resolved.extend(bytes(len(known.outstanding)))
+        window._high = window._restored = decoded.high
+        window._start = None if decoded.high < 0 else 0
+        window._offsets.extend(decoded.outstanding)
+        window._since.extend([clock()] * len(decoded.outstanding))
+        window._resolved.extend(bytes(len(decoded.outstanding)))
         return window
 
     def track(self, offset: int, timeout: float | None = 0.0) -> bool:
-        """An offset is about to be handled: True. False: it was done before this window was restored, so skip it.
+        """Register an offset before it is handled. Returns False if it was done before this window was restored: skip
+        it.
 
-        Offsets ascend, with gaps if need be; else `OffsetOutOfOrder`. When the window is full, waits up to `timeout`
-        seconds for room (None: as long as it takes), then raises `WindowFull`. Raises `WindowClosed`.
+        Offsets must ascend, gaps are allowed; otherwise raises `OffsetOutOfOrder`. If the window is full, waits up to
+        `timeout` seconds for room (None: without limit), then raises `WindowFull`. Raises `WindowClosed`, and
+        `ValueError` for an offset outside 0 to 2^63 - 1.
         """
         if not 0 <= offset <= MAX_OFFSET:
             raise ValueError(f"an offset is 0 to 2^63 - 1, not {offset!r}")
@@ -122,25 +124,25 @@ class AckWindow:
         return True
 
     def wait_for_room(self, timeout: float | None = None) -> bool:
-        """Until a new offset can be tracked, or the window is closed: False after so many seconds."""
+        """Wait until a new offset can be tracked or the window is closed. Returns False after `timeout` seconds."""
         with self._lock:
             return self._wait(None if timeout is None else time.monotonic() + timeout)
 
     def _wait(self, until: float | None) -> bool:
         while len(self._offsets) - self._first >= self._capacity and not self._closed:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
+            seconds = None if until is None else until - time.monotonic()
+            if seconds is not None and seconds <= 0:
                 return False
             self._waiting += 1
             try:
-                self._room.wait(left)
+                self._room.wait(seconds)
             finally:
                 self._waiting -= 1
         return True
 
     def ack(self, offset: int) -> bool:
-        """An offset is done, or is not wanted: whether it was outstanding. False: it was acked before. Raises
-        `UnknownOffset` for one that was never tracked, and `WindowClosed`."""
+        """Mark an offset as done. Returns whether it was outstanding; False: it was acked before. Raises
+        `UnknownOffset` if it was never tracked, and `WindowClosed`."""
         with self._lock:
             if self._closed:
                 raise WindowClosed
@@ -158,7 +160,7 @@ class AckWindow:
             return True
 
     def _place(self, offset: int) -> int | None:
-        """Where an offset stands among those that are kept; None for all others."""
+        """The index of an offset in the arrays; None if it is not there."""
         place = bisect_left(self._offsets, offset, self._first)
         return place if place < len(self._offsets) and self._offsets[place] == offset else None
 
@@ -176,76 +178,78 @@ class AckWindow:
 
     @property
     def floor(self) -> int:
-        """The offset that is safe to commit: all up to it is done. -1 before the first is tracked; never goes back."""
+        """The offset that is safe to commit: all offsets up to it are done. -1 before the first is tracked; never
+        decreases."""
         with self._lock:
             return self._floor()
 
     @property
     def high(self) -> int:
-        """The last offset that was tracked, here or before the snapshot; -1 before the first."""
+        """The last tracked offset, including those in the snapshot; -1 before the first."""
         with self._lock:
             return self._high
 
     @property
     def acks(self) -> int:
-        """How many offsets were resolved since this window was made: it has moved when this has."""
+        """The number of offsets acked in this window. A change means that there is something new to commit."""
         with self._lock:
             return self._acks
 
     @property
     def positions(self) -> int:
-        """How many there are, outstanding or not, from the first that is outstanding on; `capacity` bounds it."""
+        """The number of positions, outstanding or not, from the first outstanding one on; at most `capacity`."""
         with self._lock:
             return len(self._offsets) - self._first
 
     @property
     def outstanding(self) -> tuple[int, ...]:
-        """The offsets that are tracked, or restored, and not acked; ascending."""
+        """The offsets that were tracked or restored and not acked, ascending."""
         with self._lock:
             offsets, resolved = self._offsets[self._first :], self._resolved[self._first :]
         return tuple(compress(offsets, resolved.translate(_FLIP)))
 
     @property
     def oldest(self) -> int | None:
-        """The offset that holds the floor; None where none does."""
+        """The first outstanding offset, which holds the floor; None if nothing is outstanding."""
         return self.held_by()[0]
 
     @property
     def oldest_age(self) -> float:
-        """Seconds since that one was tracked; 0 where there is none."""
+        """Seconds since `oldest` was tracked; 0 if there is none."""
         return self.held_by()[1]
 
     def held_by(self) -> tuple[int | None, float]:
-        """`oldest` and `oldest_age` of one moment."""
+        """`oldest` and `oldest_age`, read atomically."""
         with self._lock:
             if self._first == len(self._offsets):
                 return None, 0.0
             return self._offsets[self._first], self._clock() - self._since[self._first]
 
     def snapshot(self, limit: int | None = None) -> bytes:
-        """What this window knows, for `restore`; see `Snapshot.encode` for `limit`."""
+        """The state as bytes, for `restore`. `limit`: maximum bytes; see `Snapshot.within`."""
         with self._lock:
             high, floor = self._high, self._floor()
             offsets, resolved = self._offsets[self._first :], self._resolved[self._first :]
-        known = Snapshot(floor, high, tuple(compress(offsets, resolved.translate(_FLIP))))
+        complete = Snapshot(floor, high, tuple(compress(offsets, resolved.translate(_FLIP))))
         if limit is not None:
-            kept = known.within(limit)
-            self._tell_if_cut(known, kept, limit)
-            known = kept
-        return known.encode()
+            shortened = complete.within(limit)
+            self._tell_if_cut(complete, shortened, limit)
+            complete = shortened
+        return complete.encode()
 
-    def _tell_if_cut(self, known: Snapshot, kept: Snapshot, limit: int) -> None:
-        """Acks that a restart would forget are nothing to be silent about (pulsar #25540); once is enough."""
-        cut = kept.high < known.high
-        if cut and not self._cut:
+    def _tell_if_cut(self, complete: Snapshot, shortened: Snapshot, limit: int) -> None:
+        """Log, once, that a restart would forget acks (pulsar #25540)."""
+        is_cut = shortened.high < complete.high
+        if is_cut and not self._cut:
             log.warning(
                 "%d bytes hold %d of %d outstanding offsets: after a restart, what lies above offset %d is replayed",
-                *(limit, len(kept.outstanding), len(known.outstanding), kept.high),
+                *(limit, len(shortened.outstanding), len(complete.outstanding), shortened.high),
             )
-        self._cut = cut
+        self._cut = is_cut
 
     def close(self) -> None:
-        """The stream is not ours any more: from now on `track` and `ack` raise `WindowClosed`. Again: no effect."""
+        """Close the window because the stream has another owner: `track` and `ack` raise `WindowClosed` from now on.
+        Idempotent."""
         with self._lock:
             self._closed = True
             self._room.notify_all()

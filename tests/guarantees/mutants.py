@@ -1730,7 +1730,7 @@ MUTANTS = [
     Mutant(
         "a-merge-takes-the-bits-of-the-lower-one",
         "lastbit.streams.snapshot:Snapshot.merge",
-        "for offset in top.outstanding if offset > low.high or offset in still",
+        "for offset in top.outstanding if offset > low.high or offset in low_outstanding",
         "for offset in low.outstanding",
         _SNAPSHOT + "test_merging_is_a_join",
     ),
@@ -1778,7 +1778,7 @@ MUTANTS = [
     Mutant(
         "what-is-gone-from-the-log-holds-the-floor",
         "lastbit.streams._progress:Progress.track",
-        "gone < position and self.window.ack(gone)",
+        "vanished < position and self.window.ack(vanished)",
         "False",
         _ORDERED + "test_restored_offsets_that_are_gone_from_the_log_do_not_hold_the_floor[in_threads]",
     ),

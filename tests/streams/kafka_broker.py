@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lastbit.streams.sources.kafka import METADATA_LIMIT, Place, Position, Told
+from lastbit.streams.sources.kafka import METADATA_LIMIT, Listener, Place, Position
 
 LOG = [json.loads(line) for line in Path(__file__).with_name("kafka_log.jsonl").read_text().splitlines()]
 """Six entities with eight steps each, on three partitions, with gaps; offsets from 0, around 2^53, and up to 2^63."""
@@ -81,7 +81,7 @@ class RecordedClient:
         self._next: dict[Place, int] = {}
         self._events: queue.SimpleQueue[tuple[str, list[Place], threading.Event]] = queue.SimpleQueue()
         self._first = list(assigned)
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, Listener] = {}
         self._thread: int | None = None
         self._idle = threading.Event()
 
@@ -90,7 +90,7 @@ class RecordedClient:
         self._events.put((what, list(places), done))
         assert done.wait(10)
 
-    def subscribe(self, topics: Sequence[str], assigned: Told, revoked: Told, lost: Told) -> None:
+    def subscribe(self, topics: Sequence[str], assigned: Listener, revoked: Listener, lost: Listener) -> None:
         self._told = {"assigned": assigned, "revoked": revoked, "lost": lost}
 
     def poll(self, seconds: float) -> Iterable[Any]:

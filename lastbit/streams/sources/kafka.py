@@ -1,15 +1,14 @@
-"""Kafka, through the client that you have: topics of a consumer group, all partitions of one consumer as one stream.
+"""Kafka topics read in a consumer group, through your own Kafka client; all partitions of a consumer form one stream.
 
-Each partition has a window of its own. What is committed for it is the offset after its floor, and, as the commit's
-metadata, its snapshot: whoever reads the partition next skips what is done above the floor. What could go wrong, and
-did elsewhere:
+Each partition has a window. Its commit is the offset after its floor, with the window's snapshot as metadata, so the
+partition's next reader skips what is done above the floor. Things that could go wrong, and did elsewhere:
 
-* Metadata over the broker's limit stops consumption (parallel-consumer #647): the snapshot is made to fit, and what is
-  left out replays.
-* A partition is taken away while its records are in hand, and a late ack moves its new owner's offset (Redpanda Connect
-  #4477): its window is closed first, and all that comes later is refused.
-* Handlers are slow, so nobody polls, so the group gives the partitions away: a thread of its own polls, and pauses the
-  partitions while enough is read.
+* Metadata over the broker's limit stops consumption (parallel-consumer #647). The snapshot is shortened to fit, and the
+  rest replays.
+* A partition is revoked while its records are being handled, and a late ack moves the new owner's offset (Redpanda
+  Connect #4477). The window is closed first, and refuses late acks.
+* Handlers are slow, so the consumer does not poll, and the group reassigns its partitions. A separate thread polls, and
+  pauses the partitions while enough records are buffered.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ log = logging.getLogger("lastbit.streams")
 METADATA_LIMIT = 4096
 """Bytes of a commit's metadata: the default of offset.metadata.max.bytes."""
 CAPACITY = 8192
-"""Records that are handed out, from the first that is not done on."""
+"""Maximum records handed out, from the first unfinished one."""
 AHEAD = 1000
-"""Records that are read before the first of them is handed out; with more, the partitions are paused."""
+"""Maximum records buffered before they are handed out; beyond that, the partitions are paused."""
 POLL = 0.1
-"""Seconds that a poll waits for records; so long may a commit wait for it."""
+"""Seconds that a poll waits for records; a commit may wait this long for it."""
 
 
 class Place(NamedTuple):
@@ -46,21 +45,23 @@ class Place(NamedTuple):
 
 
 class Position(NamedTuple):
-    """`offset` is the next to be read; -1 for none."""
+    """`offset` is the next to read; -1 for none."""
 
     place: Place
     offset: int
     metadata: str
 
 
-Told = Callable[[Sequence[Place]], None]
+Listener = Callable[[Sequence[Place]], None]
 
 
 class KafkaClient(Protocol):
-    """What of a consumer is used, always from one thread. `Confluent` and `KafkaPython` are this for theirs."""
+    """The consumer methods that a source needs, always called from one thread. `Confluent` and `KafkaPython` adapt two
+    clients."""
 
-    def subscribe(self, topics: Sequence[str], assigned: Told, revoked: Told, lost: Told) -> None:
-        """The three are called by `poll` and `close`: partitions are ours, soon not, and not any more."""
+    def subscribe(self, topics: Sequence[str], assigned: Listener, revoked: Listener, lost: Listener) -> None:
+        """`poll` and `close` call the three listeners: partitions are assigned, about to be revoked, or already
+        lost."""
 
     def poll(self, seconds: float) -> Iterable[Any]:
         """Records, with topic, partition and offset as attributes or methods."""
@@ -68,10 +69,10 @@ class KafkaClient(Protocol):
     def committed(self, places: Sequence[Place]) -> Iterable[Position]: ...
 
     def commit(self, positions: Sequence[Position]) -> bool:
-        """Whether they are in force. False: a rebalance is under way, and `poll` will tell."""
+        """Whether the commit took effect. False: a rebalance is under way, and `poll` will report it."""
 
     def pause(self) -> None:
-        """All partitions that are assigned."""
+        """Pause all assigned partitions."""
 
     def resume(self) -> None: ...
 
@@ -89,12 +90,17 @@ class Confluent:
         errors = confluent_kafka.KafkaError
         self._moved_on = {errors.REBALANCE_IN_PROGRESS, errors.ILLEGAL_GENERATION, errors.UNKNOWN_MEMBER_ID}
 
-    def subscribe(self, topics: Sequence[str], assigned: Told, revoked: Told, lost: Told) -> None:
-        def telling(told: Told) -> Callable[[Any, Any], None]:
-            return lambda _, partitions: told([Place(each.topic, each.partition) for each in partitions])
+    def subscribe(self, topics: Sequence[str], assigned: Listener, revoked: Listener, lost: Listener) -> None:
+        def with_places(listener: Listener) -> Callable[[Any, Any], None]:
+            return lambda _, partitions: listener(
+                [Place(partition.topic, partition.partition) for partition in partitions]
+            )
 
         self._consumer.subscribe(
-            list(topics), on_assign=telling(assigned), on_revoke=telling(revoked), on_lost=telling(lost)
+            list(topics),
+            on_assign=with_places(assigned),
+            on_revoke=with_places(revoked),
+            on_lost=with_places(lost),
         )
 
     def poll(self, seconds: float) -> Iterable[Any]:
@@ -109,17 +115,17 @@ class Confluent:
         raise self._kafka.KafkaException(error)
 
     def committed(self, places: Sequence[Place]) -> Iterable[Position]:
-        for each in self._consumer.committed([self._kafka.TopicPartition(*place) for place in places]):
-            if each.error is not None:
-                raise self._kafka.KafkaException(each.error)
-            yield Position(Place(each.topic, each.partition), max(each.offset, -1), each.metadata or "")
+        for position in self._consumer.committed([self._kafka.TopicPartition(*place) for place in places]):
+            if position.error is not None:
+                raise self._kafka.KafkaException(position.error)
+            yield Position(Place(position.topic, position.partition), max(position.offset, -1), position.metadata or "")
 
     def commit(self, positions: Sequence[Position]) -> bool:
         offsets = [self._kafka.TopicPartition(*place, offset, metadata) for place, offset, metadata in positions]
         try:
-            for each in self._consumer.commit(offsets=offsets, asynchronous=False):
-                if each.error is not None:
-                    raise self._kafka.KafkaException(each.error)
+            for position in self._consumer.commit(offsets=offsets, asynchronous=False):
+                if position.error is not None:
+                    raise self._kafka.KafkaException(position.error)
         except self._kafka.KafkaException as failure:
             if failure.args[0].code() in self._moved_on:
                 return False
@@ -147,29 +153,33 @@ class KafkaPython:
         self._kafka = kafka
         self._moved_on = (kafka.errors.RebalanceInProgressError, kafka.errors.CommitFailedError)
 
-    def subscribe(self, topics: Sequence[str], assigned: Told, revoked: Told, lost: Told) -> None:
+    def subscribe(self, topics: Sequence[str], assigned: Listener, revoked: Listener, lost: Listener) -> None:
         def places(partitions: Iterable[Any]) -> list[Place]:
-            return [Place(each.topic, each.partition) for each in partitions]
+            return [Place(partition.topic, partition.partition) for partition in partitions]
 
-        class Listener(self._kafka.ConsumerRebalanceListener):  # type: ignore[misc, name-defined]
-            def on_partitions_assigned(self, assigned_now: Iterable[Any]) -> None:
-                assigned(places(assigned_now))
+        class RebalanceListener(self._kafka.ConsumerRebalanceListener):  # type: ignore[misc, name-defined]
+            def on_partitions_assigned(self, partitions: Iterable[Any]) -> None:
+                assigned(places(partitions))
 
-            def on_partitions_revoked(self, revoked_now: Iterable[Any]) -> None:
-                revoked(places(revoked_now))
+            def on_partitions_revoked(self, partitions: Iterable[Any]) -> None:
+                revoked(places(partitions))
 
-            def on_partitions_lost(self, lost_now: Iterable[Any]) -> None:
-                lost(places(lost_now))
+            def on_partitions_lost(self, partitions: Iterable[Any]) -> None:
+                lost(places(partitions))
 
-        self._consumer.subscribe(topics=list(topics), listener=Listener())
+        self._consumer.subscribe(topics=list(topics), listener=RebalanceListener())
 
     def poll(self, seconds: float) -> Iterable[Any]:
         return itertools.chain.from_iterable(self._consumer.poll(timeout_ms=int(1000 * seconds)).values())
 
     def committed(self, places: Sequence[Place]) -> Iterable[Position]:
         for place in places:
-            found = self._consumer.committed(self._kafka.TopicPartition(*place), metadata=True)
-            yield Position(place, -1, "") if found is None else Position(place, found.offset, found.metadata or "")
+            position = self._consumer.committed(self._kafka.TopicPartition(*place), metadata=True)
+            yield (
+                Position(place, -1, "")
+                if position is None
+                else Position(place, position.offset, position.metadata or "")
+            )
 
     def commit(self, positions: Sequence[Position]) -> bool:
         offsets = {
@@ -193,35 +203,34 @@ class KafkaPython:
 
 
 class _Partition:
-    """From when it is assigned to when it is taken away."""
+    """A partition from its assignment until it is revoked."""
 
     def __init__(self, position: Position) -> None:
         self.place = position.place
         self.window = _restored(position)
-        self.told = 0
-        """The acks of the window that the last commit knew."""
+        self.committed_acks = 0
+        """The window's ack count at the last commit."""
 
 
 def _restored(position: Position) -> AckWindow:
     try:
-        known = Snapshot.decode(base64.b64decode(position.metadata, validate=True))
-    except (CorruptSnapshot, ValueError):  # another's metadata, or none
+        snapshot = Snapshot.decode(base64.b64decode(position.metadata, validate=True))
+    except (CorruptSnapshot, ValueError):  # other software's metadata, or none
         return AckWindow()
-    # Else somebody has moved the offset since: it is what counts.
-    return AckWindow.restore(known) if known.floor + 1 == position.offset else AckWindow()
+    # If the floor does not match, somebody has moved the offset since, and the offset counts.
+    return AckWindow.restore(snapshot) if snapshot.floor + 1 == position.offset else AckWindow()
 
 
 class KafkaTopics(Session[tuple[_Partition, int, Any]]):
-    """Records of topics, as (a number of this reading, the client's own record). Give its `window` and its `commit` to
+    """Records of topics, as (sequence number, the client's own record). Pass its `window` and `commit` to
     `run_ordered`:
 
         with KafkaTopics(Confluent(consumer), ["orders"]) as orders:
             run_ordered(orders, handle, key=lambda record: record.key(), commit=orders.commit, window=orders.window)
 
-    The consumer is the source's from here on, and closed with it. At most `capacity` records are handed out from the
-    first on that is not done. `metadata_limit`: bytes, the broker's
-    offset.metadata.max.bytes. `refused` counts acks that came after their partition was taken away. Iterating raises
-    `SessionEnded` when the client fails.
+    The source takes over the consumer and closes it. At most `capacity` records are handed out, from the first
+    unfinished one. `metadata_limit`: bytes, the broker's offset.metadata.max.bytes. `refused` counts acks that came
+    after their partition was revoked. Iterating raises `SessionEnded` when the client fails.
     """
 
     def __init__(
@@ -252,32 +261,32 @@ class KafkaTopics(Session[tuple[_Partition, int, Any]]):
         return self._unsettled.window
 
     def __iter__(self) -> Iterator[tuple[int, Any] | None]:
-        for received in self._received():
-            if received is None:
+        for delivery in self._received():
+            if delivery is None:
                 yield None
                 continue
-            partition, offset, record = received
-            while (wanted := self._track(partition, offset)) is None:
+            partition, offset, record = delivery
+            while (is_new := self._track(partition, offset)) is None:
                 yield None
-            if wanted:
+            if is_new:
                 number = next(self._numbers)
                 self._unsettled.hand_out(number, (partition, offset))
                 yield number, record
 
     def _track(self, partition: _Partition, offset: int) -> bool | None:
-        """Whether it is to be handled; None: its window is full."""
+        """Whether to handle the record; None if its window is full."""
         try:
             return partition.window.track(offset)
         except WindowClosed:
-            return False  # read, and taken away before anybody began with it
+            return False  # revoked after it was read and before it was handled
         except WindowFull:
-            # It hears of acks at commits; there may be some since the last.
+            # The window learns of acks at commits; there may be new ones since the last.
             self._take_in()
             partition.window.wait_for_room(POLL)
             return None
 
     def _take_in(self) -> None:
-        """Tell the partitions' windows what is done."""
+        """Pass acks on to the partitions' windows."""
         resolved = self._unsettled.resolved(self._floor)
         for partition, offset in resolved.values():
             try:
@@ -287,21 +296,22 @@ class KafkaTopics(Session[tuple[_Partition, int, Any]]):
         self._unsettled.settle(resolved)
 
     def commit(self, floor: int) -> None:
-        """Commit each partition that has moved. Raises `SessionEnded`, or what the client raised."""
+        """Commit each partition with new acks. Raises `SessionEnded`, or the Kafka client's error."""
         self._floor = max(self._floor, floor)
         self._take_in()
-        # There, since only there nothing can be taken away in between.
+        # In the session's thread, because partitions are revoked only there.
         self._ask(self._commit_all)
 
-    def _commit_all(self, done: Done) -> None:
+    def _commit_all(self, on_done: Done) -> None:
         self._commit(self._ours.values())
-        done()
+        on_done()
 
     def _commit(self, partitions: Iterable[_Partition]) -> None:
-        moved = [(each, each.window.acks) for each in partitions if each.window.acks != each.told]
-        if moved and self._client.commit([self._position(each) for each, _ in moved]):
-            for partition, acks in moved:
-                partition.told = acks
+        windows = [(part, part.window.acks) for part in partitions]
+        changes = [(part, acks) for part, acks in windows if acks != part.committed_acks]
+        if changes and self._client.commit([self._position(part) for part, _ in changes]):
+            for part, acks in changes:
+                part.committed_acks = acks
 
     def _position(self, partition: _Partition) -> Position:
         snapshot = partition.window.snapshot(self._snapshot_limit)
@@ -313,13 +323,13 @@ class KafkaTopics(Session[tuple[_Partition, int, Any]]):
             self._ours[position.place] = _Partition(position)
 
     def _revoked(self, places: Sequence[Place]) -> None:
-        """Still ours until this returns: what is done is committed."""
+        """Commit finished work: the partitions are still assigned until this returns."""
         leaving = [self._ours[place] for place in places if place in self._ours]
         self._take_in()
         try:
             self._commit(leaving)
         except Exception:
-            log.warning("what was done of %s replays: it could not be committed", places, exc_info=True)
+            log.warning("finished records of %s will replay: they could not be committed", places, exc_info=True)
         self._lost(places)
 
     def _lost(self, places: Sequence[Place]) -> None:
@@ -329,17 +339,17 @@ class KafkaTopics(Session[tuple[_Partition, int, Any]]):
                 partition.window.close()
 
     def _talk(self) -> None:
-        paused = False
+        is_paused = False
         try:
             while not self._ending:
                 while not self._requests.empty():
                     self._requests.get()()
                 full = self._inbox.qsize() >= AHEAD
                 if full:
-                    self._client.pause()  # again, since partitions may have come
-                elif paused:
+                    self._client.pause()  # each time, because new partitions may have been assigned
+                elif is_paused:
                     self._client.resume()
-                paused = full
+                is_paused = full
                 for record in self._client.poll(POLL):
                     place = Place(_of(record, "topic"), _of(record, "partition"))
                     self._inbox.put((self._ours[place], _of(record, "offset"), record))
@@ -350,12 +360,12 @@ class KafkaTopics(Session[tuple[_Partition, int, Any]]):
     def _hand_over(self, work: Callable[[], None]) -> None:
         self._requests.put(work)
 
-    def _end(self, done: Done) -> None:
+    def _end(self, on_done: Done) -> None:
         self._ending = True
-        done()
+        on_done()
 
 
 def _of(record: Any, name: str) -> Any:
-    """confluent-kafka has methods where kafka-python has attributes."""
-    found = getattr(record, name)
-    return found() if callable(found) else found
+    """A record's field: confluent-kafka has methods where kafka-python has attributes."""
+    value = getattr(record, name)
+    return value() if callable(value) else value

@@ -1,11 +1,11 @@
-"""RabbitMQ: its queues, classic and quorum, and its streams. Needs pika: `pip install 'lastbit[rabbitmq]'`.
+"""RabbitMQ queues (classic and quorum) and streams. Needs pika: `pip install 'lastbit[rabbitmq]'`.
 
-A queue forgets what was acked, and its offsets are delivery tags, which count the deliveries of one channel. When the
-channel is gone, so are they: the same number means another message on the next one. What was not acked comes again,
-from its old place in the queue, so the order of a key holds across sessions as long as there is one consumer at a time.
+A queue forgets acked messages. Its offsets are delivery tags, which count the deliveries of one channel, so they are
+invalid on the next channel. Messages that were not acked are delivered again from their old place in the queue, so the
+order of a key holds across sessions as long as there is one consumer at a time.
 
-A stream is a log: it forgets nothing that its retention keeps, its offsets are those of the log, and where to go on is
-for the reader to remember.
+A stream is a log: it keeps records as its retention says, its offsets are those of the log, and the reader must store
+its own position.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Message:
     headers: Mapping[str, Any]
     routing_key: str
     redelivered: bool
-    """Whether it was handed out before. In streams always False."""
+    """Whether the message was delivered before. Always False in streams."""
     properties: Any
     """pika's `BasicProperties`: content_type, message_id, timestamp and so on."""
 
 
 class _Consumer(Session[tuple[int, Message]]):
-    """A connection, a channel and a consumer, up to `prefetch` messages ahead of what is acked."""
+    """A connection, a channel and a consumer that prefetches up to `prefetch` unacked messages."""
 
     def __init__(
         self, broker: str | Parameters, queue: str, prefetch: int, arguments: Mapping[str, Any] | None = None
@@ -60,7 +60,7 @@ class _Consumer(Session[tuple[int, Message]]):
         self._ending = False
         self._cause: BaseException | None = None
         self._consuming: Future[None] = Future()
-        # Not pika's BlockingConnection, which rejects what was delivered and not taken whenever it closes; see `_end`.
+        # Not pika's BlockingConnection: on closing, it rejects messages that were delivered and not read; see `_end`.
         self._connection = pika.SelectConnection(
             pika.URLParameters(broker) if isinstance(broker, str) else broker,
             on_open_callback=lambda connection: connection.channel(on_open_callback=self._on_channel),
@@ -91,7 +91,7 @@ class _Consumer(Session[tuple[int, Message]]):
         self._inbox.put((method.delivery_tag, message))
 
     def _lose(self, cause: BaseException) -> None:
-        """The first cause is the one that counts; the others are its consequences."""
+        """Close the connection. Only the first cause is kept; later ones are consequences."""
         self._cause = self._cause or cause
         if self._connection.is_open:
             self._connection.close()
@@ -113,27 +113,27 @@ class _Consumer(Session[tuple[int, Message]]):
     def _hand_over(self, work: Callable[[], None]) -> None:
         self._connection.ioloop.add_callback_threadsafe(work)
 
-    def _end(self, done: Done) -> None:
+    def _end(self, on_done: Done) -> None:
         self._ending = True
         if not self._connection.is_open:
             return  # it is closing already
-        # pika would first cancel the consumer, and reject what still comes for it; a quorum queue puts that behind all
-        # that waits, out of order. What it doesn't know of, it doesn't reject: all goes back with the channel, to its
-        # old place.
+        # pika would first cancel the consumer and reject messages that still arrive for it; a quorum queue puts those
+        # behind all waiting ones, out of order. pika does not reject for a consumer it does not know: then all messages
+        # return with the channel to their old places.
         self._channel._consumers.clear()
-        # With an answer, so that acks that were sent are in force.
+        # Closing waits for the broker's reply, so the acks sent before have taken effect.
         self._connection.close()
 
 
 class RabbitQueue(_Consumer):
-    """Messages of a queue, as (delivery tag, `Message`). Give its `window` and its `commit` to `run_ordered`:
+    """Messages of a queue, as (delivery tag, `Message`). Pass its `window` and `commit` to `run_ordered`:
 
         with RabbitQueue(url, "orders") as orders:
             run_ordered(orders, handle, key=…, commit=orders.commit, window=orders.window)
 
-    `broker` is a URL or pika's parameters; the queue exists. At most `prefetch` messages are not acked at a time, so it
-    bounds memory, and throughput to `prefetch` in the interval of commits. Iterating raises `SessionEnded` when the
-    connection, the channel or the consumer is lost; go on with a new one, and what was not acked comes again.
+    `broker` is a URL or pika's parameters; the queue must exist. At most `prefetch` messages are unacked at a time,
+    which bounds memory, and throughput to `prefetch` messages per commit interval. Iterating raises `SessionEnded` when
+    the connection, the channel or the consumer is lost; open a new source, and unacked messages are delivered again.
     """
 
     def __init__(self, broker: str | Parameters, queue: str, *, prefetch: int = DEFAULT_PREFETCH) -> None:
@@ -145,29 +145,29 @@ class RabbitQueue(_Consumer):
         return self._unsettled.window
 
     def __iter__(self) -> Iterator[tuple[int, Message] | None]:
-        for received in self._received():
-            if received is not None:
-                self._unsettled.hand_out(received[0], None)
-            yield received
+        for delivery in self._received():
+            if delivery is not None:
+                self._unsettled.hand_out(delivery[0], None)
+            yield delivery
 
     def commit(self, floor: int) -> None:
-        """Ack all up to this tag, and what is done above it. Raises `SessionEnded`, and sends nothing, when the channel
-        that handed it out is gone."""
+        """Ack all messages up to this tag, and finished ones above it. Raises `SessionEnded`, and sends nothing, if the
+        channel of these messages is closed."""
         resolved = list(self._unsettled.resolved(floor))
         if resolved:
             self._ask(partial(self._ack, floor, resolved))
             self._unsettled.settle(resolved)
 
-    def _ack(self, floor: int, resolved: list[int], done: Done) -> None:
-        below = bisect_right(resolved, floor)
+    def _ack(self, floor: int, resolved: list[int], on_done: Done) -> None:
+        count = bisect_right(resolved, floor)
         try:
-            if below:
-                # Not `floor` itself: a tag that was acked before is unknown, and the broker closes the channel.
-                self._channel.basic_ack(resolved[below - 1], multiple=True)
-            for tag in resolved[below:]:
+            if count:
+                # Not `floor` itself: an already acked tag is unknown to the broker, which would close the channel.
+                self._channel.basic_ack(resolved[count - 1], multiple=True)
+            for tag in resolved[count:]:
                 self._channel.basic_ack(tag)
-            # Acks are not answered, this is; by then the channel has passed them on, whatever happens to us.
-            self._channel.basic_qos(prefetch_count=self._prefetch, callback=lambda _: done())
+            # Acks get no reply, but this request does; its reply proves that the broker has processed the acks.
+            self._channel.basic_qos(prefetch_count=self._prefetch, callback=lambda _: on_done())
         except self._failures as cause:
             raise SessionEnded(self.name, str(cause)) from cause
 
@@ -179,8 +179,8 @@ class RabbitStream(_Consumer):
         with RabbitStream(url, "orders", after=window.floor) as orders:
             run_ordered(orders, handle, key=…, window=window, commit=lambda floor: save(window.snapshot()))
 
-    With `after=-1` from the first record that is kept. The broker remembers nothing of the reader, so offsets stay good
-    when the connection is lost; iterating raises `SessionEnded` then.
+    With `after=-1` it starts at the first retained record. The broker stores no position, so offsets stay valid across
+    connections. Iterating raises `SessionEnded` when the connection is lost.
     """
 
     def __init__(
@@ -191,13 +191,13 @@ class RabbitStream(_Consumer):
         super().__init__(broker, stream, prefetch, {"x-stream-offset": "first" if after < 0 else after + 1})
 
     def __iter__(self) -> Iterator[tuple[int, Message] | None]:
-        for received in self._received():
-            if received is None:
+        for delivery in self._received():
+            if delivery is None:
                 yield None
                 continue
-            tag, message = received
+            tag, message = delivery
             offset = message.headers["x-stream-offset"]
-            # A stream is read from the beginning of a chunk.
+            # The broker delivers from the beginning of a chunk.
             if offset > self._after:
                 self._after = offset
                 yield offset, message
@@ -205,6 +205,6 @@ class RabbitStream(_Consumer):
                 self._hand_over(partial(self._give_credit, tag))
 
     def _give_credit(self, tag: int) -> None:
-        """An ack is no more here than the permission to send as many again."""
+        """For streams, an ack only permits the broker to send as many records again."""
         if self._channel.is_open:
             self._channel.basic_ack(tag, multiple=True)

@@ -1,12 +1,12 @@
-"""Redis Streams, read as a consumer of a group. Needs redis-py: `pip install 'lastbit[redis]'`.
+"""Redis Streams, read as a consumer of a Redis consumer group. Needs redis-py: `pip install 'lastbit[redis]'`.
 
-XREADGROUP, not XREAD: the group's list of pending entries, kept by Redis beside the stream, is exactly what is
-outstanding. So a reader that comes back needs no position of its own: it first reads what is pending for it, in order,
-and then what is new. With XREAD there would be one id to remember, and all above it would replay.
+XREADGROUP, not XREAD: Redis keeps a list of the group's pending entries, which are exactly the outstanding ones. So a
+restarted reader needs no stored position: it first reads its pending entries, in order, and then new ones. With XREAD
+it would store one id, and all entries above it would replay.
 
-What could go wrong is an answer that gets lost: Redis has put its entries on the list, and the reader has never seen
-them. Asked again for what is new, Redis would give what lies behind. So nothing is asked again: the connection's
-failure ends the reading, and the next reader begins with the list.
+What could go wrong is a lost response: Redis has added its entries to the list, but the reader has never seen them. A
+second request for new entries would return later ones. So no request is repeated: a connection failure ends the
+reading, and the next reader starts with the list.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from lastbit.streams.window import AckWindow
 log = logging.getLogger("lastbit.streams")
 
 PAGE = 500
-"""Entries that are read, and acked, in one call."""
+"""Entries read or acked in one call."""
 BLOCK = 1.0
-"""Seconds that Redis waits for new entries before it answers that there are none; so long may `stop()` take."""
+"""Seconds that Redis waits for new entries; `stop()` may take this long."""
 CAPACITY = 8192
-"""Entries that are handed out, from the first that is not done on."""
+"""Maximum entries handed out, from the first unfinished one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     id: str
-    """As Redis gave it: milliseconds-sequence."""
+    """The Redis entry id: milliseconds-sequence."""
     fields: Mapping[Any, Any]
 
 
 class RedisStream:
-    """Entries of a stream, as (a number of this reading, `Entry`). Give its `window` and its `commit` to `run_ordered`:
+    """Entries of a stream, as (sequence number, `Entry`). Pass its `window` and `commit` to `run_ordered`:
 
         with RedisStream(url, "orders", group="billing") as orders:
             run_ordered(orders, handle, key=…, commit=orders.commit, window=orders.window)
 
-    The group is created if there is none, to begin with the first entry (`start="$"`: with those that come from now
-    on). A process that starts again has the same `consumer` name as before, and never runs twice at a time: another
-    name is another list, and entries of one key would be divided between them. From the first entry that is not done
-    on, at most `capacity` are handed out. `options` are those of redis-py's client; text is decoded unless they say
-    otherwise. Iterating raises redis-py's own errors. `trimmed` counts entries that were trimmed from the stream while
-    they were outstanding: they can't be handled any more, they are logged and acked.
+    The group is created if it does not exist, starting at the first entry (`start="$"`: at new entries only). A
+    restarted process must use the same `consumer` name, and only one process at a time may use it: another name has
+    another pending list, and entries of one key would be divided between the two. At most `capacity` entries are handed
+    out, from the first unfinished one. `options` are those of redis-py's client; text is decoded by default. Iterating
+    raises redis-py's own errors. `trimmed` counts entries that were trimmed from the stream while outstanding: they
+    cannot be handled any more, so they are logged and acked.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RedisStream:
         self._unsettled: Unsettled[str] = Unsettled(AckWindow(capacity=capacity))
         self._numbers = itertools.count()
         self._stopped = threading.Event()
-        # Waits for Redis longer than Redis waits, so that one that is gone is noticed.
+        # Longer than Redis waits, so that a dead server is noticed.
         settings = {"decode_responses": True, "socket_timeout": 10 + BLOCK, **options}
         self._client: Any = redis.Redis.from_url(url, **settings, protocol=2, retry=Retry(NoBackoff(), 0))
         try:
@@ -90,13 +90,13 @@ class RedisStream:
         return self._unsettled.window
 
     def __iter__(self) -> Iterator[tuple[int, Entry] | None]:
-        for found in itertools.chain(self._pending(), self._new()):
+        for item in itertools.chain(self._pending(), self._new()):
             if self._stopped.is_set():
                 break
-            if found is None:
+            if item is None:
                 yield None
                 continue
-            entry, fields = found
+            entry, fields = item
             if fields:
                 number = next(self._numbers)
                 self._unsettled.hand_out(number, entry)
@@ -117,8 +117,8 @@ class RedisStream:
             if not page:
                 yield None
 
-    def _read(self, after: str, **how: int) -> list[tuple[str, Any]]:
-        answer = self._client.xreadgroup(self.group, self.consumer, {self.stream: after}, count=PAGE, **how)
+    def _read(self, after: str, **options: int) -> list[tuple[str, Any]]:
+        answer = self._client.xreadgroup(self.group, self.consumer, {self.stream: after}, count=PAGE, **options)
         return [
             (entry.decode() if isinstance(entry, bytes) else entry, fields)
             for _, entries in answer
@@ -131,7 +131,7 @@ class RedisStream:
         self._client.xack(self.stream, self.group, entry)
 
     def commit(self, floor: int) -> None:
-        """XACK what is done, above the floor as well."""
+        """XACK finished entries, including those above the floor."""
         resolved = list(self._unsettled.resolved(floor).items())
         for begin in range(0, len(resolved), PAGE):
             page = resolved[begin : begin + PAGE]
@@ -139,7 +139,7 @@ class RedisStream:
             self._unsettled.settle(number for number, _ in page)
 
     def stop(self) -> None:
-        """Nothing more is handed out, from any thread or signal handler."""
+        """Hand out nothing more. May be called from any thread or signal handler."""
         self._stopped.set()
 
     def close(self) -> None:

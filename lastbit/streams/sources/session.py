@@ -1,7 +1,7 @@
-"""A session with a broker: one thread talks to it, and goes on (heartbeats, rebalances) while handlers are slow.
+"""A session with a broker: one thread talks to it, and keeps sending heartbeats while handlers are slow.
 
-Clients of brokers are seldom safe to use from several threads, and what they hand out is theirs only while the session
-lasts: a commit that comes later would be for somebody else's records, so it is refused and never sent.
+Broker clients are seldom thread-safe, and their messages belong to the session: a later commit would affect another
+session's records, so it is refused and never sent.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lastbit.errors import UsedAfterFork
 from lastbit.streams.errors import SessionEnded
 
 LOOK = 0.1
-"""Seconds after which a reader hears that nothing came: it may have reasons to stop."""
+"""Seconds after which a waiting reader gets None, so that it can stop for reasons of its own."""
 
 T = TypeVar("T")
 Done = Callable[[], None]
 
 
 class Session(ABC, Generic[T]):
-    """Reading it ends with `stop()`, from any thread or signal handler; the session itself ends with `close()`."""
+    """`stop()` ends the reading, from any thread or signal handler; `close()` ends the session."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,37 +41,39 @@ class Session(ABC, Generic[T]):
 
     @abstractmethod
     def _talk(self) -> None:
-        """The session, in its thread, until `_end` or an error."""
+        """Run the session in its thread, until `_end` or an error."""
 
     @abstractmethod
     def _hand_over(self, work: Callable[[], None]) -> None:
-        """Have it called soon by the session's thread."""
+        """Schedule `work` in the session's thread."""
 
     @abstractmethod
-    def _end(self, done: Done) -> None:
-        """Let `_talk` return; in the session's thread."""
+    def _end(self, on_done: Done) -> None:
+        """Make `_talk` return. Called in the session's thread."""
 
     def _run(self) -> None:
         cause: BaseException | None = None
         try:
             self._talk()
-        except BaseException as error:  # noqa: BLE001  # of any class: the reader raises it
+        except BaseException as error:  # noqa: BLE001  # the reader raises it
             cause = error
-        ended = SessionEnded(self.name, "it was closed" if cause is None else str(cause) or type(cause).__name__)
-        ended.__cause__ = cause
+        session_ended = SessionEnded(
+            self.name, "it was closed" if cause is None else str(cause) or type(cause).__name__
+        )
+        session_ended.__cause__ = cause
         with self._lock:
-            self._ended = ended
-            for each in self._asked:
-                each.set_exception(ended)
+            self._ended = session_ended
+            for future in self._asked:
+                future.set_exception(session_ended)
             self._asked.clear()
         self._inbox.put(None)
 
     def _ask(self, work: Callable[[Done], None]) -> None:
-        """Have `work` called by the session's thread, and wait until it has called what it is given. Raises what it
-        raised, and `SessionEnded` if the session ends before."""
+        """Call `work(on_done)` in the session's thread and wait until it calls `on_done`. Raises the exception of
+        `work`, or `SessionEnded` if the session ends first."""
         answer: Future[None] = Future()
 
-        def done() -> None:
+        def on_done() -> None:
             with self._lock:
                 self._asked.discard(answer)
             if not answer.done():
@@ -79,8 +81,8 @@ class Session(ABC, Generic[T]):
 
         def do() -> None:
             try:
-                work(done)
-            except BaseException as error:  # noqa: BLE001  # raised where it was asked for
+                work(on_done)
+            except BaseException as error:  # noqa: BLE001  # the caller raises it
                 with self._lock:
                     self._asked.discard(answer)
                 answer.set_exception(error)
@@ -94,12 +96,13 @@ class Session(ABC, Generic[T]):
         answer.result()
 
     def _check_process(self) -> None:
-        # Before the lock, which a thread of the parent process may have held at the fork.
+        # Before taking the lock, which a thread of the parent process may have held at the fork.
         if self._process != os.getpid():
             raise UsedAfterFork(self.name)
 
     def _received(self) -> Iterator[T | None]:
-        """What came, and None while nothing comes, until `stop()`. Raises `SessionEnded` when the session is lost."""
+        """Received items, and None while nothing arrives, until `stop()`. Raises `SessionEnded` when the session is
+        lost."""
         while not self._stopped.is_set():
             self._check_process()
             item = None
@@ -107,18 +110,18 @@ class Session(ABC, Generic[T]):
                 item = self._inbox.get(timeout=LOOK)
             if self._stopped.is_set():
                 break
-            # Before what came earlier: the broker has taken that back by now.
+            # Before buffered items: the broker has taken those back by now.
             if self._ended is not None:
                 raise self._ended
             yield item
 
     def stop(self) -> None:
-        """Nothing more is handed out. What was, can still be committed until `close()`."""
+        """Hand out nothing more. Records handed out before can be committed until `close()`."""
         self._stopped.set()
         self._inbox.put(None)
 
     def close(self) -> None:
-        """End the session; what was handed out and not committed comes again in another."""
+        """End the session; uncommitted records are delivered again in another session."""
         self.stop()
         with contextlib.suppress(SessionEnded):
             self._ask(self._end)

@@ -1,8 +1,7 @@
-"""What a broker handed out and was not told of yet.
+"""Records that a broker delivered and that are not acked to it yet.
 
-A floor says that all below it is done. Most brokers can be told more: this one, and this one, but not that one. So
-what is told is each thing that the window says is resolved, above the floor as well, and after a crash only what was
-outstanding comes again.
+A floor says that everything up to it is done. Most brokers accept acks of single records, so every resolved record is
+acked, above the floor too, and after a crash only outstanding ones are delivered again.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ T = TypeVar("T")
 
 
 class Unsettled(Generic[T]):
-    """Offsets of a session and what each stands for at the broker. Those who read the session give its `window` to
-    `run_ordered`; if they don't, all up to the floor is told and nothing above it."""
+    """Offsets of a session, and what the broker calls each. The caller passes `window` to `run_ordered`; otherwise only
+    records up to the floor are acked."""
 
     def __init__(self, window: AckWindow) -> None:
         self.window = window
@@ -27,22 +26,22 @@ class Unsettled(Generic[T]):
         self._lock = threading.Lock()
 
     def hand_out(self, offset: int, at_broker: T) -> None:
-        """Offsets ascend."""
+        """Record a delivery. Offsets must ascend."""
         with self._lock:
             self._handed_out[offset] = at_broker
 
     def resolved(self, floor: int) -> dict[int, T]:
-        """What is done and was not settled, in order."""
-        known = Snapshot.decode(self.window.snapshot())
+        """Finished records that the broker does not know of yet, in order."""
+        snapshot = Snapshot.decode(self.window.snapshot())
         with self._lock:
             return {
                 offset: at_broker
                 for offset, at_broker in self._handed_out.items()
-                if offset <= floor or known.done(offset)
+                if offset <= floor or snapshot.done(offset)
             }
 
     def settle(self, offsets: Iterable[int]) -> None:
-        """The broker was told of these."""
+        """The broker has been sent these acks."""
         with self._lock:
             for offset in offsets:
                 self._handed_out.pop(offset, None)
