@@ -1,10 +1,9 @@
-"""Consumer groups: many fixed partitions, shared by few workers. Their records, and what is written under a partition.
+"""Consumer groups: a fixed number of partitions, shared by a few workers. Their records, positions and the fence.
 
-A partition's row is its fence and its position in one: who owns it, at which epoch, and how far it was read. Whoever
-writes on behalf of a partition locks that row in the transaction that writes, and asks whether it is still the owner at
-the epoch that it was told (`fence`). The epoch goes up whenever somebody else becomes the owner, so of all that ever
-held a partition one alone can write, however long the others slept and whatever they believe. The lease, which is in
-the worker's row, decides only when somebody else *may* become the owner (`leases`); no safety hangs on a clock.
+A partition's row has its owner, its epoch and its position. A transaction that writes for a partition locks this row
+and checks that the writer is still the owner at the epoch it was given (`fence`). Every new owner gets a higher epoch,
+so only the current owner can write, however long a former owner was paused. The lease, in the worker's row, decides
+only when another worker *may* become the owner (`leases`), so safety depends on no clock.
 
 Lock order: consumer_groups → positions → … → item_groups → batches → feed_head.
 """
@@ -27,15 +26,15 @@ from lastbit.streams.snapshot import Snapshot
 
 MOST_PARTITIONS: Final = 4096
 OWN_NAMES: Final = "lastbit."
-"""Groups that begin so are the service's own."""
+"""The prefix of internal consumer groups."""
 PARTITION_OF: Final = "crc32"
-"""How keys find their partition (`lastbit.streams.partition_of`): recorded, so that no client of another opinion can
-mix in unseen."""
+"""The function from keys to partitions (`lastbit.streams.partition_of`). It is recorded, so that clients can detect
+that they use another one."""
 TTL: Final = timedelta(seconds=10)
 RELEASE: Final = timedelta(seconds=30)
 SNAPSHOT: Final = 65_535
-"""Bytes of a stored snapshot. A window of 65,536 consecutive offsets takes an eighth of that at worst; of one that
-needs more, what doesn't fit will replay."""
+"""Bytes of a stored snapshot. A window of 65,536 consecutive offsets takes at most an eighth of that. Of a larger
+snapshot, the part that doesn't fit is replayed."""
 
 _groups = tables.consumer_groups.c
 _consumers = tables.consumers.c
@@ -44,7 +43,8 @@ _positions = tables.positions.c
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroup:
-    """`ttl` is how long a worker may be silent, `release` how long it may take to drain what it is to give back."""
+    """`ttl` is how long a lease lasts, `release` how long a worker may take to drain a partition that it must
+    release."""
 
     name: str
     partitions: int
@@ -56,7 +56,7 @@ class ConsumerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A group with the number of its live workers, and of its partitions that have an owner."""
+    """A consumer group with the numbers of its live workers and its owned partitions."""
 
     group: ConsumerGroup
     workers: int
@@ -65,8 +65,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`live`: its lease has not ended. `partitions` is how many it holds, `releasing` how many of these it is to give
-    back."""
+    """`live`: its lease has not expired. `partitions` is how many it owns, `releasing` how many of these it must
+    release."""
 
     worker: str
     live: bool
@@ -80,8 +80,8 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A partition: its owner since when, and how far it was read. `outstanding` counts the offsets between `floor` and
-    `high` that are not resolved; `head` is the source's last offset, as far as a worker told."""
+    """A partition: its owner and its position. `outstanding` counts the unresolved offsets between `floor` and `high`;
+    `head` is the last offset of the source that a worker reported."""
 
     partition: int
     owner: str | None
@@ -97,7 +97,7 @@ class Position:
 
     @property
     def lag(self) -> int | None:
-        """How many offsets are above the floor, as far as anybody told; None where nothing was committed yet."""
+        """The known number of offsets above the floor; None if nothing was committed yet."""
         if self.floor is None or self.high is None:
             return None
         return max(self.high, self.head or 0) - self.floor
@@ -112,7 +112,7 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What a guarded write was told: it holds while `worker` owns the partition at this `epoch`."""
+    """The condition of a guarded write: `worker` must own the partition at this `epoch`."""
 
     group: str
     partition: int
@@ -130,11 +130,11 @@ def _group(row: Any) -> ConsumerGroup:
 
 
 def lock(tx: Connection, name: str) -> ConsumerGroup:
-    """The group; until the commit nobody else joins it, leaves it, or gets a partition. Raises
+    """The consumer group, locked: until the commit no other worker joins, leaves, or gets a partition. Raises
     `errors.ConsumerGroupNotFound`."""
-    found = _find(tx, name, locked=True)
+    group = _find(tx, name, locked=True)
     galera.guard(tx, _groups.first_epoch, _groups.name == name)
-    return found
+    return group
 
 
 def _find(tx: Connection, name: str, *, locked: bool = False) -> ConsumerGroup:
@@ -148,10 +148,11 @@ def _find(tx: Connection, name: str, *, locked: bool = False) -> ConsumerGroup:
 def put(
     tx: Connection, name: str, partitions: int, ttl: timedelta | None, release: timedelta | None
 ) -> tuple[ConsumerGroup, bool]:
-    """The group, and whether it is new. A `ttl` or `release` of None is left as it is.
+    """Create or update the consumer group; return it and whether it is new. A `ttl` or `release` of None stays
+    unchanged.
 
-    Raises `errors.PartitionsFixed` where it has another number of partitions; `faults.BeginAgain` where somebody else
-    has just made it.
+    Raises `errors.PartitionsFixed` if it has another number of partitions; `faults.BeginAgain` if another transaction
+    has just created it.
     """
     row = tx.execute(sa.select(tables.consumer_groups).where(_groups.name == name).with_for_update()).first()
     new = row is None or row.deleted_at is not None
@@ -181,7 +182,7 @@ def put(
 
 
 def delete(tx: Connection, name: str) -> None:
-    """Remove the group with its positions. Raises `errors.ConsumerGroupNotFound`, `ConsumerGroupInUse`."""
+    """Remove the consumer group with its positions. Raises `errors.ConsumerGroupNotFound`, `ConsumerGroupInUse`."""
     lock(tx, name)
     now = tables.clock(tx)
     live = sa.select(sa.func.count()).where(_consumers.group_name == name, _consumers.lease_until >= now)
@@ -194,18 +195,18 @@ def delete(tx: Connection, name: str) -> None:
 
 
 def page(snapshot: Connection, after: str | None, limit: int) -> list[Summary]:
-    """By name, those above `after`."""
+    """Consumer groups with names above `after`, ordered by name."""
     query = sa.select(tables.consumer_groups).where(_groups.deleted_at.is_(None)).order_by(_groups.name).limit(limit)
     if after is not None:
         query = query.where(_groups.name > after)
-    found = [_group(row) for row in snapshot.execute(query)]
-    names = [group.name for group in found]
+    summaries = [_group(row) for row in snapshot.execute(query)]
+    names = [group.name for group in summaries]
     live, owned = count(snapshot, names) if names else ({}, {})
-    return [Summary(group, live.get(group.name, 0), owned.get(group.name, 0)) for group in found]
+    return [Summary(group, live.get(group.name, 0), owned.get(group.name, 0)) for group in summaries]
 
 
 def count(snapshot: Connection, names: list[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """By group, its live workers and its partitions that have an owner."""
+    """The numbers of live workers and of owned partitions, by consumer group."""
     live = (
         sa.select(_consumers.group_name, sa.func.count())
         .where(_consumers.group_name.in_(names), _consumers.lease_until >= tables.utc_now())
@@ -221,20 +222,20 @@ def count(snapshot: Connection, names: list[str]) -> tuple[dict[str, int], dict[
 
 
 def get(snapshot: Connection, name: str) -> Details:
-    """Who is in the group and who owns what. Raises `errors.ConsumerGroupNotFound`."""
+    """The consumer group with its workers and positions. Raises `errors.ConsumerGroupNotFound`."""
     group = _find(snapshot, name)
     query = sa.select(*_SHOWN).where(_positions.group_name == name).order_by(_positions.partition_no)
-    positions = [Position(*each) for each in snapshot.execute(query)]
+    positions = [Position(*row) for row in snapshot.execute(query)]
     now = tables.clock(snapshot)
     members = sa.select(tables.consumers).where(_consumers.group_name == name).order_by(_consumers.worker)
-    held = Counter(position.owner for position in positions)
+    owned = Counter(position.owner for position in positions)
     releasing = Counter(position.owner for position in positions if position.release_by is not None)
     workers = [
         Worker(
-            *(each.worker, each.lease_until >= now, each.capacity, each.started_at, each.last_seen, each.lease_until),
-            *(held[each.worker], releasing[each.worker]),
+            *(row.worker, row.lease_until >= now, row.capacity, row.started_at, row.last_seen, row.lease_until),
+            *(owned[row.worker], releasing[row.worker]),
         )
-        for each in snapshot.execute(members)
+        for row in snapshot.execute(members)
     ]
     return Details(group, workers, positions)
 
@@ -247,50 +248,51 @@ _SHOWN: Final = (
 
 
 def fence(tx: Connection, group: str, partition: int, worker: str, epoch: int) -> None:
-    """Raise `errors.StaleEpoch` unless the worker owns the partition at this epoch; if it does, it will until the
-    commit. To be called before anything is written on its behalf. Raises `errors.ConsumerGroupNotFound`."""
-    this = (_positions.group_name == group, _positions.partition_no == partition)
-    row = tx.execute(sa.select(_positions.owner, _positions.epoch).where(*this).with_for_update()).first()
+    """Raise `errors.StaleEpoch` unless the worker owns the partition at this epoch; if so, it stays the owner until the
+    commit. Must be called before any write on the worker's behalf. Raises `errors.ConsumerGroupNotFound`."""
+    conditions = (_positions.group_name == group, _positions.partition_no == partition)
+    row = tx.execute(sa.select(_positions.owner, _positions.epoch).where(*conditions).with_for_update()).first()
     if row is None:
         _find(tx, group)
     if row is None or row.owner != worker or row.epoch != epoch:
         metrics.STALE_EPOCHS.inc()
         raise errors.StaleEpoch(group, partition, worker, epoch)
-    galera.guard(tx, _positions.epoch, *this)
+    galera.guard(tx, _positions.epoch, *conditions)
 
 
 def commit(
     tx: Connection, holds: Fence, snapshot: Snapshot, *, token: str | None = None, head: int | None = None
 ) -> Position:
-    """Merge a window's snapshot into the partition's position, and return what it is now. Repeated, or overtaken by a
-    later one, it changes nothing. The `token` goes with the higher floor.
+    """Merge a window's snapshot into the partition's position, and return the position. A repeated or older snapshot
+    changes nothing. The `token` of the snapshot with the higher floor is kept.
 
     Raises `errors.StaleEpoch`, `errors.ConsumerGroupNotFound`.
     """
     fence(tx, holds.group, holds.partition, holds.worker, holds.epoch)
-    this = (_positions.group_name == holds.group, _positions.partition_no == holds.partition)
+    conditions = (_positions.group_name == holds.group, _positions.partition_no == holds.partition)
     row = tx.execute(
-        sa.select(_positions.floor, _positions.high, _positions.outstanding, _positions.token).where(*this)
+        sa.select(_positions.floor, _positions.high, _positions.outstanding, _positions.token).where(*conditions)
     ).one()
-    stored = None if row.floor is None else _stored(row)
-    merged = (snapshot if stored is None else stored.merge(snapshot)).within(SNAPSHOT)
+    earlier = None if row.floor is None else _stored(row)
+    result = (snapshot if earlier is None else earlier.merge(snapshot)).within(SNAPSHOT)
     values: dict[str, Any] = {
-        "floor": merged.floor,
-        "high": merged.high,
-        "outstanding": merged.encode(),
-        "outstanding_count": len(merged.outstanding),
+        "floor": result.floor,
+        "high": result.high,
+        "outstanding": result.encode(),
+        "outstanding_count": len(result.outstanding),
         "updated_at": tables.utc_now(),
     }
-    if token is not None and (stored is None or snapshot.floor >= stored.floor):
+    if token is not None and (earlier is None or snapshot.floor >= earlier.floor):
         values["token"] = token
     if head is not None:
         values["head"] = head
-    tx.execute(sa.update(tables.positions).where(*this).values(values))
-    return Position(*tx.execute(sa.select(*_SHOWN).where(*this)).one())
+    tx.execute(sa.update(tables.positions).where(*conditions).values(values))
+    return Position(*tx.execute(sa.select(*_SHOWN).where(*conditions)).one())
 
 
 def _stored(row: Any) -> Snapshot:
-    """One that does not decode is taken for its floor: that replays, and skips nothing."""
+    """The stored snapshot. If it can't be decoded, only its floor is used: events above it are replayed, none is
+    skipped."""
     try:
         return Snapshot.decode(row.outstanding)
     except CorruptSnapshot:

@@ -1,31 +1,33 @@
-"""Who holds which partition: one call, `sync`, is heartbeat, taking and giving back, in one transaction.
+"""Ownership of partitions. One call, `sync`, renews a worker's lease, acquires and releases partitions, in one
+transaction.
 
-There is no leader and no election: the transaction that holds the group's row is the leader, and each worker's own call
-does to that worker what equal shares ask (`shares`).
+There is no leader and no election. Ownership changes only under the lock of the consumer group's row, and each worker's
+own call moves that worker towards its equal share (`shares`).
 
-What could go wrong, and why it cannot:
+Possible failures, and why they can't happen:
 
-* *Two owners.* Ownership changes under the group's row lock alone, and with every new owner the epoch goes up, in the
-  row that each guarded write locks (`groups.fence`). A session is random for each process, so one that was started
-  again under its old name is a new owner too.
-* *A worker that died.* It has one lease, on all that it holds; whoever syncs next after its end frees its partitions.
-  The lease is in the worker's row, so a heartbeat writes that row and no other.
-* *A newcomer that nobody sees.* Its first sync makes its row, and from then on it counts in everybody's share, with
-  nothing to its name yet.
-* *A hand-over that gets stuck.* Surplus is given back in two steps: the owner is told (`release`), again at each sync,
-  and says when it is drained. The deadline is set once, when it is told first; after it anybody's sync frees the
-  partition, alive though its owner may be. What is to be given back is not taken back on second thoughts: it comes
-  round as a free one, at the next epoch, so what a worker was once told stays true.
-* *A late word of an earlier release.* A sync may be delayed until its worker has drained the partition, lost it, got it
-  back and was asked for it again. So `drained` bears the epoch that was drained; a later one is still worked on.
-* *The clock jumps.* It is the database's, read after the group's row is locked, as a statement that waits has the time
-  of before the wait. Forward, leases end early, and their workers are fenced. Backward, no lease and no deadline is
-  left further away than it would be if it were given now.
-* *Everybody was cut off for a while*, or the clock jumped forward. Whoever came first would find all others dead and
-  take what they hold, to give it back at once. So a caller whose own lease has ended spares those that were there when
-  it synced last; at its next sync, a third of a ttl later, it spares nobody.
-* *The zombie of a worker that was started again syncs.* It is told that it was replaced, and can't take the name back
-  while its successor's lease lasts; the two would fence each other in turns.
+* *Two owners.* Ownership changes only under the row lock of the consumer group. Every new owner gets a higher epoch, in
+  the row that each guarded write locks (`groups.fence`). Each process has a random session, so a restarted worker is a
+  new owner too, even under its old name.
+* *A worker that died.* It has one lease on all its partitions; after it expires, the next sync of any worker frees
+  them. The lease is in the worker's row, so a heartbeat writes only that row.
+* *A new worker that is ignored.* Its first sync inserts its row. From then on it counts in all shares, even before it
+  owns a partition.
+* *A hand-over that gets stuck.* Surplus partitions are released in two steps: each sync of the owner lists them
+  (`release`), and the owner reports when they are drained. The deadline is set once, with the first request. After it,
+  any worker's sync frees the partition, even if its owner is alive. A release is never cancelled: the partition becomes
+  free, and its next owner, even the same worker, gets a new epoch. So a request to release stays valid.
+* *A delayed report of an earlier release.* A sync may arrive after its worker has drained the partition, lost it, got
+  it back and was asked to release it again. So `drained` names the epoch that was drained; the worker may still be
+  working at a later epoch.
+* *The clock jumps.* Time is the database's. It is read after the consumer group's row is locked, because a statement
+  that waits for a lock has the time before the wait. If the clock jumps forward, leases end early and their workers are
+  fenced. If it jumps back, each lease and deadline is shortened to what it would be if it were set now.
+* *All workers were cut off for a while*, or the clock jumped forward. The first worker to sync would find all other
+  leases expired and acquire their partitions, only to release them again. So a caller whose own lease has expired
+  spares the workers that were live at its last sync. At its next sync, a third of a ttl later, it spares none.
+* *The old process of a restarted worker syncs again.* It gets `SessionReplaced`, and can't reclaim the name while its
+  successor's lease lasts. Otherwise the two would keep fencing each other.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from core.storage.statements import LIST, chunks
 log = structlog.get_logger(__name__)
 
 REPLACED: Final = 8
-"""How many sessions that went by a name before are known."""
+"""How many replaced sessions of a worker are remembered."""
 
 _consumers = tables.consumers.c
 _positions = tables.positions.c
@@ -55,9 +57,9 @@ _positions = tables.positions.c
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who syncs: `session` is random for each process, `capacity` the most partitions that it takes (None: any
-    number). `drained` are the partitions, with their epochs, that it had to give back and no longer works on; None: at
-    whichever epoch it holds them."""
+    """A worker that syncs. `session` is random for each process, `capacity` the most partitions that it accepts (None:
+    any number). `drained` has the partitions to release that it no longer works on, with their epochs (None: any
+    epoch)."""
 
     worker: str
     session: str
@@ -67,8 +69,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A partition that the worker owns at `epoch`, and how far it was read: `outstanding` is a snapshot of the
-    window."""
+    """A partition that the worker owns at `epoch`, and its position: `outstanding` is a snapshot of the window."""
 
     partition: int
     epoch: int
@@ -80,43 +81,43 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """All that the worker holds now, and which of these it is to give back, drained within a time."""
+    """All partitions that the worker owns, and those of them that it must drain and release within `release_within`."""
 
     ttl: timedelta
     assigned: list[Held]
     release: list[int]
     release_within: timedelta
     joined: bool
-    """It was not in the group, or it was another process."""
+    """The worker is new in the consumer group, or a new process."""
     gone: list[str]
-    """Workers whose leases were found to have ended."""
+    """Workers whose leases had expired."""
     overdue: list[int]
-    """Partitions that were freed though nobody had said that they were drained."""
+    """Partitions that were freed though no owner had reported them drained."""
 
 
 @dataclass(slots=True)
 class _Partitions:
-    """Those of a group, as a sync finds them. Ascending numbers."""
+    """The partitions of a consumer group before a sync, in ascending order."""
 
     free: list[int] = field(default_factory=list)
-    """Without an owner already."""
+    """Without an owner."""
     freed: list[int] = field(default_factory=list)
-    """Whose owner is gone or has drained them."""
+    """Their owner's lease has expired, or it has drained them."""
     overdue: list[int] = field(default_factory=list)
     mine: list[int] = field(default_factory=list)
-    """Those that the caller is not to give back."""
+    """Owned by the caller, without a request to release."""
     leaving: int = 0
-    """How many the caller is to give back."""
+    """How many the caller must release."""
     holding: dict[str, int] = field(default_factory=dict)
-    """By live worker, how many it is not to give back."""
+    """By live worker, how many it owns without a request to release."""
 
 
 _FACTS: Final = (_positions.partition_no, _positions.owner, _positions.epoch, _positions.release_by)
 
 
 def sync(tx: Connection, name: str, caller: Caller) -> Synced:
-    """Renew the caller's lease, free what is to be freed, and take or mark for release what its share asks for. May be
-    repeated at any time. A handful of statements, however many partitions there are.
+    """Renew the caller's lease, free partitions, and acquire some or request their release, to match the caller's
+    share. May be repeated at any time. Its number of statements hardly depends on the number of partitions.
 
     Raises `errors.ConsumerGroupNotFound`, `errors.SessionReplaced`, `errors.InvalidRequest` for a partition that the
     group doesn't have.
@@ -128,42 +129,42 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
             raise errors.InvalidRequest(f"body.drained[{place}]", f"expected at most {group.partitions - 1}")
     workers = {row.worker: row for row in tx.execute(sa.select(tables.consumers).where(_consumers.group_name == name))}
     before = workers.get(caller.worker)
-    restarted = False
+    is_new_session = False
     if before is not None and before.session != caller.session:
         if caller.session in before.replaced.split() and before.lease_until >= now:
             raise errors.SessionReplaced(name, caller.worker)
-        restarted = True
-    gone = _gone(workers.values(), before, now, group)
-    capacities = {worker: row.capacity for worker, row in workers.items() if worker not in gone}
+        is_new_session = True
+    expired = _gone(workers.values(), before, now, group)
+    capacities = {worker: row.capacity for worker, row in workers.items() if worker not in expired}
     capacities[caller.worker] = caller.capacity
     if any(row.lease_until > now + group.ttl for row in workers.values()):
         _clamp_leases(tx, name, now, now + group.ttl)
 
-    found = _look(tx, group, now, caller, capacities.keys(), restarted=restarted)
-    share = shares.targets(found.holding, capacities, group.partitions)[caller.worker]
-    mine, surplus = found.mine[:share], found.mine[share:]
-    available = sorted(found.free + found.freed + found.overdue)
-    most = group.partitions if caller.capacity is None else max(0, caller.capacity - len(mine) - found.leaving)
-    taken = available[: min(share - len(mine), most)]
-    freed = sorted({*found.freed, *found.overdue}.difference(taken))
-    if restarted:  # this process works on none of them yet, so there is nothing to drain, and all is news to it
-        freed, surplus = freed + surplus, []
-        taken = taken + mine
-    _update(tx, name, freed, owner=None, owned_since=None, release_by=None)
-    own = {"owner": caller.worker, "epoch": _positions.epoch + 1, "owned_since": now, "release_by": None}
-    _update(tx, name, taken, **own)
+    partitions = _look(tx, group, now, caller, capacities.keys(), is_new_session=is_new_session)
+    share = shares.targets(partitions.holding, capacities, group.partitions)[caller.worker]
+    kept, surplus = partitions.mine[:share], partitions.mine[share:]
+    available = sorted(partitions.free + partitions.freed + partitions.overdue)
+    room = group.partitions if caller.capacity is None else max(0, caller.capacity - len(kept) - partitions.leaving)
+    acquired = available[: min(share - len(kept), room)]
+    vacated = sorted({*partitions.freed, *partitions.overdue}.difference(acquired))
+    if is_new_session:  # a new process works on none of them yet, so it needs to drain none, and all get a new epoch
+        vacated, surplus = vacated + surplus, []
+        acquired = acquired + kept
+    _update(tx, name, vacated, owner=None, owned_since=None, release_by=None)
+    ownership = {"owner": caller.worker, "epoch": _positions.epoch + 1, "owned_since": now, "release_by": None}
+    _update(tx, name, acquired, **ownership)
     _update(tx, name, surplus, release_by=now + group.release)
 
-    if gone:
-        tx.execute(sa.delete(tables.consumers).where(_consumers.group_name == name, _consumers.worker.in_(gone)))
+    if expired:
+        tx.execute(sa.delete(tables.consumers).where(_consumers.group_name == name, _consumers.worker.in_(expired)))
     _renew(tx, name, caller, before, now, now + group.ttl)
     assigned, release = _held(tx, name, caller.worker)
-    joined = before is None or restarted
-    return Synced(group.ttl, assigned, release, group.release, joined, gone, found.overdue)
+    is_new = before is None or is_new_session
+    return Synced(group.ttl, assigned, release, group.release, is_new, expired, partitions.overdue)
 
 
 def synced(database: Database, name: str, caller: Caller) -> Synced:
-    """`sync` in a transaction of its own, with its lines in the log."""
+    """`sync` in a transaction, logging joins, expired workers and overdue releases."""
     answer = database.write(sync, name, caller, repeatable=True)
     if answer.joined:
         log.info("consumer_joined", group=name, worker=caller.worker)
@@ -175,13 +176,13 @@ def synced(database: Database, name: str, caller: Caller) -> Synced:
 
 
 def leave(tx: Connection, name: str, worker: str, session: str | None = None) -> None:
-    """Free all that the worker holds, at once. Nothing happens where it is not in the group, or is another session by
-    now. Raises `errors.ConsumerGroupNotFound`."""
+    """Free all partitions of the worker at once. Do nothing if it is not in the consumer group, or has another session
+    by now. Raises `errors.ConsumerGroupNotFound`."""
     groups.lock(tx, name)
-    this = [_consumers.group_name == name, _consumers.worker == worker]
+    conditions = [_consumers.group_name == name, _consumers.worker == worker]
     if session is not None:
-        this.append(_consumers.session == session)
-    if tx.execute(sa.delete(tables.consumers).where(*this)).rowcount:
+        conditions.append(_consumers.session == session)
+    if tx.execute(sa.delete(tables.consumers).where(*conditions)).rowcount:
         tx.execute(
             sa.update(tables.positions)
             .where(_positions.group_name == name, _positions.owner == worker)
@@ -190,8 +191,8 @@ def leave(tx: Connection, name: str, worker: str, session: str | None = None) ->
 
 
 def _gone(workers: Iterable[Any], before: Any, now: datetime, group: groups.ConsumerGroup) -> list[str]:
-    """Whose leases have ended. A caller that is late itself spares, this once, those that were there when it synced
-    last."""
+    """The workers whose leases have expired. A caller whose own lease has expired spares those that were live at its
+    last sync."""
     late = before is not None and before.lease_until < now
     return sorted(
         row.worker
@@ -207,36 +208,36 @@ def _look(
     caller: Caller,
     live: Collection[str],
     *,
-    restarted: bool,
+    is_new_session: bool,
 ) -> _Partitions:
-    found = _Partitions(holding=dict.fromkeys(live, 0))
-    # No lock is needed: these change under that of the group alone.
+    partitions = _Partitions(holding=dict.fromkeys(live, 0))
+    # No lock is needed: these columns change only under the consumer group's lock.
     rows = tx.execute(sa.select(*_FACTS).where(_positions.group_name == group.name).order_by(_positions.partition_no))
     deadline, latest = now + group.release, now
     drained = frozenset(caller.drained)
     for number, owner, epoch, release_by in rows:
         if owner is None:
-            found.free.append(number)
-        elif owner not in found.holding:
-            found.freed.append(number)
+            partitions.free.append(number)
+        elif owner not in partitions.holding:
+            partitions.freed.append(number)
         elif release_by is None:
-            found.holding[owner] += 1
+            partitions.holding[owner] += 1
             if owner == caller.worker:
-                found.mine.append(number)
-        elif owner == caller.worker and (restarted or not drained.isdisjoint({(number, epoch), (number, None)})):
-            found.freed.append(number)
+                partitions.mine.append(number)
+        elif owner == caller.worker and (is_new_session or not drained.isdisjoint({(number, epoch), (number, None)})):
+            partitions.freed.append(number)
         elif release_by <= now:
-            found.overdue.append(number)
+            partitions.overdue.append(number)
         else:
             latest = max(latest, release_by)
-            found.leaving += owner == caller.worker
+            partitions.leaving += owner == caller.worker
     if latest > deadline:
         tx.execute(
             sa.update(tables.positions)
             .where(_positions.group_name == group.name, _positions.release_by > deadline)
             .values(release_by=deadline)
         )
-    return found
+    return partitions
 
 
 def _clamp_leases(tx: Connection, name: str, now: datetime, until: datetime) -> None:
@@ -276,7 +277,7 @@ def _renew(tx: Connection, name: str, caller: Caller, before: Any, now: datetime
 
 
 def _held(tx: Connection, name: str, worker: str) -> tuple[list[Held], list[int]]:
-    # After the epochs went up: whoever owned them before has written by now, or never will.
+    # Read after the epochs went up: their previous owners have committed their writes by now, or are fenced.
     rows = tx.execute(
         sa.select(
             *(_positions.partition_no, _positions.epoch, _positions.floor, _positions.high, _positions.outstanding),

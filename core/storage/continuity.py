@@ -1,15 +1,14 @@
-"""Whether the database is still the one that was read before. What is kept in memory is of no use for another one.
+"""Detects that a connection may lead to another database, or to an older state of this one. Caches are then invalid.
 
 A database that comes back may lack commits: it was restored from a backup, its machine crashed before its disk was
-flushed, or another server took over that lagged behind. Nothing in its rows shows that. So everything that was read is
-in doubt
+flushed, or another server took over that lagged behind. Its rows don't show that. So everything that was read is in
+doubt
 
-* when a connection breaks, or is given up because its server takes no writes or is not in its cluster;
-* when a new connection leads elsewhere than the one before it: to another server, to the same one after a restart, or
-  to another file. Connections that are replaced because of their age are not found broken, even if the server was
-  restarted meanwhile.
+* when a connection breaks, or is discarded because its server is read-only or not in its cluster;
+* when a new connection leads to another server, another file, or the same server after a restart. This check is needed
+  because connections that are replaced for their age don't break, even if the server was restarted.
 
-A connection that is made because more are needed, to the same server since the same start, is not a sign of anything.
+A further connection to the same server, not restarted since, raises no doubt.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 Origin = tuple[Any, ...]
-"""What a connection leads to; equal for two that lead to the same."""
+"""Identifies the server or file behind a connection."""
 
 _NAMES: Final = ("hostname", "port", "server_id", "server_uid", "server_uuid")
 """Each server has some of these."""
 
 
 def server(driver: Any) -> Origin:
-    """Of a connection to MariaDB or MySQL: the server, and when it was started by its own clock, which may be set: the
-    uptime moves with it. Nothing but SHOW: a node outside its cluster refuses anything else."""
+    """The MariaDB or MySQL server behind a connection, and its start time. That is its clock minus its uptime; setting
+    the clock moves both. Uses only SHOW: a node outside its cluster refuses anything else."""
     with contextlib.closing(driver.cursor()) as cursor:
 
-        def show(what: str) -> dict[str, str]:
-            cursor.execute(f"SHOW {what}")
+        def show(subject: str) -> dict[str, str]:
+            cursor.execute(f"SHOW {subject}")
             return dict(cursor.fetchall())
 
-        listed = ", ".join(f"'{name}'" for name in (*_NAMES, "timestamp"))
+        names = ", ".join(f"'{name}'" for name in (*_NAMES, "timestamp"))
         for _ in range(3):
-            variables = show(f"VARIABLES WHERE Variable_name IN ({listed})")
+            variables = show(f"VARIABLES WHERE Variable_name IN ({names})")
             uptime = int(show("GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
             now = int(float(show("VARIABLES LIKE 'timestamp'")["timestamp"]))
-            if now == int(float(variables["timestamp"])):  # else a second has ended between them
+            if now == int(float(variables["timestamp"])):  # otherwise a second boundary passed in between
                 break
     return *(variables.get(name) for name in _NAMES), now - uptime
 
 
 def file(driver: Any) -> Origin:
-    """Of a connection to SQLite."""
+    """The SQLite file behind a connection."""
     path = driver.execute("PRAGMA database_list").fetchone()[2]
     status = Path(path).stat()
     return status.st_dev, status.st_ino
@@ -65,12 +64,12 @@ def watch(engine: Engine, origin_of: Callable[[Any], Origin], doubt: Callable[[]
     def compare(driver: Any, _: object) -> None:
         nonlocal last
         origin = origin_of(driver)
-        with lock:  # until it is reported, so that no other new connection is used before
+        with lock:  # held until the doubt is reported, so that no other new connection is used before
             if origin != last:
                 doubt()
             last = origin
 
     @sa.event.listens_for(engine, "invalidate")
     def broken(_: object, __: object, error: BaseException | None) -> None:
-        if not isinstance(error, sa.exc.DisconnectionError):  # how `database` replaces old connections
+        if not isinstance(error, sa.exc.DisconnectionError):  # raised to replace old connections, see `engines`
             doubt()

@@ -1,16 +1,16 @@
-"""The database: engines, sessions as we need them, and the one place that begins, commits, rolls back and retries.
+"""The database: the one place that begins, commits, rolls back and retries transactions.
 
 Every operation of core takes the transaction (`Connection`) as an argument and never commits. `Database.write` is the
 only function that does:
 
-* what the server calls a conflict (deadlock, lost certification, changed row) is begun again, often and soon, and
-  never reaches a caller as anything but a late answer; at a COMMIT too, as nothing was committed then;
-* a lock wait (2 s, not the server's 50) is begun again a few times, then it is `LockTimeout`;
-* an outage is tried again a few times over about a second, then it is `Unavailable`.
+* a conflict (deadlock, failed certification, changed row) is retried after milliseconds, up to 60 times; a caller
+  notices only a delay. The same at a COMMIT, as nothing was committed then;
+* a lock wait (2 s, not the server's 50) is retried a few times, then `LockTimeout` is raised;
+* an outage is retried a few times over about a second, then `Unavailable` is raised.
 
-One case is neither: the connection breaks while the COMMIT is under way, and nobody knows whether it was done. Work
-that finds its own traces when it is done twice says `repeatable=True` and is begun again; any other is `Unavailable`,
-and the caller's Idempotency-Key sorts it out.
+When the connection breaks during a COMMIT, nobody knows whether it was committed. Work that has the same effect when it
+runs twice passes `repeatable=True` and is retried. Other work raises `Unavailable`; clients then repeat the request
+with the same Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 APPENDED: Final = "lastbit.appended"
-"""In a connection's `info`: the feed's last position, where its transaction moved it."""
+"""The key in a connection's `info` for the feed's last position, set by a transaction that appends."""
 LOCK_WAIT: Final = 2
 """Seconds that a statement waits for a row."""
 
 
-class _Faulted(Exception):  # it carries the trouble to the retry, and never leaves this module
+class _Faulted(Exception):  # carries a fault to the retry loop; never leaves this module
     def __init__(self, fault: errors.Fault, cause: BaseException, *, committing: bool) -> None:
         self.fault = fault
         self.cause = cause
@@ -46,7 +46,7 @@ class _Faulted(Exception):  # it carries the trouble to the retry, and never lea
 
 
 def _count(retry: tenacity.RetryCallState) -> None:
-    """Between two tries."""
+    """Count a retry."""
     trouble = retry.outcome.exception() if retry.outcome else None
     if isinstance(trouble, _Faulted):
         metrics.RETRIED[trouble.fault].inc()
@@ -72,7 +72,7 @@ class Database:
         if dialect is None:
             raise errors.Misconfigured(f"{backend} is not supported; expected sqlite, mysql or mariadb")
         if not dialect.is_embedded:
-            # One driver, one dialect name: what is compiled for "mysql" serves both servers.
+            # Both servers use the same driver and dialect, so compiled statements are shared.
             self.url = self.url.set(drivername="mysql+pymysql")
         self.dialect = dialect
         self.engine = dialect.engine(self.url, connections, LOCK_WAIT)
@@ -80,7 +80,7 @@ class Database:
 
     @property
     def is_embedded(self) -> bool:
-        """The database is a file that this service has for itself."""
+        """The database is a file that only this service uses."""
         return self.dialect.is_embedded
 
     def write(
@@ -93,15 +93,15 @@ class Database:
     ) -> T:
         """Call `work(tx, *args)` in one transaction and commit it; return its result after the commit.
 
-        It may run several times, so it must not keep what it computed elsewhere. `lock_waits` is how many times a lock
-        wait may end in vain; `lock_wait`, in seconds, how long one may take where that is less than `LOCK_WAIT` (see
+        `work` may run several times, so it must not store results elsewhere. `lock_waits` is how many lock waits may
+        time out before `LockTimeout`; `lock_wait` shortens each to less than `LOCK_WAIT` seconds (see
         `statements.run`). Raises `errors.LockTimeout`, `errors.Unavailable`, or what `work` raised, rolled back.
         """
-        waited = 0
+        timeouts = 0
         outages = 0
 
         def attempt() -> T:
-            nonlocal waited, outages
+            nonlocal timeouts, outages
             try:
                 return self._once(work, *args, lock_wait=lock_wait)
             except _Faulted as trouble:
@@ -110,12 +110,12 @@ class Database:
                     if outages > 3 or (trouble.committing and not repeatable):
                         raise errors.Unavailable(faults.outage(trouble.cause)) from trouble.cause
                 elif trouble.fault is errors.Fault.LOCK_WAIT:
-                    waited += 1
-                    if waited > lock_waits:
-                        raise errors.LockTimeout("a row that the call needs is locked by somebody else") from None
+                    timeouts += 1
+                    if timeouts > lock_waits:
+                        raise errors.LockTimeout("a row that the call needs is locked by another transaction") from None
                 raise
 
-        # Conflicts are part of normal life: sixty tries with jitter outlast any storm of them that we could provoke.
+        # Conflicts are normal. Sixty attempts with jitter outlasted every load that we could create.
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Faulted),
             stop=tenacity.stop_after_attempt(60),
@@ -135,7 +135,7 @@ class Database:
         lock_wait: float | None = None,
     ) -> T:
         committing = False
-        begun = time.perf_counter()
+        started = time.perf_counter()
         outcome = metrics.ROLLED_BACK
         try:
             with self._connected() as tx:
@@ -143,31 +143,31 @@ class Database:
                 if lock_wait is not None:
                     tx = tx.execution_options(**{LOCK_WAIT_OPTION: lock_wait})
                 try:
-                    # Said here, not left to the first statement: SQLAlchemy doesn't see those of `statements`.
+                    # Explicitly, because SQLAlchemy doesn't see the statements that `statements` executes.
                     tx.begin()
                     tx.info.pop(APPENDED, None)
                     result = work(tx, *args)
-                    appended = tx.info.get(APPENDED)
+                    position = tx.info.get(APPENDED)
                     committing = True
                     tx.commit()
                 except BaseException as error:
                     self._judge(tx, error, committing=committing)
                     raise
             outcome = metrics.COMMITTED
-            if appended is not None:
+            if position is not None:
                 for react in self._on_append:
-                    react(appended)
+                    react(position)
             return result
         except _Faulted as trouble:
             outcome = metrics.TROUBLED[trouble.fault]
             raise
         finally:
-            outcome.observe(time.perf_counter() - begun)
+            outcome.observe(time.perf_counter() - started)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Connection]:
-        """A connection of the pool. Whatever goes wrong with taking it, or with the rollback by which it is given back,
-        is an outage, and nothing was committed. Raises `_Faulted`."""
+        """A connection from the pool. A failure to get one, or of the rollback when it is returned, counts as an
+        outage: nothing was committed. Raises `_Faulted`."""
         try:
             with self.engine.connect() as tx:
                 yield tx
@@ -177,48 +177,48 @@ class Database:
             raise _Faulted(errors.Fault.OUTAGE, error, committing=False) from error
 
     def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
-        """Raise `_Faulted` for trouble with the database, and keep a connection out of the pool that is of no use."""
+        """Raise `_Faulted` if the error is a database fault, and keep unusable connections out of the pool."""
         fault = faults.classify(error)
         if committing and fault is errors.Fault.CONFLICT:
             self._rolled_back(tx)
         elif committing:
-            # Nobody knows in which state it is now.
+            # The connection's state is unknown.
             tx.invalidate()
             fault = fault and errors.Fault.OUTAGE
         elif fault is errors.Fault.LOCK_WAIT and galera.is_apart(tx):
             tx.invalidate()
             fault = errors.Fault.OUTAGE
         elif faults.is_elsewhere(error):
-            # The next connection may lead to a server that can.
+            # The next connection may lead to a server that can do it.
             tx.invalidate()
         if fault is not None:
             raise _Faulted(fault, error, committing=committing) from error
 
     def _rolled_back(self, tx: Connection) -> None:
-        """The server has, and said so at the COMMIT; the driver should know it too."""
+        """The server rolled back at the COMMIT; update the driver's state as well."""
         driver = tx.connection.dbapi_connection
         assert driver is not None
         try:
             driver.rollback()
-        except Exception:  # noqa: BLE001  # the trouble that led here is told
+        except Exception:  # noqa: BLE001  # the original error is reported
             tx.invalidate()
 
     def write_in_chunks(self, work: Callable[[Connection, Unpack[Args]], int], *args: *Args) -> int:
-        """`write` it again and again, each time in a transaction of its own, until it returns 0 or False. Returns the
-        sum of what it returned. `work` must be repeatable."""
+        """Call `write` with it, each time in a new transaction, until it returns 0 or False. Return the sum of the
+        results. `work` must be repeatable."""
         total = 0
         while count := self.write(work, *args, repeatable=True):
             total += count
         return total
 
     def read(self, work: Callable[[Connection, Unpack[Args]], T], *args: *Args) -> T:
-        """Call `work(tx, *args)`, which only reads; each statement sees what is committed when it begins."""
+        """Call `work(tx, *args)`, which only reads; each statement sees what was committed when it began."""
         return self._reading("", work, *args)
 
     def snapshot(self, work: Callable[[Connection, Unpack[Args]], T], *args: *Args) -> T:
         """Call `work(tx, *args)`, which only reads, on one snapshot of the whole database."""
-        # Said as a statement and not as SQLAlchemy's `isolation_level`, which it sets behind its own back: a connection
-        # that is found dead there is neither classified as an outage nor taken out of the pool.
+        # Not SQLAlchemy's `isolation_level`: if setting it finds the connection dead, SQLAlchemy neither reports an
+        # outage nor removes the connection from the pool.
         return self._reading(self.dialect.begin_snapshot, work, *args)
 
     def _reading(self, first: str, work: Callable[[Connection, Unpack[Args]], T], *args: *Args) -> T:

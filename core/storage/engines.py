@@ -30,10 +30,10 @@ def replace_old_connections(engine: Engine) -> None:
     all that were made before.
 
     SQLAlchemy can do both, but by the wall clock. If that clock was ahead when a connection broke, and was then
-    corrected, SQLAlchemy would take every new connection for an old one, and each transaction would make its own until
-    the clock had caught up.
+    corrected, SQLAlchemy would mistake every new connection for an old one, and each transaction would make its own
+    until the clock had caught up.
     """
-    broken = -math.inf
+    breakage = -math.inf
 
     @sa.event.listens_for(engine, "connect")
     def made(_: object, record: ConnectionPoolEntry) -> None:
@@ -45,17 +45,17 @@ def replace_old_connections(engine: Engine) -> None:
 
     @sa.event.listens_for(engine, "handle_error")
     def look(trouble: ExceptionContext) -> None:
-        nonlocal broken
+        nonlocal breakage
         if trouble.is_disconnect and trouble.connection is not None and not trouble.connection.invalidated:
             trouble.invalidate_pool_on_disconnect = False
             # Connections of the same age break together: the first one found broken condemns them all.
-            if trouble.connection.info[_MADE] > broken:
-                broken = time.monotonic()
+            if trouble.connection.info[_MADE] > breakage:
+                breakage = time.monotonic()
 
     @sa.event.listens_for(engine, "checkout")
     def check(_: object, record: ConnectionPoolEntry, __: object) -> None:
-        made, now = record.info[_MADE], time.monotonic()
-        if record.info[_USED] == made:
+        created, now = record.info[_MADE], time.monotonic()
+        if record.info[_USED] == created:
             return  # a new connection; SQLAlchemy raises an error when one is refused twice in a row
-        if made <= broken or now - made > MOST_AGE or now - record.info[_USED] > MOST_IDLE:
+        if created <= breakage or now - created > MOST_AGE or now - record.info[_USED] > MOST_IDLE:
             raise sa.exc.DisconnectionError("it may be broken")  # the pool makes a new one

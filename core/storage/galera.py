@@ -1,15 +1,15 @@
-"""Galera: a cluster of servers, each of which takes writes. What its sessions need, and how a row guards there.
+"""Galera, a cluster of servers that all accept writes: session settings, and how a locked row protects a decision.
 
-On one server a row that is locked (`SELECT … FOR UPDATE`) is nobody else's until the commit. In a cluster a lock holds
-on its own node alone. What the others have written meanwhile is found at the commit, by certification: of two
-transactions that *wrote* the same row the later one is rolled back, with the error of a deadlock, everywhere. A row
-that was locked and not written plays no part in that. Where such a row is what a decision rests on, it is a guard, and
-`guard` has it certified (decision 0013 goes through all transactions).
+On one server, `SELECT … FOR UPDATE` keeps a row from all other transactions until the commit. In a cluster, a lock
+holds only on its own node. Conflicting writes on other nodes are detected at the commit, by certification: of two
+transactions that *wrote* the same row, the later one is rolled back on all nodes, with a deadlock error. Rows that were
+locked but not written are not certified. When a decision depends on such a row, `guard` has it certified (decision 0013
+goes through all transactions).
 
-Each node applies by itself what the others have committed, a little later. So a session waits, before the first
-statement of a transaction, until its node has applied what was committed anywhere before (`wsrep_sync_wait`): or a
-fresh extend's ids would be unknown on another node. Within a transaction nothing waits; what is read there may be old,
-and whoever decides by it writes the row that he read, or has it guarded.
+Each node applies the others' commits with a short delay. So before the first statement of a transaction, a session
+waits until its node has applied all earlier commits (`wsrep_sync_wait`). Otherwise the ids of a recent extend could be
+unknown on another node. Later statements of the transaction don't wait, so they may read old data. A transaction that
+decides by such data must write the row it read, or guard it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 SYNC_WAIT: Final = 7
-"""Before SELECT and BEGIN (1), UPDATE and DELETE (2), INSERT and REPLACE (4): whatever a transaction begins with."""
+"""Before SELECT and BEGIN (1), UPDATE and DELETE (2), INSERT and REPLACE (4): all statements that a transaction can
+begin with."""
 _MEMBER: Final = "lastbit.cluster"
-"""In a connection's `info`: its server is a node of a cluster."""
+"""The key in a connection's `info` for whether its server is a node of a cluster."""
 
 
 def prepare(driver: Any, info: dict[str, Any]) -> None:
-    """A new connection of the driver's: ask whether the server is a node, and set up the session for it."""
+    """Find out whether a new connection leads to a node, and set up the session for it."""
     with contextlib.closing(driver.cursor()) as cursor:
         cursor.execute("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'")
         info[_MEMBER] = any(value == "ON" for _, value in cursor.fetchall())
@@ -42,8 +43,8 @@ def is_node(tx: Connection) -> bool:
 
 
 def is_apart(tx: Connection) -> bool:
-    """Whether it leads to a node that takes no part in its cluster now. Such a node says that a wait for the others
-    has ended in vain, by the number of a lock wait."""
+    """Whether the connection leads to a node that is outside its cluster now. When such a node gives up waiting for the
+    others, it returns the error number of a lock wait."""
     if not is_node(tx):
         return False
     driver = tx.connection.dbapi_connection
@@ -57,10 +58,11 @@ def is_apart(tx: Connection) -> bool:
 
 
 def guard(tx: Connection, column: sa.Column[int], *row: sa.ColumnElement[bool]) -> None:
-    """Have a row that is locked certified as if it were written, and leave it as it is. On one server its lock is
-    enough, and nothing is done."""
+    """Have a locked row certified as if it were written, without changing it. Does nothing on a single server, where
+    the lock is enough."""
     if not is_node(tx):
         return
-    # Values that stay the same are not written, so: up, and down again. Both are in the transaction's write set.
+    # An UPDATE that changes nothing isn't written, so the value goes up and down again. Both changes are in the write
+    # set.
     for step in (1, -1):
         tx.execute(sa.update(column.table).where(*row).values({column.name: column + step}))

@@ -1,8 +1,8 @@
-"""Which schema the database has, and bringing it up to date. The steps are Alembic's, in `migrations/`.
+"""The version of the schema, and migrations, which use Alembic and are in `migrations/`.
 
-Each migration serves the release before it, so that old and new code can run side by side during an upgrade, and the
-old code is the way back. A schema that is *newer* than this code says itself whether it still serves it
-(`tables.schema_support`, decision 0014); an older one does not.
+After each migration the previous release still works, so that old and new code can run side by side during an upgrade,
+and the old code can be restored. A *newer* schema records in `tables.schema_support` whether it still supports this
+code (decision 0014). An older one never does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from core.storage import faults
 from core.storage.database import LOCK_WAIT, Database
 
 PATIENCE: Final = 60
-"""Seconds that a migration insists on a table that is in use."""
+"""Seconds for which a migration retries to lock a table that is in use."""
 
 _MIGRATIONS: Final = Path(__file__).resolve().parents[2] / "migrations"
 
@@ -56,16 +56,16 @@ def current(tx: Connection) -> str | None:
 
 
 def check(tx: Connection) -> None:
-    """Raise `errors.Misconfigured` where the schema is missing, older than this code, or serves it no more."""
+    """Raise `errors.Misconfigured` if the schema is missing, older than this code, or no longer supports it."""
     revision = current(tx)
     newest_known, all_known = _known()
     if revision is None or (revision in all_known and revision != newest_known):
-        was = "no schema" if revision is None else f"the schema of revision {revision}"
+        state = "no schema" if revision is None else f"the schema of revision {revision}"
         raise errors.Misconfigured(
-            f"the database has {was}, this release needs revision {newest_known}: run `python -m api migrate` (with "
+            f"the database has {state}, this release needs revision {newest_known}: run `python -m api migrate` (with "
             "the same LASTBIT_DATABASE_URL or --database-url), then start again"
         )
-    # Also where the revision is ours: a migration says first whom it will serve no more, and then does what it does.
+    # Even if the revision is ours: a migration first withdraws support for older releases, then changes the schema.
     oldest = tx.scalar(sa.select(tables.schema_support.c.oldest))
     if oldest not in all_known:
         raise errors.Misconfigured(
@@ -75,30 +75,30 @@ def check(tx: Connection) -> None:
 
 
 def migrate(database: Database, revision: str = "head") -> None:
-    """Bring the schema to `revision`; with an older one, back to it. One at a time: others wait. What another migration
-    had begun, and was killed, is finished.
+    """Upgrade or downgrade the schema to `revision`. Concurrent migrations wait for each other. A migration that was
+    killed half-way is completed.
 
-    Raises `errors.Unavailable` where the database is away, or another migration takes longer than a minute;
-    `errors.LockTimeout` where somebody uses a table for so long that it can't be changed.
+    Raises `errors.Unavailable` if the database can't be reached or another migration takes longer than a minute;
+    `errors.LockTimeout` if a long transaction keeps a table in use.
     """
     with database.connection() as connection:
         if database.is_embedded:
             connection = connection.execution_options(**database.dialect.begin_writing)
             _migrate(connection, revision)
             return
-        # Data definition commits by itself on MariaDB; a lock by name keeps two from migrating at once.
+        # On MariaDB, DDL commits implicitly, so a named lock keeps two processes from migrating at once.
         if connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 60)").scalar() != 1:
             raise errors.Unavailable("another migration of this database is under way")
         try:
             _migrate_under_load(connection, revision)
         finally:
-            if not connection.invalidated:  # with the connection its lock is gone
+            if not connection.invalidated:  # a lost connection releases its lock
                 connection.exec_driver_sql("SELECT RELEASE_LOCK('lastbit_migrate')")
 
 
 def finish(database: Database) -> None:
-    """Have the schema serve this release and later ones alone: none of an earlier one runs any more, and none will.
-    What these would not understand may be written from then on. Raises what `check` does."""
+    """Withdraw support for releases before this one: none of them runs any more, and none will. From then on, data that
+    they don't understand may be written. Raises what `check` does."""
 
     def mark(tx: Connection) -> None:
         check(tx)
@@ -108,14 +108,14 @@ def finish(database: Database) -> None:
 
 
 def serves_only(tx: Connection, revision: str) -> bool:
-    """Whether each release that may work on the schema knows this revision."""
+    """Whether every release that the schema supports knows this revision."""
     oldest = tx.scalar(sa.select(tables.schema_support.c.oldest))
     return oldest is not None and oldest >= revision
 
 
 def _migrate_under_load(connection: Connection, revision: str) -> None:
-    """A change of a table waits until nobody's transaction uses it, and everybody else waits behind it. So it waits
-    for a moment only, lets the others pass, and tries again."""
+    """Migrate while the service runs. Altering a table waits until no transaction uses it, and blocks all others
+    meanwhile. So each wait is short; between attempts the others can proceed."""
     before = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar()
     connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_WAIT}")
     retrying = tenacity.Retrying(
@@ -141,15 +141,15 @@ def _migrate_under_load(connection: Connection, revision: str) -> None:
 
 
 def _migrate(connection: Connection, revision: str) -> None:
-    was = current(connection)
-    if was is not None and was not in _known()[1]:
-        return  # a newer release was here; whether it serves this one is for `check` to say
+    before = current(connection)
+    if before is not None and before not in _known()[1]:
+        return  # from a newer release; `check` decides whether it supports this one
     config = _config()
     config.attributes["connection"] = connection
-    if revision == "head" or was is None or not _is_behind(revision, was):
+    if revision == "head" or before is None or not _is_behind(revision, before):
         command.upgrade(config, revision)
-        if was is None and revision == "head":
-            # Nobody has worked with it before.
+        if before is None and revision == "head":
+            # A new database: no older release uses it.
             connection.execute(sa.update(tables.schema_support).values(oldest=newest()))
     else:
         command.downgrade(config, revision)

@@ -1,9 +1,9 @@
 """Hot statements: several in one round trip, and rows as one text.
 
-An ack transaction is a handful of small statements. Most of their cost is not the database's work: it is SQLAlchemy's
-constructs, the driver's parsing, and a switch of threads for each round trip. So here statements go to the driver as
-text, in one packet where nothing is decided between them. The values in the text are our own integers and hexadecimal
-digits, never a client's text. How it is done depends on the database (see `dialects`).
+An ack transaction is a handful of small statements. Most of their cost is not in the database but in SQLAlchemy's
+constructs, the driver's parsing, and a thread switch for each round trip. So statements go to the driver as text, in
+one packet if none depends on the result of another. The values in the text are our own integers and hexadecimal digits,
+never a client's text. How it is done depends on the database (see `dialects`).
 """
 
 from __future__ import annotations

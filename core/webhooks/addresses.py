@@ -1,9 +1,9 @@
-"""Where a webhook may go. Whoever can make a webhook can make this service send requests, so they must not reach what
-only the service can reach: its own machine, its private network, the cloud's metadata address.
+"""Decides where webhooks may lead. A client that can create a webhook makes this service send requests. They must not
+reach its own machine, its private network, or the cloud's metadata address.
 
-Two judgements, both pure. `parse` judges the URL's form, strictly, so that no two parsers can read it differently.
-`is_public` judges one address. Who sends resolves the name, has *every* address judged, and connects to one of those
-very addresses: a name that is looked up again could lead elsewhere by then.
+Both checks are pure. `parse` checks the URL's syntax so strictly that no two parsers can read it differently.
+`is_public` checks one address. The sender resolves the name, checks *every* address, and connects to one of these
+addresses: a second lookup could return others.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from urllib.parse import urlsplit
 
 LONGEST_URL: Final = 2048
 NOT_PUBLIC: Final = "an address that is not public"
-"""What is said of every address that is refused; which one it was would tell of our network."""
+"""The message for every refused address. Naming the address would reveal details of our network."""
 
 
-class Unfit(Exception):  # said to callers and in the log, so it names no address
+class Unfit(Exception):  # shown to clients and logged, so it names no address
     """The webhook may not be sent there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A URL, taken apart. `host` is a name or an address without brackets; `path` has the query."""
+    """A parsed URL. `host` is a name or an address without brackets; `path` includes the query."""
 
     scheme: str
     host: str
@@ -41,7 +41,7 @@ _NUMERIC: Final = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
 
 
 def parse(url: str) -> Target:
-    """Take a webhook's URL apart. Raises `Unfit`."""
+    """Parse a webhook's URL. Raises `Unfit`."""
     if len(url) > LONGEST_URL or not re.fullmatch(r"[\x21-\x7e]+", url):
         raise Unfit(f"expected a URL of at most {LONGEST_URL:,} visible ASCII characters")
     try:
@@ -69,8 +69,7 @@ def parse(url: str) -> Target:
 
 
 def _address(kind: type[IPv4Address] | type[IPv6Address], host: str) -> None:
-    """An address must be in its one common form: `127.1`, `0x7f.1`, `2130706433` are spellings that parsers disagree
-    about."""
+    """Require the usual form of an address: parsers disagree about `127.1`, `0x7f.1` or `2130706433`."""
     try:
         kind(host)
     except ValueError:
@@ -80,24 +79,24 @@ def _address(kind: type[IPv4Address] | type[IPv6Address], host: str) -> None:
 
 
 _IPV4: Final = tuple(
-    ip_network(each)
-    for each in (
+    ip_network(network)
+    for network in (
         *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
         *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
         *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
     )
 )
-"""Special purposes, by the IANA registry: this network, private, carrier-grade NAT, loopback, link-local, protocols,
-documentation, 6to4 relays, benchmarks, multicast, reserved and broadcast."""
+"""Special-purpose addresses, from the IANA registry: this network, private, carrier-grade NAT, loopback, link-local,
+protocols, documentation, 6to4 relays, benchmarks, multicast, reserved and broadcast."""
 _GLOBAL_UNICAST: Final = ip_network("2000::/3")
-"""All that IPv6 routes publicly: outside are loopback, link-local, unique local, multicast, IPv4-mapped, NAT64."""
-_IPV6: Final = tuple(ip_network(each) for each in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
-"""Within it: protocols and Teredo, documentation, 6to4 (whose inner IPv4 address may be any)."""
+"""All public IPv6 addresses. Outside it are loopback, link-local, unique local, multicast, IPv4-mapped, NAT64."""
+_IPV6: Final = tuple(ip_network(network) for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
+"""Special purposes within it: protocols and Teredo, documentation, 6to4 (which can embed any IPv4 address)."""
 
 
 def is_public(address: str) -> bool:
-    """Whether an address, as a resolver gives it, is of the public internet."""
-    found = ip_address(address)
-    if isinstance(found, IPv4Address):
-        return not any(found in network for network in _IPV4)
-    return found in _GLOBAL_UNICAST and not any(found in network for network in _IPV6)
+    """Whether an address from a resolver is on the public internet."""
+    parsed = ip_address(address)
+    if isinstance(parsed, IPv4Address):
+        return not any(parsed in network for network in _IPV4)
+    return parsed in _GLOBAL_UNICAST and not any(parsed in network for network in _IPV6)

@@ -1,8 +1,8 @@
 """When a delivery that failed is tried again: exponential backoff with full jitter (Brooker, "Exponential Backoff And
 Jitter", 2015), as the Standard Webhooks specification recommends. Pure: chance comes in as an argument.
 
-Full jitter spreads the retries of many deliveries that failed together over the whole interval. Its weakness: a single
-pause can be close to nothing, so that tries are used up sooner than the ceilings suggest; on average it is half.
+Full jitter spreads the retries of deliveries that failed together over the whole interval. Its weakness: a pause may be
+close to zero, so the tries may be used up long before the ceilings suggest. The average pause is half its ceiling.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ FACTOR: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """`tries` in all, the ceiling of the pause after the first of them and of any, in seconds."""
+    """`tries` includes the first one. `first` is the ceiling of the first pause and `longest` that of all, in
+    seconds."""
 
     tries: int = 10
     first: float = 5.0
     longest: float = 86_400.0
 
     def pause(self, failures: int, chance: float, retry_after: float | None = None) -> float | None:
-        """Seconds until the next try after so many `failures`, None where that was the last. `chance` is from 0 to 1;
-        `retry_after` is what the receiver asked for: no sooner than that, within the longest pause."""
+        """Seconds until the next try after this number of `failures`; None if no try is left. `chance` is from 0 to 1.
+        `retry_after`, from the receiver, is a minimum, capped at `longest`."""
         if failures >= self.tries:
             return None
         ceiling = min(self.longest, self.first * FACTOR ** (failures - 1))

@@ -4,19 +4,20 @@ Three steps, each a transaction of its own, with no transaction open while somet
 
 * *plan*: the events above a webhook's position become its deliveries, and the position moves up, in one transaction
   under the webhook's row lock. Positions of the feed have no gaps, so a page is a span of them. (webhook, position) is
-  unique besides.
-* *claim*: due deliveries get a random token and a lease, which is `due_at` in the future, by one UPDATE that asks again
-  whether they are due: of two dispatchers that saw the same one, the second finds it no longer so. Time is the
+  also unique.
+* *claim*: one UPDATE gives due deliveries a random token and a lease, by setting `due_at` in the future. It checks
+  again that they are due, so when two dispatchers select the same one, only the first claims it. Time is the
   database's.
-* *record*: the attempt goes into the log, and the delivery moves on if it still has the token.
+* *record*: the attempt is logged, and the delivery's state changes if it still has the token.
 
-Where the database's clock goes back, nothing waits for it to come by again (`bring_closer`).
+When the database's clock is set back, no delivery waits until it catches up (`bring_closer`).
 
-A dispatcher that is killed between sending and recording leaves a claim that runs out; the same event is sent again
-under the same webhook-id. That is what "at least once" means here, and why receivers go by the id.
+If a dispatcher is killed between sending and recording, its claim expires and the event is sent again with the same
+webhook-id. That is why delivery is "at least once", and receivers must recognize repeats by the id.
 
-What a webhook still has to plan or send keeps its event from being trimmed (`needed`). Of those two facts the position
-is read first: whatever is planned in between moves from the one to the other, and is seen in either.
+An event that a webhook has still to plan or send is not trimmed (`needed`). `needed` reads the webhooks' positions
+before their pending deliveries: an event that is planned in between counts in the first, and perhaps also in the
+second.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from core.webhooks.subscriptions import Progress, SendResult, State
 PAGE: Final = 500
 """Positions of the feed that one transaction plans."""
 CANDIDATES: Final = 64
-"""Due deliveries among which a claim chooses. By chance, so that dispatchers seldom want the same."""
+"""Due deliveries from which a claim chooses at random, so that dispatchers seldom choose the same ones."""
 PARTITIONS: Final = 64
-"""Into which deliveries are divided by their ids, so that dispatchers can share them (see `replicas`)."""
+"""Deliveries are partitioned by id, so that dispatchers can share them (see `replicas`)."""
 OVERDUE: Final = timedelta(seconds=5)
-"""After which a due delivery is anybody's, whose partition it may be in."""
+"""A delivery that has been due for longer may be claimed by any dispatcher."""
 GONE: Final = 410
 PATIENT: Final = (429, 503)
-"""Answers whose Retry-After is heeded."""
+"""Statuses whose Retry-After is respected."""
 
 _webhooks = tables.webhooks.c
 _deliveries = tables.deliveries.c
@@ -57,7 +58,7 @@ _head = tables.feed_head.c
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A delivery that is ours until its lease ends. `at` is the database's time when it was claimed."""
+    """A claimed delivery. `at` is the database's time of the claim."""
 
     delivery: int
     token: bytes = field(repr=False)
@@ -69,7 +70,7 @@ class Claim:
 
 
 def behind(tx: Connection) -> list[int]:
-    """The webhooks that have something to plan."""
+    """The webhooks that have events to plan."""
     head = sa.select(_head.position).scalar_subquery()
     return list(
         tx.scalars(
@@ -79,7 +80,7 @@ def behind(tx: Connection) -> list[int]:
 
 
 def plan(tx: Connection, webhook: int) -> bool:
-    """Plan a page of the feed; whether there may be more."""
+    """Plan a page of the feed. Return whether there may be more."""
     row = tx.execute(sa.select(tables.webhooks).where(_webhooks.id == webhook).with_for_update()).first()
     if row is None or row.state != State.ACTIVE:
         return False
@@ -99,7 +100,7 @@ def plan(tx: Connection, webhook: int) -> bool:
 
 
 def is_due(tx: Connection, partitions: Collection[int] | None = None) -> bool:
-    """Whether anything is, that `claim` may claim with the same `partitions`."""
+    """Whether there is a due delivery that `claim` could claim with the same `partitions`."""
     now = _now(tx)
     query = sa.select(_deliveries.id).where(*_due(now), *_shared(partitions, now))
     return tx.execute(query.limit(1)).first() is not None
@@ -117,8 +118,8 @@ def _due(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
 def _shared(partitions: Collection[int] | None, now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
     if partitions is None or len(partitions) == PARTITIONS:
         return ()
-    own = (_deliveries.id % PARTITIONS).in_(sorted(partitions))
-    return (sa.or_(own, _deliveries.due_at <= now - OVERDUE),)
+    ours = (_deliveries.id % PARTITIONS).in_(sorted(partitions))
+    return (sa.or_(ours, _deliveries.due_at <= now - OVERDUE),)
 
 
 def claim(
@@ -129,10 +130,10 @@ def claim(
     share: int,
     partitions: Collection[int] | None = None,
 ) -> tuple[list[Claim], int]:
-    """Claim at most `limit` due deliveries: of each webhook at most its `room`, or `share` where that says nothing; of
-    these `partitions`, where they are given, and what is overdue.
+    """Claim at most `limit` due deliveries, and of each webhook at most its `room`, by default `share`. With
+    `partitions`, claim only deliveries in these partitions, and overdue ones.
 
-    Due deliveries of webhooks that are disabled or gone die here; the second value is how many did.
+    Due deliveries of disabled or deleted webhooks become dead; the second value is how many.
     """
     now = _now(tx)
     due = sa.and_(*_due(now))
@@ -143,48 +144,50 @@ def claim(
         .order_by(_deliveries.due_at)
         .limit(CANDIDATES)
     )
-    full = sorted(webhook for webhook, left in room.items() if left <= 0)
+    full = sorted(webhook for webhook, places in room.items() if places <= 0)
     if full:
         query = query.where(_deliveries.webhook_id.not_in(full))
     candidates = list(tx.execute(query))
     random.shuffle(candidates)
-    wanted: list[int] = []
-    lost: list[int] = []
-    left = dict(room)
+    chosen: list[int] = []
+    dead: list[int] = []
+    places = dict(room)
     for row in candidates:
         if row.state != State.ACTIVE:
-            lost.append(row.id)
-        elif len(wanted) < limit and left.setdefault(row.webhook_id, share) > 0:
-            left[row.webhook_id] -= 1
-            wanted.append(row.id)
-    if lost:
+            dead.append(row.id)
+        elif len(chosen) < limit and places.setdefault(row.webhook_id, share) > 0:
+            places[row.webhook_id] -= 1
+            chosen.append(row.id)
+    if dead:
         tx.execute(
             sa.update(tables.deliveries)
-            .where(_deliveries.id.in_(sorted(lost)), due)
+            .where(_deliveries.id.in_(sorted(dead)), due)
             .values(state=Progress.DEAD, due_at=None, token=None)
         )
-    if not wanted:
-        return [], len(lost)
+    if not chosen:
+        return [], len(dead)
     token = secrets.token_bytes(16)
     tx.execute(
         sa.update(tables.deliveries)
-        .where(_deliveries.id.in_(sorted(wanted)), due)
+        .where(_deliveries.id.in_(sorted(chosen)), due)
         .values(token=token, due_at=now + lease)
     )
-    claimed = (
+    claimed_rows = (
         sa.select(_deliveries.id, _deliveries.webhook_id, _webhooks.url, _webhooks.secret, tables.feed)
         .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id)
         .join(tables.feed, _feed.position == _deliveries.position)
-        .where(_deliveries.id.in_(wanted), _deliveries.token == token)
+        .where(_deliveries.id.in_(chosen), _deliveries.token == token)
     )
     claims = [
-        Claim(row.id, token, row.webhook_id, row.url, row.secret, feed.event(row), now) for row in tx.execute(claimed)
+        Claim(row.id, token, row.webhook_id, row.url, row.secret, feed.event(row), now)
+        for row in tx.execute(claimed_rows)
     ]
-    return claims, len(lost)
+    return claims, len(dead)
 
 
 def record(tx: Connection, claim: Claim, answer: SendResult, backoff: Backoff, chance: float) -> Progress | None:
-    """Log the attempt, and settle the delivery; what it is now, None where it is somebody else's by now, or gone."""
+    """Log the attempt and update the delivery. Return its new state; None if another dispatcher has claimed it since,
+    or if it was removed."""
     row = tx.execute(
         sa.select(_deliveries.token, _deliveries.attempts).where(_deliveries.id == claim.delivery).with_for_update()
     ).first()
@@ -224,14 +227,14 @@ def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> None:
     """After the database's clock went back: what is pending is due no later than if it had been planned, claimed or
     failed now. May be repeated."""
     now = _now(tx)
-    claimed = _deliveries.token.is_not(None)
+    is_claimed = _deliveries.token.is_not(None)
     tx.execute(
         sa.update(tables.deliveries)
         .where(_deliveries.state == Progress.PENDING, _deliveries.due_at > now)
         .values(
             due_at=sa.case(
-                (sa.and_(claimed, _deliveries.due_at > now + lease), now + lease),
-                (claimed, _deliveries.due_at),
+                (sa.and_(is_claimed, _deliveries.due_at > now + lease), now + lease),
+                (is_claimed, _deliveries.due_at),
                 (_deliveries.attempts == 0, now),
                 (_deliveries.due_at > now + longest, now + longest),
                 else_=_deliveries.due_at,
@@ -241,8 +244,8 @@ def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> None:
 
 
 def needed(tx: Connection) -> int | None:
-    """The lowest position that a webhook still has to plan or send: see above for the order."""
-    planned: int | None = tx.scalar(sa.select(sa.func.min(_webhooks.position)).where(_webhooks.state == State.ACTIVE))
+    """The lowest position that a webhook still has to plan or send. The order of the two reads matters, see above."""
+    position: int | None = tx.scalar(sa.select(sa.func.min(_webhooks.position)).where(_webhooks.state == State.ACTIVE))
     pending: int | None = tx.scalar(
         sa.select(_deliveries.position)
         .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id)
@@ -250,11 +253,11 @@ def needed(tx: Connection) -> int | None:
         .order_by(_deliveries.position)
         .limit(1)
     )
-    lowest = [] if planned is None else [planned + 1]
+    lowest = [] if position is None else [position + 1]
     return min(lowest if pending is None else [*lowest, pending], default=None)
 
 
 def trim(database: Database) -> None:
-    """Remove what belonged to events that were trimmed."""
+    """Remove the deliveries of trimmed events."""
     trimmed = database.read(lambda tx: tx.execute(sa.select(_head.trimmed)).scalar_one())
     database.write_in_chunks(subscriptions.remove, _deliveries.position <= trimmed)

@@ -1,12 +1,12 @@
-"""The dispatcher's replicas share their work through a consumer group of the service's own.
+"""The replicas of the dispatcher share their work through an internal consumer group.
 
-Each delivery is in a partition, by its id, and each replica claims those of the partitions that it holds, so that many
-replicas don't all want the same ones. Nothing rests on it but that: claims are guarded by their tokens as ever, a
-delivery that has been due for a few seconds is anybody's, and a replica that can't sync goes on with what it held. For
-the same reason there is nothing to drain: what it is told to release it claims no more, and what it is sending is its
-own all the same.
+Each delivery is in a partition, by its id. Each replica claims deliveries from the partitions that it owns, so that
+replicas don't compete for the same ones. Correctness doesn't depend on it: tokens protect the claims, any replica may
+claim a delivery that has been due for a few seconds, and a replica that can't sync keeps working on its last
+partitions. So a replica can release a partition without draining it: it claims no more from it and finishes what it is
+sending.
 
-Deliveries and not webhooks are shared, so that all replicas together send to a webhook that has much to be told.
+Deliveries are shared, not webhooks, so that all replicas can send to a busy webhook.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUP: Final = groups.OWN_NAMES + "dispatcher"
 
 
 class Replica:
-    """One dispatcher's place in the group. `beat` belongs to one thread; `partitions` may be read from any."""
+    """One dispatcher in the consumer group. Only one thread may call `beat`; any thread may read `partitions`."""
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.partitions: frozenset[int] = frozenset()
@@ -39,26 +39,30 @@ class Replica:
         self._made = False
 
     def beat(self) -> None:
-        """Join or stay in the group, if it is time. Raises `errors.Unavailable`."""
+        """Join the consumer group, or renew the lease if it is time. Raises `errors.Unavailable`."""
         if self._clock() < self._next:
             return
         if not self._made:
             self._database.write(groups.put, GROUP, PARTITIONS, None, None, repeatable=True)
             self._made = True
         try:
-            synced = self._sync()
-        except errors.SessionReplaced:  # another container whose host and process are called the same
+            answer = self._sync()
+        except errors.SessionReplaced:  # another container has the same host name and process id
             self.worker += ":" + self._session
-            synced = self._sync()
-        if synced.release:
-            self.partitions -= frozenset(synced.release)
-            released = [(held.partition, held.epoch) for held in synced.assigned if held.partition in synced.release]
-            synced = self._sync(released)
-        self.partitions = frozenset(held.partition for held in synced.assigned)
-        self._next = self._clock() + synced.ttl.total_seconds() / 3
+            answer = self._sync()
+        if answer.release:
+            self.partitions -= frozenset(answer.release)
+            drained = [
+                (partition.partition, partition.epoch)
+                for partition in answer.assigned
+                if partition.partition in answer.release
+            ]
+            answer = self._sync(drained)
+        self.partitions = frozenset(partition.partition for partition in answer.assigned)
+        self._next = self._clock() + answer.ttl.total_seconds() / 3
 
     def leave(self) -> None:
-        """Let the others have it, at once. Raises `errors.Unavailable`."""
+        """Give up all partitions at once. Raises `errors.Unavailable`."""
         self.partitions = frozenset()
         if self._made:
             self._database.write(leases.leave, GROUP, self.worker, self._session, repeatable=True)

@@ -1,8 +1,8 @@
-"""Webhooks: who is told of which events, and what became of it. Signed by the Standard Webhooks specification.
+"""Webhooks, their deliveries, and the message, which is signed as in the Standard Webhooks specification.
 
-A webhook's `position` says up to which event of the feed its deliveries were planned; it begins at the feed's head.
-Each event of its types becomes one delivery, a row that lives as long as its event (see `deliveries`). The secret is
-given away once, by `create`, and is in no other answer, log or error.
+A webhook's `position` is the last event of the feed for which its deliveries were planned; it begins at the feed's
+head. Each event of its types becomes one delivery, a row that is kept as long as its event (see `deliveries`). Only
+`create` returns the secret; no other response, log or error has it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _feed = tables.feed.c
 
 
 class State(StrEnum):
-    """Of a webhook. Disabled: it answered 410 Gone, and is sent nothing any more."""
+    """Of a webhook. Disabled: the receiver answered 410 Gone, so nothing more is sent."""
 
     ACTIVE = "active"
     DISABLED = "disabled"
 
 
 class Progress(StrEnum):
-    """Of a delivery. Dead: its last try has failed, only a redelivery brings it back."""
+    """Of a delivery. Dead: the last try failed; it is sent again only by `redeliver`."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -54,13 +54,14 @@ class Progress(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What came of one request. `error` says in words why there is no whole answer; both may be there."""
+    """The result of one request. `error` explains why there is no complete response; there may be a `status` as
+    well."""
 
     status: int | None
     error: str | None
     milliseconds: int
     retry_after: float | None = None
-    """Seconds that the receiver asks for."""
+    """Seconds, from the receiver's Retry-After."""
 
     @property
     def delivered(self) -> bool:
@@ -71,10 +72,10 @@ class Sender(Protocol):
     """An HTTP client. It blocks, and is called from several threads at once, with no transaction open."""
 
     def check(self, url: str) -> None:
-        """Raises `addresses.Unfit` where nothing may be sent."""
+        """Raises `addresses.Unfit` if this service may not send to the URL."""
 
     def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
-        """POST it, now. Raises nothing for what the network or the receiver does."""
+        """POST it. Never raises for errors of the network or the receiver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One event for one webhook. `attempts` counts since it was planned or redelivered; the `log` has all."""
+    """One event for one webhook. `attempts` counts those since it was planned or redelivered; `log` has all."""
 
     id: int
     webhook: int
@@ -115,7 +116,7 @@ class Delivery:
     state: Progress
     attempts: int
     next_attempt_at: datetime | None
-    """Of a pending one; while it is being sent, when that is given up for lost."""
+    """If pending. While it is being sent, the end of its lease."""
     log: list[Attempt]
 
     @property
@@ -128,7 +129,7 @@ def new_secret() -> str:
 
 
 def fit(sender: Sender, url: str) -> None:
-    """Resolves the URL's host, so it is no work for a transaction. Raises `errors.InvalidRequest`."""
+    """Check the URL. It resolves the host, so don't call it in a transaction. Raises `errors.InvalidRequest`."""
     try:
         sender.check(url)
     except addresses.Unfit as cause:
@@ -136,11 +137,11 @@ def fit(sender: Sender, url: str) -> None:
 
 
 def create(tx: Connection, url: str, types: Sequence[str] | None, label: str | None, secret: str) -> Created:
-    """From the feed's end on, as it is now."""
-    # The head stays locked until the commit: no event is trimmed that this webhook would still have to plan. What is
-    # inserted after it is new, so nobody is waited for.
+    """Create a webhook that gets the events after the feed's current end."""
+    # The head stays locked until the commit, so that no event that this webhook must plan is trimmed. Inserting a new
+    # row needs no other lock.
     position, _ = feed.hold(tx)
-    inserted = tx.execute(
+    result = tx.execute(
         sa.insert(tables.webhooks).values(
             url=url,
             types=None if types is None else json.dumps(sorted(set(types))),
@@ -151,8 +152,8 @@ def create(tx: Connection, url: str, types: Sequence[str] | None, label: str | N
             created_at=tables.utc_now(),
         )
     )
-    assert inserted.inserted_primary_key is not None
-    return Created(get(tx, inserted.inserted_primary_key[0]), secret)
+    assert result.inserted_primary_key is not None
+    return Created(get(tx, result.inserted_primary_key[0]), secret)
 
 
 _SHOWN: Final = (
@@ -162,7 +163,7 @@ _SHOWN: Final = (
 
 
 def types_of(row: Any) -> list[str] | None:
-    """The types that a webhook wants, None for all."""
+    """The types that a webhook subscribes to; None for all."""
     types: list[str] | None = None if row.types is None else json.loads(row.types)
     return types
 
@@ -180,17 +181,17 @@ def get(tx: Connection, webhook: int) -> Webhook:
 
 
 def page(tx: Connection, before: int | None, limit: int) -> tuple[list[Webhook], int | None]:
-    """Newest first, and the id below which the next page begins."""
+    """The webhooks, newest first, and the id below which the next page begins."""
     query = sa.select(*_SHOWN).order_by(_webhooks.id.desc()).limit(limit)
     if before is not None:
         query = query.where(_webhooks.id < before)
-    found = [_webhook(row) for row in tx.execute(query)]
-    return found, found[-1].id if len(found) == limit else None
+    webhooks = [_webhook(row) for row in tx.execute(query)]
+    return webhooks, webhooks[-1].id if len(webhooks) == limit else None
 
 
 def delete(database: Database, webhook: int) -> None:
-    """The webhook first, so that nothing is planned or sent any more, then its deliveries in chunks. What a crash
-    leaves of these goes with their events. Raises `errors.WebhookNotFound`."""
+    """Delete the webhook first, so that nothing more is planned or sent, then its deliveries in chunks. If that is
+    interrupted, `deliveries.trim` removes the rest. Raises `errors.WebhookNotFound`."""
 
     def forget(tx: Connection) -> None:
         if not tx.execute(sa.delete(tables.webhooks).where(_webhooks.id == webhook)).rowcount:
@@ -200,9 +201,9 @@ def delete(database: Database, webhook: int) -> None:
     database.write_in_chunks(remove, _deliveries.webhook_id == webhook)
 
 
-def remove(tx: Connection, which: sa.ColumnElement[bool]) -> bool:
-    """Remove a chunk of these deliveries with their attempts; whether there may be more."""
-    ids = list(tx.scalars(sa.select(_deliveries.id).where(which).limit(CHUNK)))
+def remove(tx: Connection, condition: sa.ColumnElement[bool]) -> bool:
+    """Remove a chunk of the deliveries and their attempts. Return whether there may be more."""
+    ids = list(tx.scalars(sa.select(_deliveries.id).where(condition).limit(CHUNK)))
     for part in chunks(sorted(ids), LIST):
         tx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))
         tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))
@@ -224,9 +225,11 @@ def _read(tx: Connection, limit: int, *conditions: sa.ColumnElement[bool]) -> li
     rows = tx.execute(query).all()
     logs: dict[int, list[Attempt]] = {row.id: [] for row in rows}
     for part in chunks(list(logs), LIST):
-        found = sa.select(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)).order_by(_attempts.id)
-        for each in tx.execute(found):
-            logs[each.delivery_id].append(Attempt(each.attempted_at, each.status, each.error, each.milliseconds))
+        attempts = sa.select(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)).order_by(_attempts.id)
+        for attempt in tx.execute(attempts):
+            logs[attempt.delivery_id].append(
+                Attempt(attempt.attempted_at, attempt.status, attempt.error, attempt.milliseconds)
+            )
     return [
         Delivery(
             *(row.id, row.webhook_id, row.position, row.event_id, row.type, row.batch_id),
@@ -247,8 +250,8 @@ def log(
         conditions.append(_deliveries.state == state)
     if before is not None:
         conditions.append(_deliveries.position < before)
-    found = _read(tx, limit, *conditions)
-    return found, found[-1].position if len(found) == limit else None
+    deliveries = _read(tx, limit, *conditions)
+    return deliveries, deliveries[-1].position if len(deliveries) == limit else None
 
 
 def of_batch(tx: Connection, batch: int) -> list[Delivery]:
@@ -262,8 +265,8 @@ def undelivered(tx: Connection, batch: int) -> list[Delivery]:
 
 
 def redeliver(database: Database, webhook: int, *, position: int | None = None, event: str | None = None) -> int:
-    """Make the delivery of one event due again, or those of all that are dead, with their attempts counted anew; return
-    how many. What is being sent at the moment is not sent a second time beside it.
+    """Make the delivery of one event due again, or all dead deliveries, and reset their attempts. Return how many. A
+    delivery that is being sent is not sent twice at the same time.
 
     Raises `errors.WebhookNotFound`, `WebhookDisabled`, `PositionTrimmed`, `InvalidRequest`.
     """
@@ -273,21 +276,21 @@ def redeliver(database: Database, webhook: int, *, position: int | None = None, 
 
     def one(tx: Connection) -> int:
         _active(tx, webhook)
-        wanted = position
-        if wanted is None:
-            wanted = tx.scalar(sa.select(_feed.position).where(_feed.event_id == event))
-        found = None
-        if wanted is not None:
-            found = tx.scalar(
-                sa.select(_deliveries.id).where(_deliveries.webhook_id == webhook, _deliveries.position == wanted)
+        target = position
+        if target is None:
+            target = tx.scalar(sa.select(_feed.position).where(_feed.event_id == event))
+        delivery = None
+        if target is not None:
+            delivery = tx.scalar(
+                sa.select(_deliveries.id).where(_deliveries.webhook_id == webhook, _deliveries.position == target)
             )
-        if found is not None:
-            _make_due(tx, [found])
-        # Locked last, and so that no pass of the janitor can trim what is due again by now.
+        if delivery is not None:
+            _make_due(tx, [delivery])
+        # Locked last, so that the janitor can't trim an event whose delivery has just become due.
         _, trimmed = feed.hold(tx)
-        if wanted is not None and wanted <= trimmed:
-            raise errors.PositionTrimmed(wanted - 1, trimmed)
-        if found is None:
+        if target is not None and target <= trimmed:
+            raise errors.PositionTrimmed(target - 1, trimmed)
+        if delivery is None:
             raise errors.InvalidRequest(place, f"expected an event that was planned for webhook {webhook}")
         return 1
 
@@ -296,7 +299,7 @@ def redeliver(database: Database, webhook: int, *, position: int | None = None, 
 
 def _redeliver_dead(database: Database, webhook: int) -> int:
     def some(tx: Connection, after: int) -> tuple[int, int]:
-        """The last delivery that was looked at (0: there was none), and how many are due again."""
+        """Returns the last delivery it read (0: there was none), and how many became due again."""
         _active(tx, webhook)
         query = (
             sa.select(_deliveries.id, _deliveries.position)
@@ -310,7 +313,7 @@ def _redeliver_dead(database: Database, webhook: int) -> int:
         _make_due(tx, [row.id for row in rows])
         _, trimmed = feed.hold(tx)
         late = [row.id for row in rows if row.position <= trimmed]
-        if late:  # their events are as good as gone
+        if late:  # their events are about to be removed
             tx.execute(
                 sa.update(tables.deliveries).where(_deliveries.id.in_(late)).values(state=Progress.DEAD, due_at=None)
             )
@@ -335,7 +338,7 @@ def _make_due(tx: Connection, ids: Collection[int]) -> None:
         sa.update(tables.deliveries)
         .where(_deliveries.id.in_(ids))
         .values(
-            # MySQL assigns from left to right, and none of these reads what an earlier one wrote.
+            # MySQL assigns from left to right; no value here reads a column that was assigned before.
             attempts=0,
             state=Progress.PENDING,
             due_at=sa.case((under_way, _deliveries.due_at), else_=tables.utc_now()),
@@ -344,23 +347,22 @@ def _make_due(tx: Connection, ids: Collection[int]) -> None:
 
 
 def body(event: feed.Event) -> bytes:
-    """What is sent: `type` and `timestamp` as the specification has them, and `data` as `GET /v1/events` shows it."""
+    """The body: `type` and `timestamp` as specified, and `data` as in `GET /v1/events`."""
     head = json.dumps({"type": event.type, "timestamp": feed.time(event.at)}, separators=(",", ":")).encode()
     return b'%b,"data":%b}' % (head[:-1], feed.encoded(event))
 
 
-def headers(secret: str, event: str, at: datetime, content: bytes) -> dict[str, str]:
-    """The three of the specification; the id is the event's, so that each try has the same. `at` is the try's time."""
+def headers(secret: str, event: str, time: datetime, content: bytes) -> dict[str, str]:
+    """The headers of the specification. The id is the event's, so it is the same for each try."""
     return {
         "webhook-id": event,
-        "webhook-timestamp": str(int(at.timestamp())),
-        "webhook-signature": standardwebhooks.Webhook(secret).sign(event, at, content.decode()),
+        "webhook-timestamp": str(int(time.timestamp())),
+        "webhook-signature": standardwebhooks.Webhook(secret).sign(event, time, content.decode()),
     }
 
 
 def test(database: Database, sender: Sender, webhook: int) -> tuple[str, SendResult]:
-    """Send an event that is not in the feed, now, and say under which id and what came back. Raises
-    `errors.WebhookNotFound`."""
+    """Send an event that is not in the feed. Return its id and the result. Raises `errors.WebhookNotFound`."""
     row = database.read(
         lambda tx: tx.execute(
             sa.select(_webhooks.url, _webhooks.secret, tables.utc_now().label("now")).where(_webhooks.id == webhook)
@@ -368,7 +370,7 @@ def test(database: Database, sender: Sender, webhook: int) -> tuple[str, SendRes
     )
     if row is None:
         raise errors.WebhookNotFound(webhook)
-    said = json.dumps({"webhook": webhook})
-    event = feed.Event(0, f"test:{webhook}:{secrets.token_hex(8)}", TEST, None, None, said, row.now)
+    data = json.dumps({"webhook": webhook})
+    event = feed.Event(0, f"test:{webhook}:{secrets.token_hex(8)}", TEST, None, None, data, row.now)
     content = body(event)
     return event.id, sender.send(row.url, headers(row.secret, event.id, row.now, content), content)

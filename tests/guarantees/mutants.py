@@ -1077,7 +1077,7 @@ MUTANTS = [
     Mutant(
         "a-connection-that-was-just-made-is-doubted",
         "core.storage.engines:replace_old_connections",
-        "record.info[_USED] == made",
+        "record.info[_USED] == created",
         "False",
         "../storage/test_database.py::test_a_connection_that_is_made_while_others_break_is_used",
     ),
@@ -1336,7 +1336,11 @@ MUTANTS = [
     ),
     # Consumer groups.
     Mutant(
-        "a-new-session-keeps-the-epochs", "core.consumer_groups.leases:sync", "taken = taken + mine", "pass", _GROUPS
+        "a-new-session-keeps-the-epochs",
+        "core.consumer_groups.leases:sync",
+        "acquired = acquired + kept",
+        "pass",
+        _GROUPS,
     ),
     Mutant(
         "a-new-owner-keeps-the-epoch",
@@ -1415,8 +1419,8 @@ MUTANTS = [
     Mutant(
         "whoever-says-so-a-partition-is-drained",
         "core.consumer_groups.leases:_look",
-        "elif owner not in found.holding:",
-        "elif owner not in found.holding or any(number == each for each, _ in drained):",
+        "elif owner not in partitions.holding:",
+        "elif owner not in partitions.holding or any(number == each for each, _ in drained):",
         "test_consumer_groups.py::test_kafka_12984_no_two_members_claim_a_partition_in_one_generation",
     ),
     Mutant(
@@ -1464,7 +1468,7 @@ MUTANTS = [
     Mutant(
         "a-late-commit-overwrites",
         "core.consumer_groups.groups:commit",
-        "snapshot if stored is None else stored.merge(snapshot)",
+        "snapshot if earlier is None else earlier.merge(snapshot)",
         "snapshot",
         "test_consumer_groups.py::test_commits_may_be_repeated_and_overtaken",
     ),
@@ -1478,8 +1482,8 @@ MUTANTS = [
     Mutant(
         "what-a-dead-replica-held-waits-for-its-lease",
         "core.webhooks.deliveries:_shared",
-        "sa.or_(own, _deliveries.due_at <= now - OVERDUE)",
-        "own",
+        "sa.or_(ours, _deliveries.due_at <= now - OVERDUE)",
+        "ours",
         "test_webhooks.py::test_no_delivery_waits_for_a_replica_that_is_dead",
     ),
     Mutant(

@@ -1,8 +1,7 @@
-"""Is this database fit to keep promises? What an operator is told before the service is, and after.
+"""Checks whether a database is fit for the service, for operators before and after it starts.
 
-Each rule looks at one thing and says what it found: fine, unsafe (it works until the day it doesn't: an answer could be
-lost, or a reading be stale) or broken (the service can't work like this); and, where it isn't fine, what to do. Nothing
-is changed, and nothing is written.
+Each rule checks one thing. Its verdict is fine, unsafe (acks could be lost, or reads be stale) or broken (the service
+can't work); unless it is fine, the finding says what to do. Nothing is written.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["Finding", "Verdict", "as_json", "check", "clock_ahead"]
 
 
 def check(database: Database, *, workers: int = 1) -> list[Finding]:
-    """All findings, in the order in which they matter. `workers` is how many processes will serve."""
+    """All findings, the most important ones first. `workers` is how many server processes will run."""
     if database.is_embedded:
         file = sqlite.path_of(database.url.database or "")
         if not file.exists():

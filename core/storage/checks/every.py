@@ -1,4 +1,4 @@
-"""What is asked of every database: its schema, its clock, whether it may be written to."""
+"""Checks for every database: its schema, its clock, and whether it can be written to."""
 
 from __future__ import annotations
 
@@ -14,49 +14,54 @@ from core.storage import schema
 from core.storage.checks.findings import Finding, Verdict
 
 CLOCKS: Final = 2.0
-"""Seconds that the database's clock may differ from this machine's. Nothing is counted by the latter; but it is a
-witness: webhooks are signed by the database's, and receivers refuse what is minutes off."""
+"""Seconds that the database's clock may differ from this machine's. The service uses only the database's, for example
+to sign webhooks, and receivers reject timestamps that are minutes off. A difference suggests that the database's clock
+is wrong."""
 
 
 def database_schema(tx: Connection) -> Finding:
     try:
         schema.check(tx)
     except errors.Misconfigured as error:
-        says, _, do = str(error).partition(": ")
-        return Finding("schema", Verdict.BROKEN, says, do)
+        says, _, advice = str(error).partition(": ")
+        return Finding("schema", Verdict.BROKEN, says, advice)
     return Finding("schema", Verdict.FINE, f"revision {schema.current(tx)}, which this release can work with")
 
 
 def clock_ahead(tx: Connection) -> float:
     """Seconds that the database's clock is ahead of this machine's, at least; negative where it is behind."""
     before = datetime.now(UTC)
-    theirs: datetime = tx.execute(sa.select(tables.utc_now())).scalar_one()
+    database_time: datetime = tx.execute(sa.select(tables.utc_now())).scalar_one()
     after = datetime.now(UTC)
-    # It was asked some time between the two: what it is off beyond that is certain.
-    return (theirs - after).total_seconds() if theirs > after else min(0.0, (theirs - before).total_seconds())
+    # The query ran at some time between the two, so only the difference beyond them is certain.
+    return (
+        (database_time - after).total_seconds()
+        if database_time > after
+        else min(0.0, (database_time - before).total_seconds())
+    )
 
 
 def clock(tx: Connection) -> Finding:
-    ahead = clock_ahead(tx)
-    if abs(ahead) <= CLOCKS:
+    difference = clock_ahead(tx)
+    if abs(difference) <= CLOCKS:
         return Finding("clock", Verdict.FINE, "the database's agrees with this machine's")
     return Finding(
         "clock",
         Verdict.UNSAFE,
-        f"the database's is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
+        f"the database's is {abs(difference):,.0f} s {'ahead of' if difference > 0 else 'behind'} this machine's",
         "let both follow the same time (NTP); batches expire and webhooks are signed by the database's",
     )
 
 
 def writes(tx: Connection) -> Finding:
-    """Statements that change no row, and need the right to: what a read-only server or account refuses."""
+    """Execute statements that change no row but need the right to. A read-only server or account refuses them."""
     for table in tables.metadata.sorted_tables:
         column = next(iter(table.primary_key.columns))
-        never = sa.false()
+        no_row = sa.false()
         statements = (
-            sa.insert(table).from_select(list(table.c), sa.select(*table.c).where(never)),
-            sa.update(table).where(never).values({column.name: column}),
-            sa.delete(table).where(never),
+            sa.insert(table).from_select(list(table.c), sa.select(*table.c).where(no_row)),
+            sa.update(table).where(no_row).values({column.name: column}),
+            sa.delete(table).where(no_row),
         )
         for statement in statements:
             try:

@@ -1,4 +1,4 @@
-"""What a check found, and the table that scripts are told."""
+"""The finding of a check, and its JSON for scripts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ class Finding:
     do: str | None = None
 
 
-def as_json(found: list[Finding]) -> dict[str, Any]:
-    """What scripts are told."""
+def as_json(findings: list[Finding]) -> dict[str, Any]:
+    """The findings for scripts."""
     return {
-        "ok": all(each.verdict is Verdict.FINE for each in found),
+        "ok": all(finding.verdict is Verdict.FINE for finding in findings),
         "findings": [
-            {"about": each.about, "verdict": each.verdict.value, "says": each.says, "do": each.do} for each in found
+            {
+                "about": finding.about,
+                "verdict": finding.verdict.value,
+                "says": finding.says,
+                "do": finding.do,
+            }
+            for finding in findings
         ],
     }

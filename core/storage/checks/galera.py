@@ -1,4 +1,4 @@
-"""What is asked of a node of a Galera cluster besides."""
+"""Additional checks for Galera nodes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from core.storage.checks.findings import Finding, Verdict
 from core.storage.galera import SYNC_WAIT
 
 MEMBERS: Final = 3
-"""With fewer, the loss of one leaves the rest without a majority."""
+"""With fewer, losing one leaves the rest without a majority."""
 SYNCED: Final = "4"
 
 
 def rules(tx: Connection, look: Mapping[str, str]) -> Iterator[Finding]:
-    """`look` are the server's variables. Nothing where it is not a node."""
+    """All checks of a node; none if the server isn't one. `look` has the server's variables."""
     if look.get("wsrep_on") != "ON":
         return
     rows = tx.exec_driver_sql(
@@ -34,19 +34,19 @@ def rules(tx: Connection, look: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _membership(status: Mapping[str, str]) -> Finding:
-    said = status.get("wsrep_local_state_comment", "")
+    state = status.get("wsrep_local_state_comment", "")
     if status.get("wsrep_ready") != "ON" or status.get("wsrep_cluster_status") != "Primary":
         return Finding(
             "cluster",
             Verdict.BROKEN,
-            f"the node takes no part in its cluster ({said}): it refuses whatever it is asked",
+            f"the node takes no part in its cluster ({state}): it refuses whatever it is asked",
             "see the runbook: a node that is out of its cluster",
         )
     if status.get("wsrep_local_state") != SYNCED:
         return Finding(
             "cluster",
             Verdict.UNSAFE,
-            f"the node is {said}, not Synced: what is read there waits until it has caught up",
+            f"the node is {state}, not Synced: what is read there waits until it has caught up",
             "have the front lead to nodes that are Synced only",
         )
     return Finding("cluster", Verdict.FINE, "a node of a Galera cluster, Synced")
@@ -65,24 +65,24 @@ def _size(status: Mapping[str, str]) -> Finding:
 
 
 def _reads(tx: Connection, look: Mapping[str, str]) -> Finding:
-    found = dict(
+    session = dict(
         tuple(row)
         for row in tx.exec_driver_sql(
             "SHOW SESSION VARIABLES WHERE Variable_name IN ('wsrep_sync_wait', 'wsrep_dirty_reads')"
         )
     )
-    if look.get("wsrep_dirty_reads") == "ON" or found.get("wsrep_dirty_reads") == "ON":
+    if look.get("wsrep_dirty_reads") == "ON" or session.get("wsrep_dirty_reads") == "ON":
         return Finding(
             "cluster_reads",
             Verdict.BROKEN,
             "wsrep_dirty_reads is on: a node that is cut off from its cluster answers with what it had",
             "SET GLOBAL wsrep_dirty_reads = OFF, and in the server's configuration",
         )
-    if found.get("wsrep_sync_wait") != str(SYNC_WAIT):
+    if session.get("wsrep_sync_wait") != str(SYNC_WAIT):
         return Finding(
             "cluster_reads",
             Verdict.BROKEN,
-            f"our session came out with wsrep_sync_wait {found.get('wsrep_sync_wait')}, not {SYNC_WAIT}: what was "
+            f"our session came out with wsrep_sync_wait {session.get('wsrep_sync_wait')}, not {SYNC_WAIT}: what was "
             "answered on one node may be unknown on another",
             "something between the service and the server, like a proxy, changes its sessions: connect without it",
         )
@@ -91,20 +91,22 @@ def _reads(tx: Connection, look: Mapping[str, str]) -> Finding:
 
 def _majority(look: Mapping[str, str]) -> Finding:
     options = look.get("wsrep_provider_options", "")
-    on = [name for name in ("pc.ignore_sb", "pc.ignore_quorum") if re.search(rf"{name}\s*=\s*(true|yes|1)\b", options)]
-    if not on:
+    enabled = [
+        name for name in ("pc.ignore_sb", "pc.ignore_quorum") if re.search(rf"{name}\s*=\s*(true|yes|1)\b", options)
+    ]
+    if not enabled:
         return Finding("cluster_majority", Verdict.FINE, "a part of the cluster without a majority stops")
     return Finding(
         "cluster_majority",
         Verdict.BROKEN,
-        f"{' and '.join(on)} is on: two parts of the cluster that lose each other both go on, and neither is right",
+        f"{' and '.join(enabled)} is on: separated parts of the cluster would both go on, and diverge",
         "take it out of wsrep_provider_options",
     )
 
 
 def _rows(look: Mapping[str, str]) -> Finding:
-    wanted = {"binlog_format": "ROW", "innodb_autoinc_lock_mode": "2"}
-    wrong = [f"{name} is {look.get(name)}, not {value}" for name, value in wanted.items() if look.get(name) != value]
+    expected = {"binlog_format": "ROW", "innodb_autoinc_lock_mode": "2"}
+    wrong = [f"{name} is {look.get(name)}, not {value}" for name, value in expected.items() if look.get(name) != value]
     if not wrong:
         return Finding("cluster_format", Verdict.FINE, "rows are replicated, and each node gives out ids of its own")
     return Finding(
@@ -113,15 +115,15 @@ def _rows(look: Mapping[str, str]) -> Finding:
 
 
 def _keys(tx: Connection) -> Finding:
-    without = tx.exec_driver_sql(
+    tables = tx.exec_driver_sql(
         "SELECT t.table_name FROM information_schema.tables t LEFT JOIN information_schema.table_constraints c "
         "ON c.table_schema = t.table_schema AND c.table_name = t.table_name AND c.constraint_type = 'PRIMARY KEY' "
         "WHERE t.table_schema = DATABASE() AND t.table_type = 'BASE TABLE' AND c.table_name IS NULL "
         "ORDER BY t.table_name"
     ).all()
-    if not without:
+    if not tables:
         return Finding("cluster_keys", Verdict.FINE, "each table has a primary key, so all writes are certified by row")
-    names = ", ".join(str(row[0]) for row in without)
+    names = ", ".join(str(row[0]) for row in tables)
     return Finding(
         "cluster_keys",
         Verdict.UNSAFE,

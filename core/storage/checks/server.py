@@ -48,29 +48,31 @@ def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    # Replication makes some MariaDB servers say 5.5.5- first.
-    found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)", version)
-    return tuple(map(int, found.groups())) if found else ()
+    # Some MariaDB servers prefix their version with 5.5.5-, for replication.
+    match = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)", version)
+    return tuple(map(int, match.groups())) if match else ()
 
 
 def _version(version: str) -> Finding:
     kind, oldest = ("MariaDB", MARIADB) if "mariadb" in version.lower() else ("MySQL", MYSQL)
     if _numbers(version) >= oldest:
         return Finding("version", Verdict.FINE, f"{kind} {version}")
-    wanted = ".".join(map(str, oldest))
+    minimum = ".".join(map(str, oldest))
     return Finding(
-        "version", Verdict.UNSAFE, f"{kind} {version} is older than {wanted}", f"upgrade to {wanted} at least"
+        "version", Verdict.UNSAFE, f"{kind} {version} is older than {minimum}", f"upgrade to {minimum} at least"
     )
 
 
 def _read_only(look: dict[str, str]) -> Finding:
-    on = [name for name in ("read_only", "super_read_only", "innodb_read_only") if look.get(name, "OFF") not in _OFF]
-    if not on:
+    enabled = [
+        name for name in ("read_only", "super_read_only", "innodb_read_only") if look.get(name, "OFF") not in _OFF
+    ]
+    if not enabled:
         return Finding("read_only", Verdict.FINE, "the server takes writes")
     return Finding(
         "read_only",
         Verdict.BROKEN,
-        f"the server takes no writes: {', '.join(on)} is on",
+        f"the server takes no writes: {', '.join(enabled)} is on",
         "name the primary in LASTBIT_DATABASE_URL; or, where this is it, SET GLOBAL read_only = 0",
     )
 
@@ -80,17 +82,20 @@ _OFF: Final = frozenset({"OFF", "0", ""})
 
 def _engines(tx: Connection) -> Finding:
     names = [table.name for table in tables.metadata.sorted_tables]
-    found = tx.execute(
+    rows = tx.execute(
         sa.text(
             "SELECT table_name, engine FROM information_schema.tables "
             "WHERE table_schema = DATABASE() AND table_name IN :names AND engine <> 'InnoDB' ORDER BY table_name"
         ).bindparams(sa.bindparam("names", names, expanding=True))
     ).all()
-    if not found:
+    if not rows:
         return Finding("engine", Verdict.FINE, "each table is InnoDB's")
-    said = ", ".join(f"{name} is {engine}'s" for name, engine in found)
+    engines = ", ".join(f"{name} is {engine}'s" for name, engine in rows)
     return Finding(
-        "engine", Verdict.BROKEN, f"not each table has transactions: {said}", "ALTER TABLE … ENGINE = InnoDB for each"
+        "engine",
+        Verdict.BROKEN,
+        f"not each table has transactions: {engines}",
+        "ALTER TABLE … ENGINE = InnoDB for each",
     )
 
 
@@ -101,12 +106,12 @@ def _replica(tx: Connection) -> Finding:
         except DBAPIError as error:
             if faults.classify(error) is errors.Fault.OUTAGE:
                 raise
-            continue  # another kind of server, or an account that may not ask
+            continue  # another kind of server, or an account without the privilege
         if not rows:
             return Finding("replica", Verdict.FINE, "the server is nobody's replica")
         break
     else:
-        # Anybody may ask this; it tells of one that runs.
+        # This needs no privilege, but shows only a running replica.
         running = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Slave_running', 'Slaves_running')"
         if all(str(value) in _OFF for _, value in tx.exec_driver_sql(running)):
             return Finding(
@@ -183,8 +188,10 @@ def _session(tx: Connection) -> Iterator[Finding]:
         yield Finding("isolation", Verdict.FINE, "our sessions are READ COMMITTED")
     else:
         yield Finding("isolation", Verdict.BROKEN, f"our session came out as {isolation}, not READ-COMMITTED", proxy)
-    wanted = {"time_zone": "+00:00", "innodb_lock_wait_timeout": str(LOCK_WAIT)}
-    wrong = [f"{name} is {session.get(name)}, not {value}" for name, value in wanted.items() if session[name] != value]
+    expected = {"time_zone": "+00:00", "innodb_lock_wait_timeout": str(LOCK_WAIT)}
+    wrong = [
+        f"{name} is {session.get(name)}, not {value}" for name, value in expected.items() if session[name] != value
+    ]
     if "STRICT_ALL_TABLES" not in session["sql_mode"]:
         wrong.append("sql_mode is not strict")
     if wrong:
@@ -211,18 +218,18 @@ def _packet(look: dict[str, str]) -> Finding:
     return Finding(
         "packet",
         Verdict.UNSAFE,
-        f"max_allowed_packet is {size:,} bytes: large calls may be refused for ever",
+        f"max_allowed_packet is {size:,} bytes: large calls may be refused forever",
         "SET GLOBAL max_allowed_packet = 16777216, which is the default, and in the server's configuration",
     )
 
 
 def _connections(look: dict[str, str], database: Database, workers: int) -> Finding:
-    most, wanted = int(look.get("max_connections", 0)), workers * database.most_connections
-    if most > wanted:
-        return Finding("connections", Verdict.FINE, f"max_connections is {most}, the service takes {wanted} at most")
+    limit, needed = int(look.get("max_connections", 0)), workers * database.most_connections
+    if limit > needed:
+        return Finding("connections", Verdict.FINE, f"max_connections is {limit}, the service takes {needed} at most")
     return Finding(
         "connections",
         Verdict.UNSAFE,
-        f"max_connections is {most}, the service may want {wanted}",
-        f"SET GLOBAL max_connections = {wanted + 50} or more: other replicas, jobs and people connect too",
+        f"max_connections is {limit}, the service may want {needed}",
+        f"SET GLOBAL max_connections = {needed + 50} or more: other replicas, jobs and people connect too",
     )

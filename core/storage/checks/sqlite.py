@@ -1,4 +1,4 @@
-"""SQLite: is its file where it can be locked, flushed, and found again?"""
+"""Checks for SQLite: is its file on a file system that locks, flushes and persists?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SQLITE: Final = (3, 35)
 NETWORK: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "beegfs", "gpfs", "vboxsf"}
 )
-"""File systems on which locks, shared memory or fsync are not what SQLite needs."""
+"""File systems whose locks, shared memory or fsync SQLite can't rely on."""
 MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 
 
@@ -29,8 +29,8 @@ def rules(tx: Connection, file: Path) -> Iterator[Finding]:
     if sqlite3.sqlite_version_info >= SQLITE:
         yield Finding("version", Verdict.FINE, f"SQLite {sqlite3.sqlite_version}")
     else:
-        said = f"SQLite {sqlite3.sqlite_version} is older than {number}"
-        yield Finding("version", Verdict.BROKEN, said, f"run a Python that has SQLite {number} at least")
+        problem = f"SQLite {sqlite3.sqlite_version} is older than {number}"
+        yield Finding("version", Verdict.BROKEN, problem, f"run a Python that has SQLite {number} at least")
     schema_found = every.database_schema(tx)
     yield schema_found
     journal = str(tx.exec_driver_sql("PRAGMA journal_mode").scalar_one())
@@ -61,15 +61,15 @@ def rules(tx: Connection, file: Path) -> Iterator[Finding]:
 
 
 def _writes(tx: Connection, file: Path) -> Finding:
-    do = f"let the service's account write to {file} and to its folder"
+    advice = f"let the service's account write to {file} and to its folder"
     try:
         writer = tx.execution_options(lastbit_begin="IMMEDIATE")
         with writer.begin() as transaction:
-            found = every.writes(writer)
+            finding = every.writes(writer)
             transaction.rollback()
     except DBAPIError as error:
-        return Finding("writes", Verdict.BROKEN, f"nothing can be written: {every.words(error)}", do)
-    return found if found.verdict is Verdict.FINE else Finding("writes", Verdict.BROKEN, found.says, do)
+        return Finding("writes", Verdict.BROKEN, f"nothing can be written: {every.words(error)}", advice)
+    return finding if finding.verdict is Verdict.FINE else Finding("writes", Verdict.BROKEN, finding.says, advice)
 
 
 def _file_system(file: Path) -> Finding:
@@ -97,17 +97,17 @@ def _file_system(file: Path) -> Finding:
 
 
 def file_system(path: Path, mounts: str) -> str | None:
-    """The kind of file system that `path` is on, by the lines of /proc/self/mountinfo; None where they don't say."""
+    """The type of the file system of `path`, from the lines of /proc/self/mountinfo; None if it isn't there."""
     best: tuple[int, str] | None = None
     for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split(" ")
+        mount, _, right = line.partition(" - ")
+        fields = mount.split(" ")
         if len(fields) < 5 or not right:
             continue
-        # Blanks and the like stand there as octal numbers.
-        point = Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4]))
+        # Blanks and some other characters are octal escapes.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4]))
         depth = len(point.parts)
-        # Of two at one place the later one covers the earlier.
+        # A later mount at the same place hides the earlier one.
         if path.is_relative_to(point) and (best is None or depth >= best[0]):
             best = depth, right.split(" ", 1)[0]
     return best[1] if best else None

@@ -1,4 +1,4 @@
-"""What a database must provide, where databases differ."""
+"""The interface for all that differs between databases."""
 
 from __future__ import annotations
 

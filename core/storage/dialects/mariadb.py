@@ -1,8 +1,8 @@
 """MariaDB and MySQL.
 
-What a statement costs in an ack transaction is mostly not the database's work. It is the driver's parsing of columns
-and rows in Python, and a switch of threads for each round trip. So statements travel in one packet, and integers come
-back as one concatenated value instead of rows.
+In an ack transaction, most of a statement's cost is not in the database but in the driver's parsing of columns and
+rows, and in a thread switch for each round trip. So statements go in one packet, and integers come back as one
+concatenated value instead of rows.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class MariaDB(Dialect):
         )
 
         @sa.event.listens_for(engine, "do_connect")
-        def connect(_: object, __: object, arguments: Any, named: Any) -> _Connection:
-            return _Connection(*arguments, **named)
+        def connect(_: object, __: object, arguments: Any, keywords: Any) -> _Connection:
+            return _Connection(*arguments, **keywords)
 
         @sa.event.listens_for(engine, "connect")
         def prepare(connection: Any, record: Any) -> None:
@@ -103,7 +103,7 @@ class MariaDB(Dialect):
                 rows.append(cursor.fetchall())
             _announce(tx.dispatch.after_cursor_execute, tx, cursor, texts)
         except pymysql.MySQLError as error:
-            wrapped = DBAPIError.instance(
+            converted = DBAPIError.instance(
                 text[:200],
                 None,
                 error,
@@ -116,7 +116,7 @@ class MariaDB(Dialect):
                 error
             ):
                 tx.invalidate()
-            raise wrapped from error
+            raise converted from error
         finally:
             with contextlib.suppress(pymysql.MySQLError):
                 cursor.close()
@@ -176,9 +176,9 @@ class _Connection(pymysql.connections.Connection):  # type: ignore[misc]  # it h
 
     _shared: ssl.SSLContext | None = None
 
-    def _create_ssl_ctx(self, wanted: Any) -> Any:
-        if wanted:
-            return super()._create_ssl_ctx(wanted)
+    def _create_ssl_ctx(self, settings: Any) -> Any:
+        if settings:
+            return super()._create_ssl_ctx(settings)
         if _Connection._shared is None:
-            _Connection._shared = super()._create_ssl_ctx(wanted)
+            _Connection._shared = super()._create_ssl_ctx(settings)
         return _Connection._shared
