@@ -93,7 +93,7 @@ class Dispatcher:
     def _sweep(self) -> int:
         """Pay parents, after all else has begun: what that makes due is sent in the next round."""
         try:
-            return parents.sweep(self._database, stuck=self._stuck, seconds=SWEEP)
+            return parents.sweep(self._database, stuck_parents=self._stuck, seconds=SWEEP)
         except errors.CoreError as error:
             log.warning("dispatcher_waits", error=str(error))
             return 0

@@ -71,7 +71,7 @@ def run_once(
     report = Report(dry_run)
     stuck = parents.Stuck()
     if not dry_run:
-        report.parents = parents.sweep(database, stuck=stuck)
+        report.parents = parents.sweep(database, stuck_parents=stuck)
 
     def unless_locked(step: Callable[[], bool], batch: int) -> bool:
         try:
@@ -174,7 +174,7 @@ def _expire(database: Database, batch_id: int, policy: Policy, stuck: parents.St
 
     expired = database.write(work, repeatable=True, lock_waits=0)
     if expired is not None and expired.parent_due is not None:
-        parents.sweep(database, stuck=stuck)
+        parents.sweep(database, stuck_parents=stuck)
     return expired is not None
 
 

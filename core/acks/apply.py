@@ -1,5 +1,5 @@
-"""What a flush does in memory, between its locks and its writes: which items of a unit may be acked, which bits that
-flips, and what is to be written of it. Nothing here asks the database (see `flush`)."""
+"""The part of a flush between its locks and its writes, in memory: which items of a unit may be acked, which bits they
+flip, and which changes must be written. Nothing here queries the database (see `flush`)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from core.bits.cache import Key
 from lastbit.ids import ItemId
 
 UNKNOWN_ITEM: Final = "unknown_item"
-"""The reason of a rejection: the item was never issued."""
+"""The reason for rejecting an item that was never issued."""
 
 
 class Seen(NamedTuple):
-    """A batch at the first look."""
+    """A batch as first read by the transaction."""
 
     state: str
     group_size: int
@@ -32,56 +32,56 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class FlushState:
-    """The state of one attempt; thrown away when it is rolled back."""
+    """The state of one attempt; discarded if it is rolled back."""
 
     seen: dict[int, Seen]
     groups: dict[Key, bitfield.Group] = field(default_factory=dict)
-    """Those that are wanted, locked where they have a row."""
+    """The groups of admitted items; their rows, if any, are locked."""
     missing: set[Key] = field(default_factory=set)
     """Groups without a row yet."""
     changed: set[Key] = field(default_factory=set)
-    touched: dict[int, BatchDelta] = field(default_factory=dict)
+    deltas: dict[int, BatchDelta] = field(default_factory=dict)
     reasons: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(batch, number) → why it failed, to be written."""
+    """(batch, number) → the reason of the failure, which must be written."""
     redriven: list[tuple[int, int]] = field(default_factory=list)
-    locked: dict[int, Row] = field(default_factory=dict)
-    """The rows of batches that are locked already: of those that are journaled, or of all."""
-    known: dict[int, journal.JournalState] = field(default_factory=dict)
-    """Of those that are journaled, their bits."""
+    locked_rows: dict[int, Row] = field(default_factory=dict)
+    """Batch rows that are already locked: those of journaled batches, or all."""
+    journal_states: dict[int, journal.JournalState] = field(default_factory=dict)
+    """The bits of journaled batches."""
     acked: dict[int, list[int]] = field(default_factory=dict)
-    """Of these, the numbers that were pending and are acked now, while nothing else happened to the batch: what an
-    entry can hold."""
+    """The pending items of a journaled batch that were acked, by number, as long as nothing else in the batch has
+    changed: an entry can hold nothing else."""
 
     def take(self, rows: Mapping[int, Row]) -> None:
-        """These rows are locked."""
+        """Add rows that are locked."""
         for id, row in rows.items():
             if row.state != State.DELETING:
-                self.locked[id] = row
+                self.locked_rows[id] = row
                 self.seen[id] = Seen(row.state, row.group_size, row.items, row.journal_next)
 
     def issued(self, batch: int, group: int) -> int:
-        """How many items of the group have been issued."""
+        """The number of items of the group that have been issued."""
         _, size, items, _ = self.seen[batch]
-        left = items - group * size
-        return size if left >= size else left if left > 0 else 0
+        remaining = items - group * size
+        return size if remaining >= size else remaining if remaining > 0 else 0
 
     def untouched(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> set[int]:
-        """Batches of which all items were repeats."""
-        wanted = {unit.batch for unit, outcome in zip(units, outcomes, strict=True) if outcome.wanted}
-        return wanted - self.touched.keys()
+        """Batches all of whose items were repeats."""
+        batches = {unit.batch for unit, outcome in zip(units, outcomes, strict=True) if outcome.admitted}
+        return batches - self.deltas.keys()
 
     def refused(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> dict[int, int]:
-        """Batches of which items were rejected as never issued, with the number of items that this was judged by."""
+        """Batches with items that were rejected as never issued, and the number of issued items at that time."""
         return {
             unit.batch: self.seen[unit.batch].items
             for unit, outcome in zip(units, outcomes, strict=True)
-            if outcome.rejected and any(each.reason == UNKNOWN_ITEM for each in outcome.rejected)
+            if outcome.rejected and any(rejection.reason == UNKNOWN_ITEM for rejection in outcome.rejected)
         }
 
 
-def admit(work: FlushState, unit: Unit) -> Outcome:
-    """Reject what was never issued or whose batch is gone or withheld; remember which groups are wanted."""
-    row = None if unit.batch in unit.call.withheld else work.seen.get(unit.batch)
+def admit(state: FlushState, unit: Unit) -> Outcome:
+    """Reject items that were never issued, or whose batch is gone or withheld. Record the groups of the others."""
+    row = None if unit.batch in unit.call.withheld else state.seen.get(unit.batch)
     if row is None or row.state not in TAKES_ACKS:
         reason = "unknown_batch" if row is None else str(row.state)
         rejected = [Rejected(reason, item=ItemId(unit.batch, g, i)) for g, i in unit.ids()]
@@ -92,75 +92,75 @@ def admit(work: FlushState, unit: Unit) -> Outcome:
     outcome = Outcome()
     size = row.group_size
     for group, indexes in unit.indexes.items():
-        issued = work.issued(unit.batch, group)
+        issued = state.issued(unit.batch, group)
         good = indexes if max(indexes) < issued else [i for i in indexes if i < issued]
         if len(good) < len(indexes):
             outcome.rejected += [
                 Rejected(UNKNOWN_ITEM, item=ItemId(unit.batch, group, i)) for i in indexes if i >= issued
             ]
         if good:
-            outcome.wanted[group] = good
-            work.missing.add((unit.batch, group))
+            outcome.admitted[group] = good
+            state.missing.add((unit.batch, group))
     for group, mask in unit.masks.items():
-        issued = work.issued(unit.batch, group)
-        beyond = mask.count(1, issued) if len(mask) > issued else 0
-        if beyond:
-            outcome.rejected.append(Rejected(UNKNOWN_ITEM, group=(unit.batch, group), count=beyond))
-        good_mask = mask if len(mask) == size and not beyond else mask[:issued]
+        issued = state.issued(unit.batch, group)
+        excess = mask.count(1, issued) if len(mask) > issued else 0
+        if excess:
+            outcome.rejected.append(Rejected(UNKNOWN_ITEM, group=(unit.batch, group), count=excess))
+        good_mask = mask if len(mask) == size and not excess else mask[:issued]
         if not good_mask.any():
             continue
         if len(good_mask) < size:
             good_mask = good_mask + zeros(size - len(good_mask), bitfield.ENDIAN)
-        alone = outcome.wanted.get(group)
-        if isinstance(alone, list):
-            good_mask = good_mask | bitfield.mask_of(alone, size)
-        outcome.wanted[group] = good_mask
-        work.missing.add((unit.batch, group))
+        indexes_too = outcome.admitted.get(group)
+        if isinstance(indexes_too, list):
+            good_mask = good_mask | bitfield.mask_of(indexes_too, size)
+        outcome.admitted[group] = good_mask
+        state.missing.add((unit.batch, group))
     return outcome
 
 
-def apply(work: FlushState, unit: Unit, outcome: Outcome) -> None:
-    """Flip one unit's bits, and count what really changed. What of a journaled batch can't be in an entry ends
-    `acked`."""
-    size = work.seen[unit.batch].group_size
+def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
+    """Flip the bits of one unit, and count the real changes. The first change that an entry can't hold removes the
+    batch from `acked`."""
+    size = state.seen[unit.batch].group_size
     resolved_now = redriven_now = 0
-    # One by one where that is cheaper than a mask; or where each number is wanted, for an entry.
-    few = 64 if unit.batch in work.acked else 8
-    for number, wanted in outcome.wanted.items():
-        group = work.groups[unit.batch, number]
-        if isinstance(wanted, list) and len(wanted) <= few:
-            resolved, redriven, sent = _apply_few(work, unit, number, group, wanted)
+    # Items one by one, if that is cheaper than a mask, or if an entry needs their numbers.
+    threshold = 64 if unit.batch in state.acked else 8
+    for number, selection in outcome.admitted.items():
+        group = state.groups[unit.batch, number]
+        if isinstance(selection, list) and len(selection) <= threshold:
+            resolved, redriven, count = _apply_few(state, unit, number, group, selection)
         else:
-            mask = bitfield.mask_of(wanted, size) if isinstance(wanted, list) else wanted
-            resolved, redriven, sent = _apply_mask(work, unit, number, group, mask)
+            mask = bitfield.mask_of(selection, size) if isinstance(selection, list) else selection
+            resolved, redriven, count = _apply_mask(state, unit, number, group, mask)
         outcome.applied += resolved + redriven
-        outcome.repeated += sent - resolved - redriven
+        outcome.repeated += count - resolved - redriven
         if resolved or redriven:
-            work.changed.add((unit.batch, number))
+            state.changed.add((unit.batch, number))
         resolved_now += resolved
         redriven_now += redriven
     if not resolved_now and not redriven_now:
         return
-    touched = work.touched.setdefault(unit.batch, BatchDelta())
-    touched.last_changer = unit
+    delta = state.deltas.setdefault(unit.batch, BatchDelta())
+    delta.last_changer = unit
     if resolved_now:
-        touched.last_resolver = unit
+        delta.last_resolver = unit
     if unit.verb is Verb.ACK:
-        touched.acked += resolved_now + redriven_now
-        touched.failed -= redriven_now
+        delta.acked += resolved_now + redriven_now
+        delta.failed -= redriven_now
     else:
-        touched.failed += resolved_now
+        delta.failed += resolved_now
     if resolved_now:
-        touched.filled |= any(work.groups[unit.batch, g].resolved_count == size for g in outcome.wanted)
+        delta.filled |= any(state.groups[unit.batch, g].resolved_count == size for g in outcome.admitted)
 
 
 def _apply_few(
-    work: FlushState, unit: Unit, number: int, group: bitfield.Group, wanted: list[int]
+    state: FlushState, unit: Unit, number: int, group: bitfield.Group, indexes: list[int]
 ) -> tuple[int, int, int]:
     resolved = redriven = 0
-    first = number * work.seen[unit.batch].group_size
-    acked = work.acked.get(unit.batch)
-    for index in wanted:
+    first = number * state.seen[unit.batch].group_size
+    acked = state.acked.get(unit.batch)
+    for index in indexes:
         if unit.verb is Verb.ACK:
             was_pending, was_failed = group.ack_one(index)
             if was_pending:
@@ -169,34 +169,34 @@ def _apply_few(
                     acked.append(first + index)
             elif was_failed:
                 redriven += 1
-                work.acked.pop(unit.batch, None)
-                _forget_reason(work, unit.batch, first + index)
+                state.acked.pop(unit.batch, None)
+                _forget_reason(state, unit.batch, first + index)
         elif group.fail_one(index):
             resolved += 1
-            work.acked.pop(unit.batch, None)
+            state.acked.pop(unit.batch, None)
             if unit.reason is not None:
-                work.reasons[unit.batch, first + index] = unit.reason
-    return resolved, redriven, len(wanted)
+                state.reasons[unit.batch, first + index] = unit.reason
+    return resolved, redriven, len(indexes)
 
 
 def _apply_mask(
-    work: FlushState, unit: Unit, number: int, group: bitfield.Group, mask: bitarray
+    state: FlushState, unit: Unit, number: int, group: bitfield.Group, mask: bitarray
 ) -> tuple[int, int, int]:
-    work.acked.pop(unit.batch, None)
+    state.acked.pop(unit.batch, None)
     change = group.ack(mask) if unit.verb is Verb.ACK else group.fail(mask)
-    first = number * work.seen[unit.batch].group_size
+    first = number * state.seen[unit.batch].group_size
     redriven = 0
     if change.redriven is not None:
         for index in change.redriven.search(1):
             redriven += 1
-            _forget_reason(work, unit.batch, first + index)
+            _forget_reason(state, unit.batch, first + index)
     if unit.verb is Verb.FAIL and unit.reason is not None:
         for index in change.resolved.search(1):
-            work.reasons[unit.batch, first + index] = unit.reason
+            state.reasons[unit.batch, first + index] = unit.reason
     return change.gained, redriven, mask.count()
 
 
-def _forget_reason(work: FlushState, batch: int, number: int) -> None:
-    """An acked item has no reason any more: neither one that this flush was to write nor one from before."""
-    if work.reasons.pop((batch, number), None) is None:
-        work.redriven.append((batch, number))
+def _forget_reason(state: FlushState, batch: int, number: int) -> None:
+    """Remove the reason of an acked item, whether stored or about to be written by this flush."""
+    if state.reasons.pop((batch, number), None) is None:
+        state.redriven.append((batch, number))

@@ -69,7 +69,7 @@ class Outcome:
     repeated: int = 0
     rejected: list[Rejected] = field(default_factory=list)
     completed: Completed | None = None
-    wanted: dict[int, list[int] | bitarray] = field(default_factory=dict)
+    admitted: dict[int, list[int] | bitarray] = field(default_factory=dict)
     rest: Unit | None = None
     """The part of the unit that was left for another transaction: this one would have taken too long."""
     paid: Future[None] | None = None

@@ -1,4 +1,4 @@
-"""Committing a flush: the transaction, what is kept in memory after it, and which batches were in its way."""
+"""Committing a flush: the transaction, the update of the cache after it, and finding the batches that block it."""
 
 from __future__ import annotations
 
@@ -20,40 +20,39 @@ from core.storage.statements import LIST, chunks
 def commit(
     database: Database,
     units: Sequence[Unit],
-    held: BitfieldCache,
+    cache: BitfieldCache,
     *,
     lock_waits: int = 4,
     lock_wait: float | None = None,
 ) -> flush.Flushed:
-    """Apply the units in one transaction and commit it; the parameters are those of `Database.write`.
-
-    Raises what that does; a `LockTimeout` names the batches whose rows are locked.
+    """Apply the units in one transaction and commit it. The parameters and exceptions are those of `Database.write`; a
+    `LockTimeout` names the batches whose rows are locked.
     """
     try:
-        flushed = database.write(flush.flush, units, held, repeatable=True, lock_waits=lock_waits, lock_wait=lock_wait)
+        result = database.write(flush.flush, units, cache, repeatable=True, lock_waits=lock_waits, lock_wait=lock_wait)
     except errors.LockTimeout as error:
         error.batches = database.read(locked, units)
         raise
-    held.put(flushed.groups, flushed.era, flushed.known)
-    return flushed
+    cache.put(result.groups, result.era, result.journal_states)
+    return result
 
 
 def locked(tx: Connection, units: Sequence[Unit]) -> frozenset[int]:
-    """The batches of which a row that these units need is locked at the moment, their own or a group's. Waits for
-    nothing, and ends with the caller's rollback. A group that another transaction has inserted and not committed is not
-    seen."""
+    """The batches of these units whose own row, or the row of a needed group, is locked by another transaction. Never
+    waits; the caller must roll back. Does not see group rows that another transaction has inserted but not committed.
+    """
     if not dialects.of(tx).locks_rows:
         return frozenset()
     by_batch: dict[int, set[int]] = {}
     for unit in units:
         by_batch.setdefault(unit.batch, set()).update(unit.groups())
-    found: set[int] = set()
+    locked_batches: set[int] = set()
     for part in chunks(sorted(by_batch), LIST):
-        own = sa.select(tables.batches.c.id).where(tables.batches.c.id.in_(part))
-        free = set(tx.scalars(own.with_for_update(skip_locked=True)))
-        found |= set(tx.scalars(own)) - free
-        among = group_rows.among({batch: by_batch[batch] for batch in part})
-        text = f"SELECT batch_id, group_no FROM item_groups WHERE {among}"  # noqa: S608
+        query = sa.select(tables.batches.c.id).where(tables.batches.c.id.in_(part))
+        free = set(tx.scalars(query.with_for_update(skip_locked=True)))
+        locked_batches |= set(tx.scalars(query)) - free
+        condition = group_rows.among({batch: by_batch[batch] for batch in part})
+        text = f"SELECT batch_id, group_no FROM item_groups WHERE {condition}"  # noqa: S608
         free_groups = set(map(tuple, tx.exec_driver_sql(f"{text} FOR UPDATE SKIP LOCKED")))
-        found |= {batch for batch, number in tx.exec_driver_sql(text) if (batch, number) not in free_groups}
-    return frozenset(found)
+        locked_batches |= {batch for batch, number in tx.exec_driver_sql(text) if (batch, number) not in free_groups}
+    return frozenset(locked_batches)

@@ -1,7 +1,7 @@
-"""Completion: what an ack transaction does last, under the locks of the batch rows.
+"""Completion: the last step of an ack transaction, under the locks of the batch rows.
 
-This is where a batch becomes complete, and the only place beside seal. Everything is decided in Python from what the
-lock shows, and absolute values are written (MariaDB assigns from left to right within an UPDATE, SQLite does not).
+A batch becomes complete only here and when it is sealed. Everything is decided in Python from the locked rows, and
+absolute values are written (MariaDB assigns from left to right within an UPDATE, SQLite does not).
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from core.storage import dialects, faults, statements
 from core.storage.statements import chunks
 
 PREFIX_STEP: Final = 64
-"""How many groups the full-prefix hint may advance in one transaction."""
+"""The maximum number of groups by which one transaction advances the full-prefix hint."""
 
 
 @dataclass(slots=True)
 class BatchDelta:
-    """What a flush did to one batch."""
+    """The changes of a flush to one batch."""
 
     acked: int = 0
     failed: int = 0
     filled: bool = False
     """A group became full."""
     last_resolver: Unit | None = None
-    """The last unit that resolved a pending item; if the batch completes, this one completed it."""
+    """The last unit that resolved a pending item. If the batch completes, this unit completed it."""
     last_changer: Unit | None = None
     journal_next: int | None = None
-    """Of a journaled batch, as this flush leaves it."""
+    """The new `journal_next` of a journaled batch."""
 
 
 @dataclass(slots=True)
 class Complete:
-    """A complete batch, as this transaction leaves it."""
+    """A batch that is complete after this transaction."""
 
     id: int
     key: str | None
@@ -53,58 +53,58 @@ class Complete:
     completed_now: bool = False
     succeeded_now: bool = False
     owes: bool = False
-    """Something to the item that it is, since now."""
+    """This transaction made the batch owe its parent's item an ack or a failure."""
 
 
 def write(
     tx: Connection,
     before: Sequence[str],
-    touched_batches: Mapping[int, BatchDelta],
-    untouched: Collection[int],
-    locked: dict[int, Row],
-    refused: Mapping[int, int],
+    deltas: Mapping[int, BatchDelta],
+    repeats: Collection[int],
+    locked_rows: dict[int, Row],
+    refusals: Mapping[int, int],
 ) -> dict[int, Complete]:
-    """Execute the statements `before`, lock the rows of the touched batches that aren't `locked`, judge their state
-    again, decide, write. Returns the complete ones, and those of the `untouched`, of which all items were repeats.
-    `refused`: of batches of which items were rejected as never issued, how many were issued then.
+    """Execute the statements `before`, lock the rows of changed batches that aren't in `locked_rows`, judge their state
+    again, decide and write. Returns the complete batches, including those of `repeats`, all of whose items were
+    repeats. `refusals` has batches with items rejected as never issued, and the number of issued items at that time.
 
-    Raises `faults.BeginAgain` where a batch takes no acks any more, became journaled, or has grown since items of it
-    were rejected; `errors.InconsistentBatch`.
+    Raises `faults.BeginAgain` if a batch accepts no more acks, became journaled, or has grown since items of it were
+    rejected; `errors.InconsistentBatch`.
     """
-    unlocked = touched_batches.keys() - locked.keys()
-    unseen = set(untouched) - locked.keys()
-    judged, seen = locked, locked
-    if unlocked or unseen:
-        # One round trip. The untouched are read plainly, and after the groups were locked: whoever resolved their items
-        # has committed, or we would not have the lock.
+    to_lock = deltas.keys() - locked_rows.keys()
+    to_read = set(repeats) - locked_rows.keys()
+    delta_rows, repeat_rows = locked_rows, locked_rows
+    if to_lock or to_read:
+        # One round trip. Batches without changes are read without a lock, but after the groups were locked: the
+        # transactions that resolved their items have committed, or their group locks would still exist.
         locking = dialects.of(tx).for_update
-        looks = [select(tx, unlocked, locking)] if unlocked else []
-        looks += [select(tx, unseen)] if unseen else []
-        found = execute(tx, [*before, *looks])[len(before) :]
+        looks = [select(tx, to_lock, locking)] if to_lock else []
+        looks += [select(tx, to_read)] if to_read else []
+        results = execute(tx, [*before, *looks])[len(before) :]
         before = ()
-        if unlocked:
-            judged = locked | rows(tx, found[0])
-            if any(judged[batch].journal_next for batch in unlocked & judged.keys()):
-                # What we have read of its groups isn't all (see `journal`).
+        if to_lock:
+            delta_rows = locked_rows | rows(tx, results[0])
+            if any(delta_rows[batch].journal_next for batch in to_lock & delta_rows.keys()):
+                # Some of its bits are in the journal, and were not read (see `journal`).
                 raise faults.BeginAgain
-        if unseen:
-            seen = locked | rows(tx, found[-1])
-        again = judged | seen
-        if any(batch in again and again[batch].items != items for batch, items in refused.items()):
+        if to_read:
+            repeat_rows = locked_rows | rows(tx, results[-1])
+        all_rows = delta_rows | repeat_rows
+        if any(batch in all_rows and all_rows[batch].items != items for batch, items in refusals.items()):
             raise faults.BeginAgain
-    complete = _look_again(seen, untouched, _named(tx, seen, untouched)) if untouched else {}
-    if touched_batches:
-        complete |= _judge(tx, before, judged, touched_batches)
+    complete = _look_again(repeat_rows, repeats, _read_details(tx, repeat_rows, repeats)) if repeats else {}
+    if deltas:
+        complete |= _judge(tx, before, delta_rows, deltas)
     return complete
 
 
-def select(tx: Connection, wanted: Collection[int], locking: str = "") -> str:
-    """To be read with `rows`."""
-    return statements.select(tx, _READ, f"batches WHERE id IN ({_ids(wanted)}){locking}", len(wanted))
+def select(tx: Connection, ids: Collection[int], locking: str = "") -> str:
+    """A SELECT whose result is an argument of `rows`."""
+    return statements.select(tx, _READ, f"batches WHERE id IN ({_ids(ids)}){locking}", len(ids))
 
 
 def execute(tx: Connection, texts: Sequence[str]) -> list[dialects.Rows]:
-    """Raises `faults.BeginAgain` where somebody else has made the row of a group that had none."""
+    """Raises `faults.BeginAgain` if another transaction has inserted the row of a group first."""
     try:
         return statements.run(tx, *texts)
     except IntegrityError as error:
@@ -113,15 +113,15 @@ def execute(tx: Connection, texts: Sequence[str]) -> list[dialects.Rows]:
         raise
 
 
-def _ids(wanted: Iterable[int]) -> str:
-    return ",".join(map(str, sorted(wanted)))
+def _ids(ids: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(ids)))
 
 
 _READ: Final = ("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next")
 
 
 class Row(NamedTuple):
-    """What is to be known of a batch to judge it."""
+    """The columns by which a batch is judged."""
 
     id: int
     state: str
@@ -133,16 +133,16 @@ class Row(NamedTuple):
     journal_next: int
 
 
-def rows(tx: Connection, found: dialects.Rows) -> dict[int, Row]:
-    return {int(record[0]): _row(record) for record in statements.records(tx, found)}
+def rows(tx: Connection, result: dialects.Rows) -> dict[int, Row]:
+    return {int(record[0]): _row(record) for record in statements.records(tx, result)}
 
 
 def _row(record: Sequence[Any]) -> Row:
     return Row(int(record[0]), record[1], *map(int, record[2:]))
 
 
-class _Names(NamedTuple):
-    """What is to be told of a complete batch beside its row: read by itself, as few batches of a flush are."""
+class _Details(NamedTuple):
+    """More columns of a complete batch, for the response. Read separately, as few batches of a flush are complete."""
 
     failed: int
     key: str | None
@@ -150,8 +150,9 @@ class _Names(NamedTuple):
     succeeded_by: bytes | None
 
 
-_NAMED: Final = (
-    *("id", "failed"),
+_DETAIL_COLUMNS: Final = (
+    "id",
+    "failed",
     *(
         f"CASE WHEN {name} IS NULL THEN '-' ELSE HEX({name}) END"
         for name in ("batch_key", "completed_by", "succeeded_by")
@@ -159,83 +160,85 @@ _NAMED: Final = (
 )
 
 
-def _named(tx: Connection, found: Mapping[int, Row], wanted: Iterable[int]) -> dict[int, _Names]:
-    """Of those that were found complete. Raises `faults.BeginAgain` where one has been deleted since."""
-    complete = [batch for batch in wanted if batch in found and found[batch].state == State.COMPLETE]
+def _read_details(tx: Connection, rows_by_id: Mapping[int, Row], ids: Iterable[int]) -> dict[int, _Details]:
+    """The details of those batches that are complete. Raises `faults.BeginAgain` if one has since been deleted."""
+    complete = [batch for batch in ids if batch in rows_by_id and rows_by_id[batch].state == State.COMPLETE]
     if not complete:
         return {}
-    text = statements.select(tx, _NAMED, f"batches WHERE id IN ({_ids(complete)})", len(complete))
-    named = {}
+    text = statements.select(tx, _DETAIL_COLUMNS, f"batches WHERE id IN ({_ids(complete)})", len(complete))
+    details = {}
     for batch, failed, *names in statements.records(tx, statements.run(tx, text)[0]):
-        key, completed_by, succeeded_by = (None if each == "-" else bytes.fromhex(each) for each in names)
-        named[int(batch)] = _Names(int(failed), None if key is None else key.decode(), completed_by, succeeded_by)
-    if len(named) < len(complete):
+        key, completed_by, succeeded_by = (None if value == "-" else bytes.fromhex(value) for value in names)
+        details[int(batch)] = _Details(int(failed), None if key is None else key.decode(), completed_by, succeeded_by)
+    if len(details) < len(complete):
         raise faults.BeginAgain
-    return named
+    return details
 
 
 def _judge(
-    tx: Connection, before: Sequence[str], found: Mapping[int, Row], touched_batches: Mapping[int, BatchDelta]
+    tx: Connection, before: Sequence[str], rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]
 ) -> dict[int, Complete]:
-    """Under the locks of the rows. `before` is executed with what it writes."""
-    if before and any(touched.filled for touched in touched_batches.values()):
-        # The hint is moved over groups as they are in the table.
+    """Judge and write batches whose rows are locked. `before` is executed in the round trip of the write."""
+    if before and any(delta.filled for delta in deltas.values()):
+        # The hint is computed from the table, so the groups must be written first.
         execute(tx, before)
         before = ()
     complete: dict[int, Complete] = {}
-    named = _named(tx, found, touched_batches)
-    writes: list[_Written] = []
-    for batch, touched in sorted(touched_batches.items()):
-        row = found.get(batch)
+    details = _read_details(tx, rows_by_id, deltas)
+    writes: list[_RowChange] = []
+    for batch, delta in sorted(deltas.items()):
+        row = rows_by_id.get(batch)
         if row is None or row.state not in TAKES_ACKS:
             raise faults.BeginAgain
-        state, acked, failed = State(row.state), row.acked + touched.acked, row.failed + touched.failed
-        _check(row, state, acked, failed, touched)
-        written = _Written(batch, acked, failed if touched.failed else None, journal_next=touched.journal_next)
-        if touched.filled:
+        state, acked, failed = State(row.state), row.acked + delta.acked, row.failed + delta.failed
+        _check(row, state, acked, failed, delta)
+        change = _RowChange(batch, acked, failed if delta.failed else None, journal_next=delta.journal_next)
+        if delta.filled:
             prefix = _advance_prefix(tx, batch, row.full_prefix, row.group_size)
-            written.full_prefix = prefix if prefix != row.full_prefix else None
-        names = named.get(batch)
-        key, completed_by, succeeded_by = names[1:] if names is not None else (None, None, None)
+            change.full_prefix = prefix if prefix != row.full_prefix else None
+        detail = details.get(batch)
+        key, completed_by, succeeded_by = detail[1:] if detail is not None else (None, None, None)
         if completed_now := completes(state, row.items, acked, failed):
-            assert touched.last_resolver is not None
+            assert delta.last_resolver is not None
             state = State.COMPLETE
-            written.completed_by = completed_by = touched.last_resolver.call.fingerprint()
+            change.completed_by = completed_by = delta.last_resolver.call.fingerprint()
         if succeeded_now := state is State.COMPLETE and failed == 0:
-            assert touched.last_changer is not None
-            written.succeeded_by = succeeded_by = touched.last_changer.call.fingerprint()
+            assert delta.last_changer is not None
+            change.succeeded_by = succeeded_by = delta.last_changer.call.fingerprint()
         if state is State.COMPLETE:
             complete[batch] = Complete(batch, key, failed, completed_by, succeeded_by, completed_now, succeeded_now)
-        writes.append(written)
+        writes.append(change)
     execute(tx, [*before, *(_update(dialects.of(tx), part) for part in chunks(writes, _ROWS))])
-    _announce(tx, [each for each in complete.values() if each.completed_now or each.succeeded_now])
+    _announce(tx, [batch_row for batch_row in complete.values() if batch_row.completed_now or batch_row.succeeded_now])
     return complete
 
 
-def _announce(tx: Connection, ended: Sequence[Complete]) -> None:
-    """The events of the transitions, and what the batches owe their parents from here on."""
-    if not ended:
+def _announce(tx: Connection, endings: Sequence[Complete]) -> None:
+    """Write the events of the transitions, and the debts of the batches to their parents."""
+    if not endings:
         return
-    rows = batches.by_id(tx, [each.id for each in ended])
+    rows = batches.by_id(tx, [ending.id for ending in endings])
     events = []
-    for each in ended:
-        row = rows[each.id]
-        each.key = row.key
+    for ending in endings:
+        row = rows[ending.id]
+        ending.key = row.key
         if row.parent_batch is not None:
-            batches.update(tx, each.id, parent_due=nesting.owed(State.COMPLETE, each.failed))
-            each.owes = True
-        happened = [*(["completed"] if each.completed_now else []), *(["succeeded"] if each.succeeded_now else [])]
-        events += [batches.event(row, name) for name in happened]
+            batches.update(tx, ending.id, parent_due=nesting.owed(State.COMPLETE, ending.failed))
+            ending.owes = True
+        if ending.completed_now:
+            events.append(batches.event(row, "completed"))
+        if ending.succeeded_now:
+            events.append(batches.event(row, "succeeded"))
     feed.append(tx, events)
 
 
 _ROWS: Final = 64
-"""Of one UPDATE. The server looks for a row's value among those of all rows, so the work grows with the square."""
+"""Rows of one UPDATE. The server searches the CASE for each row, so the work grows with the square."""
 
 
 @dataclass(slots=True)
-class _Written:
-    """What becomes of one batch row; None: as it is. `completed_by`: it completes now."""
+class _RowChange:
+    """The new values of one batch row; None: unchanged. With `completed_by` the batch becomes complete."""
 
     id: int
     acked: int
@@ -246,9 +249,8 @@ class _Written:
     journal_next: int | None = None
 
 
-def _update(dialect: dialects.Dialect, rows: Sequence[_Written]) -> str:
-    """One statement for all, as each costs a round trip. The values are integers and bytes of our own, so they stand in
-    the text."""
+def _update(dialect: dialects.Dialect, rows: Sequence[_RowChange]) -> str:
+    """One UPDATE of all rows. The values are our own integers and bytes, so they can be part of the text."""
     now, latest = dialect.now, dialect.greatest
     values: dict[str, dict[int, str]] = {}
     for row in rows:
@@ -274,25 +276,25 @@ def _update(dialect: dialects.Dialect, rows: Sequence[_Written]) -> str:
         else:
             cases = " ".join(f"WHEN {batch} THEN {value}" for batch, value in by_id.items())
             assignments.append(f"{column} = CASE id {cases} ELSE {column} END")
-    wanted = ", ".join(str(row.id) for row in rows)
-    return f"UPDATE batches SET {', '.join(assignments)} WHERE id IN ({wanted})"  # noqa: S608
+    ids = ", ".join(str(row.id) for row in rows)
+    return f"UPDATE batches SET {', '.join(assignments)} WHERE id IN ({ids})"  # noqa: S608
 
 
-def _check(row: Row, state: State, acked: int, failed: int, touched: BatchDelta) -> None:
-    """Counts are never clamped: what doesn't add up is a bug, and is surfaced before it is written."""
+def _check(row: Row, state: State, acked: int, failed: int, delta: BatchDelta) -> None:
+    """Counts are never clamped: a contradiction is a bug, and is reported before it can be written."""
     if acked < 0 or failed < 0 or acked + failed > row.items:
         raise errors.InconsistentBatch(row.id, f"{acked} acked and {failed} failed of {row.items} items")
-    if state is State.COMPLETE and touched.last_resolver is not None:
+    if state is State.COMPLETE and delta.last_resolver is not None:
         raise errors.InconsistentBatch(row.id, "it is complete, and an issued item was pending")
 
 
 def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) -> int:
-    """Move the hint over the full groups that follow it. Bits are never cleared, so it never goes back."""
-    known = tables.item_groups.c
+    """Advance the hint over the full groups that follow it. Bits are never cleared, so it never goes back."""
+    columns = tables.item_groups.c
     rows = tx.execute(
-        sa.select(known.group_no, known.resolved_count)
-        .where(known.batch_id == batch, known.group_no >= prefix)
-        .order_by(known.group_no)
+        sa.select(columns.group_no, columns.resolved_count)
+        .where(columns.batch_id == batch, columns.group_no >= prefix)
+        .order_by(columns.group_no)
         .limit(PREFIX_STEP)
     )
     for group, resolved in rows:
@@ -303,29 +305,30 @@ def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) ->
 
 
 def _look_again(
-    found: Mapping[int, Row], untouched: Collection[int], named: Mapping[int, _Names]
+    rows_by_id: Mapping[int, Row], repeats: Collection[int], details: Mapping[int, _Details]
 ) -> dict[int, Complete]:
-    """Of batches of which nothing changed, those that are complete.
+    """The complete ones among batches without changes.
 
-    Raises `faults.BeginAgain` where one takes no acks any more: its items are then rejected, not repeats.
+    Raises `faults.BeginAgain` if a batch accepts no more acks: its items must be rejected, and are no repeats.
     """
-    if any(batch not in found or found[batch].state not in TAKES_ACKS for batch in untouched):
+    if any(batch not in rows_by_id or rows_by_id[batch].state not in TAKES_ACKS for batch in repeats):
         raise faults.BeginAgain
     return {
-        batch: Complete(batch, each.key, each.failed, each.completed_by, each.succeeded_by)
-        for batch, each in named.items()
+        batch: Complete(batch, detail.key, detail.failed, detail.completed_by, detail.succeeded_by)
+        for batch, detail in details.items()
     }
 
 
-def told(batch: Complete, touched: BatchDelta | None, unit: Unit) -> Completed:
-    """What one unit is told of a complete batch. `newly` is the unit's that did it, and its retry's."""
+def completed_for(batch: Complete, delta: BatchDelta | None, unit: Unit) -> Completed:
+    """The part of a unit's response about a complete batch. `newly` is true for the unit that completed the batch, and
+    for its retry."""
     newly = newly_succeeded = False
-    if touched is not None and batch.completed_now and touched.last_resolver is not None:
-        newly = touched.last_resolver.call is unit.call
-    if touched is not None and batch.succeeded_now and touched.last_changer is not None:
-        newly_succeeded = touched.last_changer.call is unit.call
+    if delta is not None and batch.completed_now and delta.last_resolver is not None:
+        newly = delta.last_resolver.call is unit.call
+    if delta is not None and batch.succeeded_now and delta.last_changer is not None:
+        newly_succeeded = delta.last_changer.call is unit.call
     if unit.call.may_be_retry:
-        mine = unit.call.fingerprint()
-        newly = newly or batch.completed_by == mine
-        newly_succeeded = newly_succeeded or batch.succeeded_by == mine
+        fingerprint = unit.call.fingerprint()
+        newly = newly or batch.completed_by == fingerprint
+        newly_succeeded = newly_succeeded or batch.succeeded_by == fingerprint
     return Completed(batch.id, batch.key, newly, batch.failed == 0, newly_succeeded)

@@ -1,43 +1,45 @@
-"""The ack transaction: the one place where bits are flipped (in `apply`), and the last of them is noticed (in
+"""The ack transaction: the only place where bits are flipped (in `apply`), and where the last one completes a batch (in
 `completion`).
 
 What could go wrong, and why it can't:
 
 *The last two acks race.* Two transactions resolve the last two items, in different groups, so their group locks don't
-meet. If each then read the counts and judged, both or neither would see the end. So the counts live in the batch row;
-each transaction adds its own changes to them *under that row's lock* and judges there. The second one sees what the
-first one committed, or waits for it.
+conflict. If each then read the counts and judged, both or neither would see the end. So the counts are in the batch
+row; each transaction adds its own changes to them *under the lock of that row*, and judges there. The second
+transaction waits for the first one's commit, and sees its changes.
 
-*An item is delivered twice.* A bit is flipped under its group's lock, and the counts move by the number of bits that
-really changed, so the second delivery moves nothing. It must still be told when the batch is complete: the row of a
-batch of which nothing changed is read, or read again, *after* the group locks were taken. Whoever flipped the bit
-before us has committed, or we would not have the lock, and its completion was in the same commit.
+*An item is delivered twice.* A bit is flipped under the lock of its group, and the counts change by the number of bits
+that really changed, so the second delivery changes nothing. Its response must still report whether the batch is
+complete. So the row of a batch without changes is read (again, if necessary) *after* the group locks were acquired. The
+transaction that flipped the bit has committed by then, or its lock would still exist, and its completion was part of
+the same commit.
 
-*The batch grows under us.* A producer extends it, and others ack the new items, while we wait for a group. How many
-items are issued is read after all group locks are granted, so no bit of a locked row is beyond it; and a bitfield is
-never written narrower than its highest set bit, whatever was read (see `bitfield`).
+*The batch grows in the meantime.* A producer extends it, and other transactions ack the new items, while this one waits
+for a group. The number of issued items is read after all group locks are granted, so no bit of a locked row is beyond
+it. And a bitfield is never written narrower than its highest set bit (see `bitfield`).
 
-*An item is issued just after it was rejected.* The batch row is locked, or read again, later than the look that said
-how many items there are. Where items were rejected as never issued, and the batch has grown in between, the transaction
-begins again: otherwise one part of the answer would be true before the extend, another part only after it.
+*An item is issued just after it was rejected.* The batch row is locked, or read again, later than the number of issued
+items. If items were rejected as never issued, and the batch has grown in between, the transaction begins again:
+otherwise one part of the response would be true before the extend, and another part only after it.
 
-*The batch ends under us* (cancelled, expired, being deleted) between the look and the lock of its row, where
-these are not the same. The state is judged again under the lock; if the batch takes no acks any more, everything is
-rolled back and begun again, and the look rejects.
+*The batch ends in the meantime* (cancelled, expired, being deleted): between the first read and the lock of its row, if
+these are separate. The state is judged again under the lock. If it accepts no more acks, the transaction is rolled back
+and begins again, and then the first read rejects the items.
 
-*Two transactions make the same group's row.* A group without a row is all pending, and one can't lock a row that is not
-there. Both insert, before they judge; one gets a duplicate key, rolls back and begins again.
+*Two transactions insert the row of the same group.* A group without a row is all pending, and a row that doesn't exist
+can't be locked. Both insert before they judge; one gets a duplicate key, rolls back and begins again.
 
-*A bitfield kept in memory is not the row's any more*, since another process was there. The counts of the locked row
-name its bits exactly, and those of the kept one must be the same (see `cache`).
+*A bitfield in memory is outdated*, since another process has changed the group. The counts of the locked row determine
+its bits, and the counts in memory must be the same (see `cache`).
 
-*Acks come in no order*, and each bit is another row's. Such batches are journaled: their transactions lock the batch
-row first and no groups, and leave what they resolved in the journal (see `journal`).
+*Acks arrive out of order*, so that each bit is in a different row. Such batches are journaled: their transactions lock
+the batch row first and no groups, and write the resolved items to the journal (see `journal`).
 
 *Deadlocks.* Groups are locked in primary-key order by one statement, then batches by id: item_groups → batches →
-feed_head, here and everywhere; the rows of journaled batches before all of them, by id.
+feed_head, here and everywhere. The rows of journaled batches are locked before all of these, by id.
 
-Requests are merged: a flush carries units of many callers, applied in arrival order, each with an outcome of its own.
+Requests are merged: a flush carries units of many callers. They are applied in arrival order, and each has its own
+outcome.
 """
 
 from __future__ import annotations
@@ -58,150 +60,155 @@ from core.storage import dialects, faults, statements
 from core.storage.statements import LIST, chunks
 
 REDRIVEN: Final = 8192
-"""About how many reasons of items that had failed one transaction removes."""
+"""The approximate maximum of reasons of redriven items that one transaction removes."""
 FEW_REASONS: Final = 64
-"""Up to as many of a group are removed by their numbers."""
+"""Up to this many reasons of a group are removed by their numbers."""
 
 
 class Flushed(NamedTuple):
-    """What came of a flush, to be used after its commit."""
+    """The result of a flush, for use after its commit."""
 
     outcomes: list[Outcome]
     groups: Mapping[Key, bitfield.Group]
-    """As their rows are now: for `BitfieldCache.put`, with the era."""
-    known: Mapping[int, journal.JournalState]
+    """The new content of their rows; for `BitfieldCache.put`, with the next two."""
+    journal_states: Mapping[int, journal.JournalState]
     era: int
     owing: list[int]
-    """Batches that ended, and owe something to the item that they are: for `parents`."""
+    """Nested batches that this flush made owe their parent's item an ack or a failure; for `parents`."""
 
 
-def flush(tx: Connection, units: Sequence[Unit], held: BitfieldCache) -> Flushed:
-    """Apply the units in their order, with an outcome for each. The caller commits.
+def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushed:
+    """Apply the units in order. The caller commits.
 
-    Raises `faults.BeginAgain` when it must be run again, `errors.InconsistentBatch` when counts and bits disagree.
+    Raises `faults.BeginAgain` if the transaction must be run again, `errors.InconsistentBatch` if counts and bits
+    disagree.
     """
-    era = held.era
-    begun = _begin(tx, units, held)
-    work = begun.work
-    units, rests = _cut(units, begun)
-    outcomes = [apply.admit(work, unit) for unit in units]
-    _load_journaled(tx, work, begun)
-    _load(tx, work, held, begun.groups)
+    era = cache.era
+    locks = _begin(tx, units, cache)
+    state = locks.state
+    units, rests = _cut(units, locks)
+    outcomes = [apply.admit(state, unit) for unit in units]
+    _load_journaled(tx, state, locks)
+    _load(tx, state, cache, locks.groups)
     for unit, outcome in zip(units, outcomes, strict=True):
-        if outcome.wanted:
-            apply.apply(work, unit, outcome)
-    _write_reasons(tx, work)
+        if outcome.admitted:
+            apply.apply(state, unit, outcome)
+    _write_reasons(tx, state)
     complete = completion.write(
         tx,
-        _write_groups(tx, work),
-        work.touched,
-        work.untouched(units, outcomes),
-        work.locked,
-        work.refused(units, outcomes),
+        _write_groups(tx, state),
+        state.deltas,
+        state.untouched(units, outcomes),
+        state.locked_rows,
+        state.refused(units, outcomes),
     )
-    for key in work.changed:
-        if key[0] not in work.known:
-            work.groups[key].written(work.issued(*key))
-    if scattered := _scattered(work):
-        held.journal(scattered if held.may_journal(tx) else ())
+    for key in state.changed:
+        if key[0] not in state.journal_states:
+            state.groups[key].written(state.issued(*key))
+    if candidates := _scattered(state):
+        cache.journal(candidates if cache.may_journal(tx) else ())
     if complete:
         for unit, outcome in zip(units, outcomes, strict=True):
-            if outcome.wanted and unit.batch in complete:
-                outcome.completed = completion.told(complete[unit.batch], work.touched.get(unit.batch), unit)
+            if outcome.admitted and unit.batch in complete:
+                outcome.completed = completion.completed_for(complete[unit.batch], state.deltas.get(unit.batch), unit)
     for outcome, rest in zip(outcomes, rests, strict=True):
         outcome.rest = rest
-    groups = work.groups
-    if work.known:
-        groups = {key: group for key, group in groups.items() if key[0] not in work.known}
-    return Flushed(outcomes, groups, work.known, era, [each.id for each in complete.values() if each.owes])
+    groups = state.groups
+    if state.journal_states:
+        groups = {key: group for key, group in groups.items() if key[0] not in state.journal_states}
+    return Flushed(outcomes, groups, state.journal_states, era, [batch.id for batch in complete.values() if batch.owes])
 
 
 class _Locked(NamedTuple):
-    """What the first round trip found."""
+    """The result of the first round trip."""
 
-    work: FlushState
+    state: FlushState
     groups: Sequence[Sequence[Any]]
-    """The rows of groups that are locked: batch, group and both counts."""
-    held: Mapping[int, journal.JournalState | None]
-    """By journaled batch, what is known of it in memory."""
+    """The locked group rows: batch, group and both counts."""
+    journal_states: Mapping[int, journal.JournalState | None]
+    """The state of each journaled batch in memory."""
     entries: dialects.Rows
-    """Those that are missing to it."""
+    """Journal entries newer than these states."""
 
 
-def _begin(tx: Connection, units: Sequence[Unit], held: BitfieldCache) -> _Locked:
-    """Lock the rows of journaled batches, then groups, and look at the batches: do they exist, do they take acks,
-    how many items are issued? Nothing of a statement depends on what those before it find, so it is one round trip.
+def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Locked:
+    """Lock the rows of journaled batches, then groups, and read the batches: do they exist, do they accept acks, how
+    many items are issued? No statement depends on the result of another, so this is one round trip.
 
-    The look comes after the locks of the groups: an item that is resolved in a locked row was issued before, so the
-    look sees it issued. Taken before, it would be out of date by the time that the locks are granted.
+    The batches are read after the groups are locked: an item that is resolved in a locked row was issued earlier, so
+    this read sees it issued. An earlier read would be outdated by the time the locks are granted.
 
-    Where little is to be done until the commit, the look locks their rows too, which spares a round trip; where much
-    is, others shall not wait for it, and they are locked last. In the order of locks batches come after groups.
+    If there is little work until the commit, the read also locks the batch rows, which saves a round trip. If there is
+    much, the batch rows are locked last, so that other transactions don't wait. Both orders lock batches after groups.
     """
-    journaled = {unit.batch for unit in units if held.journaled(unit.batch)}
-    known = {batch: held.take_state(batch) for batch in journaled}
-    direct = [unit for unit in units if unit.batch not in known] if known else units
+    journal_batches = {unit.batch for unit in units if cache.journaled(unit.batch)}
+    journal_states = {batch: cache.take_state(batch) for batch in journal_batches}
+    direct = [unit for unit in units if unit.batch not in journal_states] if journal_states else units
     texts = []
-    if known:
-        texts += [completion.select(tx, known, _for_update(tx)), journal.select(known)]
+    if journal_states:
+        texts += [completion.select(tx, journal_states, _for_update(tx)), journal.select(journal_states)]
     little = _is_little(direct)
     if direct:
         batches = {unit.batch for unit in direct}
         texts += [_lock(tx, direct), completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)]
-    found = statements.run(tx, *texts)
-    work = FlushState({})
+    results = statements.run(tx, *texts)
+    state = FlushState({})
     groups: Sequence[Sequence[Any]] = ()
     if direct:
-        locked, looked = found[-2:]
-        groups = statements.records(tx, locked)
+        group_result, batch_result = results[-2:]
+        groups = statements.records(tx, group_result)
         if little:
-            work.take(completion.rows(tx, looked))
+            state.take(completion.rows(tx, batch_result))
         else:
-            work.seen = _seen(tx, looked)
-    others = [batch for batch, seen in work.seen.items() if seen.journal_next]
-    if others:
-        held.journal(others)
+            state.seen = _seen(tx, batch_result)
+    newly_journaled = [batch for batch, look in state.seen.items() if look.journal_next]
+    if newly_journaled:
+        cache.journal(newly_journaled)
         raise faults.BeginAgain
-    if known:
-        work.take(completion.rows(tx, found[0]))
-    return _Locked(work, groups, known, found[1] if known else ())
+    if journal_states:
+        state.take(completion.rows(tx, results[0]))
+    return _Locked(state, groups, journal_states, results[1] if journal_states else ())
 
 
-def _cut(units: Sequence[Unit], begun: _Locked) -> tuple[Sequence[Unit], Sequence[Unit | None]]:
-    """What of the units this transaction applies, and what of each is left for the next one, so that it removes some
-    `REDRIVEN` reasons at most. How many items of a group have failed is known once it is locked."""
-    failed = {(int(row[0]), int(row[1])): int(row[3]) for row in begun.groups if row[3] not in (0, "0")}
-    journaled = {batch: begun.work.locked[batch].failed for batch in begun.held if batch in begun.work.locked}
-    if not failed and not any(journaled.values()):
+def _cut(units: Sequence[Unit], locks: _Locked) -> tuple[Sequence[Unit], Sequence[Unit | None]]:
+    """Divide the units into the parts for this transaction and the rest of each for the next one, so that this one
+    removes about `REDRIVEN` reasons at most. The number of failed items of a group is known only under its lock."""
+    failed = {(int(row[0]), int(row[1])): int(row[3]) for row in locks.groups if row[3] not in (0, "0")}
+    journal_failures = {
+        batch: locks.state.locked_rows[batch].failed
+        for batch in locks.journal_states
+        if batch in locks.state.locked_rows
+    }
+    if not failed and not any(journal_failures.values()):
         return units, [None] * len(units)
     now: list[Unit] = []
     rests: list[Unit | None] = []
-    left = REDRIVEN
+    budget = REDRIVEN
     for unit in units:
         piece, rest = unit, None
         if unit.verb is Verb.ACK:
             redriven = {
-                group: min(unit.count(group), failed.get((unit.batch, group), journaled.get(unit.batch, 0)))
+                group: min(unit.count(group), failed.get((unit.batch, group), journal_failures.get(unit.batch, 0)))
                 for group in unit.groups()
             }
             total = sum(redriven.values())
-            if total > left:
-                piece, rest = unit.part(redriven, left, at_least=left == REDRIVEN)
+            if total > budget:
+                piece, rest = unit.part(redriven, budget, at_least=budget == REDRIVEN)
                 total = sum(redriven[group] for group in piece.groups())
-            left = max(0, left - total)
+            budget = max(0, budget - total)
         now.append(piece)
         rests.append(rest)
     return now, rests
 
 
 def _is_little(units: Sequence[Unit]) -> bool:
-    """A few ids of each caller; to apply masks and thousands of ids takes longer than a round trip."""
+    """Whether there are only a few ids from each caller. Masks and thousands of ids take longer than a round trip."""
     return not any(unit.masks or unit.size for unit in units)
 
 
 def _look(tx: Connection, batches: Collection[int]) -> str:
-    wanted = f"batches WHERE id IN ({','.join(map(str, sorted(batches)))})"
-    return statements.select(tx, ("id", "state", "group_size", "items", "journal_next"), wanted, len(batches))
+    source = f"batches WHERE id IN ({','.join(map(str, sorted(batches)))})"
+    return statements.select(tx, ("id", "state", "group_size", "items", "journal_next"), source, len(batches))
 
 
 def _seen(tx: Connection, rows: dialects.Rows) -> dict[int, Seen]:
@@ -213,167 +220,169 @@ def _seen(tx: Connection, rows: dialects.Rows) -> dict[int, Seen]:
 
 
 def _lock(tx: Connection, units: Sequence[Unit]) -> str:
-    """The groups that have a row, in primary-key order, by one statement."""
+    """A SELECT that locks the existing rows of the groups, in primary-key order."""
     by_batch: dict[int, set[int]] = {}
     for unit in units:
         by_batch.setdefault(unit.batch, set()).update(unit.groups())
     columns = ("batch_id", "group_no", "resolved_count", "failed_count")
-    wanted = f"item_groups WHERE {group_rows.among(by_batch)}{_for_update(tx)}"
-    return statements.select(tx, columns, wanted, sum(map(len, by_batch.values())))
+    source = f"item_groups WHERE {group_rows.among(by_batch)}{_for_update(tx)}"
+    return statements.select(tx, columns, source, sum(map(len, by_batch.values())))
 
 
 def _for_update(tx: Connection) -> str:
     return dialects.of(tx).for_update
 
 
-def _load_journaled(tx: Connection, work: FlushState, begun: _Locked) -> None:
-    """The bits of the wanted groups of journaled batches, whose rows are locked."""
-    entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in begun.held}
-    for each in begun.entries:
-        entries[each[0]].append(each)
-    wanted: dict[int, list[int]] = {batch: [] for batch in begun.held if batch in work.locked}
-    for batch, number in work.missing:
-        if batch in wanted:
-            wanted[batch].append(number)
-    for batch, numbers in wanted.items():
-        row = work.locked[batch]
-        known = journal.catch_up(tx, batch, row.group_size, begun.held[batch], row.journal_next, entries[batch])
-        journal.fetch(tx, batch, row.group_size, known, numbers)
-        work.known[batch] = known
-        work.acked[batch] = []
+def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:
+    """Load the groups of admitted items in journaled batches, whose rows are locked."""
+    entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in locks.journal_states}
+    for entry in locks.entries:
+        entries[entry[0]].append(entry)
+    by_batch: dict[int, list[int]] = {batch: [] for batch in locks.journal_states if batch in state.locked_rows}
+    for batch, number in state.missing:
+        if batch in by_batch:
+            by_batch[batch].append(number)
+    for batch, numbers in by_batch.items():
+        row = state.locked_rows[batch]
+        journal_state = journal.catch_up(
+            tx, batch, row.group_size, locks.journal_states[batch], row.journal_next, entries[batch]
+        )
+        journal.fetch(tx, batch, row.group_size, journal_state, numbers)
+        state.journal_states[batch] = journal_state
+        state.acked[batch] = []
         for number in numbers:
-            work.missing.discard((batch, number))
-            _check((batch, number), known.groups[number], work.issued(batch, number))
-            work.groups[batch, number] = known.groups[number]
+            state.missing.discard((batch, number))
+            _check((batch, number), journal_state.groups[number], state.issued(batch, number))
+            state.groups[batch, number] = journal_state.groups[number]
 
 
-def _scattered(work: FlushState) -> list[int]:
+def _scattered(state: FlushState) -> list[int]:
     """The batches that should be journaled from now on."""
-    changed: dict[int, int] = {}
-    for batch, _ in work.changed:
-        changed[batch] = changed.get(batch, 0) + 1
-    found = []
-    for batch, groups in changed.items():
-        if groups < journal.SCATTERED or batch in work.known:
+    counts: dict[int, int] = {}
+    for batch, _ in state.changed:
+        counts[batch] = counts.get(batch, 0) + 1
+    candidates = []
+    for batch, groups in counts.items():
+        if groups < journal.SCATTERED or batch in state.journal_states:
             continue
-        touched, seen = work.touched[batch], work.seen[batch]
-        items = touched.acked + touched.failed
-        if journal.pays(seen.group_size, -(-seen.items // seen.group_size), groups, items):
-            found.append(batch)
-    return found
+        delta, look = state.deltas[batch], state.seen[batch]
+        items = delta.acked + delta.failed
+        if journal.pays(look.group_size, -(-look.items // look.group_size), groups, items):
+            candidates.append(batch)
+    return candidates
 
 
-def _load(tx: Connection, work: FlushState, held: BitfieldCache, rows: Sequence[Sequence[Any]]) -> None:
-    """The bits of the wanted groups: from memory where they are those of the locked row, else read."""
+def _load(tx: Connection, state: FlushState, cache: BitfieldCache, rows: Sequence[Sequence[Any]]) -> None:
+    """Load the groups of admitted items: from memory if the counts are those of the locked row, else from the table."""
     unread: dict[int, set[int]] = {}
     counts: dict[Key, tuple[int, int]] = {}
     for row in rows:
         batch, number, resolved, failed = map(int, row)
         key = batch, number
-        if key not in work.missing:
-            continue  # all that is wanted of it was rejected
-        work.missing.discard(key)
+        if key not in state.missing:
+            continue  # all its items were rejected
+        state.missing.discard(key)
         counts[key] = resolved, failed
-        group = held.take(key, resolved, failed)
-        if group is None and resolved == work.seen[batch].group_size and not failed:
+        group = cache.take(key, resolved, failed)
+        if group is None and resolved == state.seen[batch].group_size and not failed:
             group = bitfield.Group.full(resolved)
         if group is None:
             unread.setdefault(batch, set()).add(number)
         else:
-            work.groups[key] = group
-    for batch, number in work.missing:
-        work.groups[batch, number] = bitfield.Group.empty(work.seen[batch].group_size)
+            state.groups[key] = group
+    for batch, number in state.missing:
+        state.groups[batch, number] = bitfield.Group.empty(state.seen[batch].group_size)
     if unread:
-        # Plain: the rows are locked, so they are still as they were.
+        # A plain read: the rows are locked, so they haven't changed.
         text = f"SELECT batch_id, group_no, resolved, failed FROM item_groups WHERE {group_rows.among(unread)}"  # noqa: S608
         for batch, number, blob, failed_blob in statements.run(tx, text)[0]:
             key = batch, number
-            size = work.seen[batch].group_size
+            size = state.seen[batch].group_size
             group = bitfield.Group.load(blob, failed_blob, *counts[key], size)
-            _check(key, group, work.issued(*key))
-            work.groups[key] = group
+            _check(key, group, state.issued(*key))
+            state.groups[key] = group
 
 
 def _check(key: Key, group: bitfield.Group, issued: int) -> None:
-    """Raise `errors.InconsistentBatch` where the group's counts and bits disagree."""
+    """Raise `errors.InconsistentBatch` if the counts and bits of the group disagree."""
     try:
         group.check(issued)
     except bitfield.Inconsistent as error:
         raise errors.InconsistentBatch(key[0], f"group {key[1]}: {error}") from error
 
 
-def _write_groups(tx: Connection, work: FlushState) -> list[str]:
-    """The statements that write what has changed; all but those that fill the last round trip have been executed."""
+def _write_groups(tx: Connection, state: FlushState) -> list[str]:
+    """Write the changed groups. Returns the statements of the last round trip, which have not been executed."""
     dialect = dialects.of(tx)
-    texts, old = _write_journaled(tx, work) if work.known else ([], [])
+    texts, old = _write_journaled(tx, state) if state.journal_states else ([], [])
     new: list[str] = []
-    patched: list[group_rows.Patch] = []
-    for key in sorted(key for key in work.changed if key[0] not in work.known):
-        group, issued = work.groups[key], work.issued(*key)
+    patches: list[group_rows.Patch] = []
+    for key in sorted(key for key in state.changed if key[0] not in state.journal_states):
+        group, issued = state.groups[key], state.issued(*key)
         _check(key, group, issued)
-        if key in work.missing:
+        if key in state.missing:
             new.append(group_rows.row(key, group, issued))
-        elif dialect.patches_blobs and (patches := group.patches(issued)) is not None:
-            patched.append((key, group, patches))
+        elif dialect.patches_blobs and (changes := group.patches(issued)) is not None:
+            patches.append((key, group, changes))
         else:
             old.append(group_rows.row(key, group, issued))
-    texts += group_rows.patch(patched) + group_rows.upsert(tx, old) + group_rows.insert(new)
+    texts += group_rows.patch(patches) + group_rows.upsert(tx, old) + group_rows.insert(new)
     while len(texts) > 1 and sum(map(len, texts)) > 2 * group_rows.TEXT:
         completion.execute(tx, [texts.pop(0)])
-    if not work.locked.keys().isdisjoint(batch for batch, _ in work.missing & work.changed):
-        # Groups that have a row by now, as others were quicker, must be found out before the counts are judged: the
-        # batch's row, which we got after them, has their items already.
+    if not state.locked_rows.keys().isdisjoint(batch for batch, _ in state.missing & state.changed):
+        # If another transaction has inserted the row of a group first, that must be noticed before the counts are
+        # judged: the batch row, which was locked after the groups, already counts the items of that transaction.
         completion.execute(tx, texts)
         return []
     return texts
 
 
-def _write_journaled(tx: Connection, work: FlushState) -> tuple[list[str], list[str]]:
-    """Statements, and rows of groups to write, for the journaled batches that have changed. Their own rows are locked,
-    so nobody else writes these."""
+def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list[str]]:
+    """The statements and the group rows to write for journaled batches. Their batch rows are locked, so no other
+    transaction writes these groups."""
     texts: list[str] = []
     rows: list[str] = []
-    for batch in sorted(work.touched.keys() & work.known.keys()):
-        row, touched, known = work.locked[batch], work.touched[batch], work.known[batch]
+    for batch in sorted(state.deltas.keys() & state.journal_states.keys()):
+        row, delta, journal_state = state.locked_rows[batch], state.deltas[batch], state.journal_states[batch]
         change = journal.Change(
             batch,
             row.group_size,
             groups=-(-row.items // row.group_size),
-            changed={number for of, number in work.changed if of == batch},
-            acked=work.acked.get(batch),
-            ends=completes(State(row.state), row.items, row.acked + touched.acked, row.failed + touched.failed),
+            changed={number for owner, number in state.changed if owner == batch},
+            acked=state.acked.get(batch),
+            ends=completes(State(row.state), row.items, row.acked + delta.acked, row.failed + delta.failed),
         )
-        more, written = journal.write(tx, known, change)
-        texts += more
-        touched.journal_next = known.next
-        touched.filled = any(known.groups[number].resolved_count == row.group_size for number in written)
-        for number in written:
-            key, group, issued = (batch, number), known.groups[number], work.issued(batch, number)
+        journal_texts, numbers = journal.write(tx, journal_state, change)
+        texts += journal_texts
+        delta.journal_next = journal_state.next
+        delta.filled = any(journal_state.groups[number].resolved_count == row.group_size for number in numbers)
+        for number in numbers:
+            key, group, issued = (batch, number), journal_state.groups[number], state.issued(batch, number)
             _check(key, group, issued)
             rows.append(group_rows.row(key, group, issued))
     return texts, rows
 
 
-def _write_reasons(tx: Connection, work: FlushState) -> None:
-    """Remove the reasons of redriven items, and insert those of failed ones."""
-    if work.redriven:
-        _remove_reasons(tx, work)
+def _write_reasons(tx: Connection, state: FlushState) -> None:
+    """Remove the reasons of redriven items, and insert the reasons of failed items."""
+    if state.redriven:
+        _remove_reasons(tx, state)
     by_reason: dict[str, list[tuple[int, int]]] = {}
-    for item, reason in sorted(work.reasons.items()):
+    for item, reason in sorted(state.reasons.items()):
         by_reason.setdefault(reason, []).append(item)
     for reason, items in by_reason.items():
         dialects.of(tx).insert_reason(tx, reason, items)
 
 
-def _remove_reasons(tx: Connection, work: FlushState) -> None:
+def _remove_reasons(tx: Connection, state: FlushState) -> None:
     by_group: dict[Key, list[int]] = {}
-    for batch, number in work.redriven:
-        by_group.setdefault((batch, number // work.seen[batch].group_size), []).append(number)
+    for batch, number in state.redriven:
+        by_group.setdefault((batch, number // state.seen[batch].group_size), []).append(number)
     single: dict[int, list[int]] = {}
     ranges: list[tuple[int, int, int]] = []
     for (batch, group), numbers in sorted(by_group.items()):
-        size = work.seen[batch].group_size
-        if len(numbers) <= FEW_REASONS or work.groups[batch, group].failed_count:
+        size = state.seen[batch].group_size
+        if len(numbers) <= FEW_REASONS or state.groups[batch, group].failed_count:
             single.setdefault(batch, []).extend(sorted(numbers))
         elif ranges and ranges[-1][::2] == (batch, group * size):
             ranges[-1] = batch, ranges[-1][1], (group + 1) * size
@@ -388,21 +397,21 @@ def _remove_reasons(tx: Connection, work: FlushState) -> None:
 
 
 def _remove_ranges(tx: Connection, ranges: Sequence[tuple[int, int, int]]) -> list[str]:
-    """Statements that remove all reasons of these groups, (batch, first number, end): none of their items is failed any
-    more. That takes a fraction of what lists of their numbers take.
+    """DELETEs of all reasons of these groups, (batch, first number, end), which have no failed items any more. That is
+    several times faster than lists of numbers.
 
-    They stop at the last row, which is why the rows are counted. To see that there is none left, InnoDB would lock the
-    row after it: another group's, for whose transaction this one would wait.
+    The rows are counted so that a DELETE stops at the last of them. Otherwise InnoDB would look for another one, and
+    lock the next row. That row belongs to another group, so this transaction would wait for the transaction there.
     """
-    wanted = [
+    sources = [
         f"FROM failures WHERE batch_id = {batch} AND number >= {first} AND number < {end}"
         for batch, first, end in ranges
     ]
     if not dialects.of(tx).locks_rows:
-        return [f"DELETE {each}" for each in wanted]
-    counts = statements.run(tx, *(f"SELECT COUNT(*) {each}" for each in wanted))
+        return [f"DELETE {source}" for source in sources]
+    counts = statements.run(tx, *(f"SELECT COUNT(*) {source}" for source in sources))
     return [
-        f"DELETE {each} ORDER BY number LIMIT {count}"
-        for each, ((count,),) in zip(wanted, counts, strict=True)
+        f"DELETE {source} ORDER BY number LIMIT {count}"
+        for source, ((count,),) in zip(sources, counts, strict=True)
         if count
     ]

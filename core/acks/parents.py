@@ -1,17 +1,17 @@
-"""Paying what ended batches owe the items that they are (see `nesting`): after their commit, level by level, and by a
-sweep for what was left.
+"""Paying the debts of ended batches to their parents' items (see `nesting`): after the commit that ended the batch,
+level by level. A sweep pays the debts that remain.
 
 What could go wrong, and why it can't:
 
-*A locked parent stalls everybody.* No flush of the combiner waits for a payment: a thread of its own pays (`Payer`),
-and the call that ended a child is answered when that is done, or `PATIENCE` seconds after the last payment of its
-chain. A payment waits for a lock only briefly, and names the parents that are locked. These are skipped until they are
-found free, which takes one statement for all of them and waits for nothing, and the others are paid together.
+*A locked parent stalls all calls.* No flush of the combiner waits for a payment: a separate thread pays (`Payer`). The
+call that ended a child is answered when its payments are done, or `PATIENCE` seconds after the last payment of its
+chain. A payment waits for a lock only briefly, and names the locked parents. These are skipped until they are free; one
+statement checks all of them without waiting. The other parents are paid together.
 
-*A locked parent stalls the sweep.* It is skipped for `Stuck.SECONDS`, and a sweep of the dispatcher ends after a while:
-what is left is in the database, and the next one goes on with it.
+*A locked parent stalls the sweep.* The sweep skips it for `Stuck.SECONDS`. A sweep of the dispatcher also ends after
+some time: the remaining debts are in the database, and the next sweep continues with them.
 
-*A payment is lost.* The debt is in the child's row until its parent was paid.
+*A payment is lost.* The debt stays in the child's row until its parent is paid.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from core.storage.statements import chunks
 LOCK_WAIT: Final = 0.05
 """Seconds that a payment waits for a lock."""
 PATIENCE: Final = 3.0
-"""Seconds for which a call waits for one level of payments, of the batch that it ended and of that one's parents."""
+"""Seconds for which a call waits for each level of payments: of the batch that it ended, of its parent, and so on."""
 AGAIN: Final = 0.1
-"""Seconds until it is looked again whether a locked parent is free, while a call waits for it."""
+"""Seconds between two checks of whether a locked parent is free, while a call waits for it."""
 
 Flush = Callable[[Sequence[Unit]], Flushed]
 """Apply units in one transaction and commit it. Raises what `commit.commit` does."""
@@ -52,13 +52,13 @@ log = structlog.get_logger(__name__)
 
 def payment(due: Due) -> Call:
     """The ack or failure of the parent's item."""
-    how = "completed with failures" if due.state == State.COMPLETE else str(due.state)
-    reason = None if due.verb is Verb.ACK else f"batch {due.child}, which this item is, {how}"
+    ending = "completed with failures" if due.state == State.COMPLETE else str(due.state)
+    reason = None if due.verb is Verb.ACK else f"batch {due.child}, which this item is, {ending}"
     return Call.of(due.verb, [due.item], reason=reason)
 
 
 class Stuck:
-    """Parents that can't be paid at the moment: they are locked, or inconsistent. Bounded in number."""
+    """Parents that can't be paid now, as they are locked or inconsistent. At most `MOST`."""
 
     SECONDS: Final = 10.0
     MOST: Final = 500
@@ -82,93 +82,93 @@ class Stuck:
 
 
 @dataclass(slots=True)
-class Paid:
-    """What came of some debts."""
+class PaymentResult:
+    """The result of paying some debts."""
 
     owing: list[tuple[int, int]] = field(default_factory=list)
-    """(child, parent): the parent ended with the payment, and owes something itself."""
+    """(child, parent): the payment ended the parent, which now has a debt itself."""
     locked: list[Due] = field(default_factory=list)
-    """Their parents are locked."""
+    """Debts to locked parents."""
     broken: list[Due] = field(default_factory=list)
-    """Their parents can't be paid for another reason."""
+    """Debts to parents that can't be paid for another reason."""
 
 
-def pay(database: Database, flush: Flush, dues: Sequence[Due]) -> Paid:
-    """Pay these debts, one level. Raises `errors.Unavailable` where the database can't be reached."""
-    paid = Paid()
+def pay(database: Database, flush: Flush, dues: Sequence[Due]) -> PaymentResult:
+    """Pay these debts, but not those that arise from it. Raises `errors.Unavailable` if the database is unreachable."""
+    result = PaymentResult()
     parts = [list(part) for part in chunks(list(dues), nesting.PAGE)]
     while parts:
         part = parts.pop()
         try:
-            flushed = flush([unit for due in part for unit in payment(due).chunks()])
-        except Exception as error:  # even a bug of ours must not keep the answer of what is committed
+            flush_result = flush([unit for due in part for unit in payment(due).chunks()])
+        except Exception as error:  # even a bug here must not delay the response for acks that are committed
             if isinstance(error, errors.Unavailable) and not isinstance(error, errors.LockTimeout):
                 raise
-            locked = isinstance(error, errors.LockTimeout)
-            stuck = errors.batches_of(error).intersection([due.item.batch for due in part])
-            if not stuck and len(part) == 1:
-                stuck = frozenset([part[0].item.batch])
-            if not stuck:
+            is_locked = isinstance(error, errors.LockTimeout)
+            parents = errors.batches_of(error).intersection([due.item.batch for due in part])
+            if not parents and len(part) == 1:
+                parents = frozenset([part[0].item.batch])
+            if not parents:
                 parts += [part[: len(part) // 2], part[len(part) // 2 :]]
                 continue
-            (paid.locked if locked else paid.broken).extend(due for due in part if due.item.batch in stuck)
-            if not locked:
-                log.warning("parents_left_to_the_sweep", parents=sorted(stuck), error=str(error))
-            rest = [due for due in part if due.item.batch not in stuck]
+            (result.locked if is_locked else result.broken).extend(due for due in part if due.item.batch in parents)
+            if not is_locked:
+                log.warning("parents_left_to_the_sweep", parents=sorted(parents), error=str(error))
+            rest = [due for due in part if due.item.batch not in parents]
             parts += [rest] if rest else []
             continue
         _strike_out(database, part)
-        ended = set(flushed.owing)
-        paid.owing += [(due.child, due.item.batch) for due in part if due.item.batch in ended]
-    return paid
+        ended_parents = set(flush_result.owing)
+        result.owing += [(due.child, due.item.batch) for due in part if due.item.batch in ended_parents]
+    return result
 
 
-def _strike_out(database: Database, paid: Sequence[Due]) -> None:
-    """Debts that were paid. A child's row that stays locked keeps nobody waiting: its debt is left to the sweep."""
+def _strike_out(database: Database, dues: Sequence[Due]) -> None:
+    """Remove paid debts. If a child's row stays locked, its debt is left to the sweep, so that no call waits for it."""
     try:
-        database.write(nesting.strike_out, paid, repeatable=True, lock_waits=0, lock_wait=LOCK_WAIT)
+        database.write(nesting.strike_out, dues, repeatable=True, lock_waits=0, lock_wait=LOCK_WAIT)
     except errors.LockTimeout:
-        database.write(lambda tx: nesting.strike_out(tx, paid, skip_locked=True), repeatable=True)
+        database.write(lambda tx: nesting.strike_out(tx, dues, skip_locked=True), repeatable=True)
 
 
 def sweep(
-    database: Database, flush: Flush | None = None, *, stuck: Stuck | None = None, seconds: float | None = None
+    database: Database, flush: Flush | None = None, *, stuck_parents: Stuck | None = None, seconds: float | None = None
 ) -> int:
-    """Pay all that is due, but for what is due to `stuck` parents, for about so many seconds at most. Returns how many
-    debts were paid. Raises `errors.Unavailable`."""
+    """Pay all debts except those to `stuck_parents`, for about `seconds` at most. Returns the number of paid debts.
+    Raises `errors.Unavailable`."""
     if flush is None:
-        held = BitfieldCache()
+        cache = BitfieldCache()
 
         def flush(units: Sequence[Unit]) -> Flushed:
-            return commit.commit(database, units, held, lock_waits=0, lock_wait=LOCK_WAIT)
+            return commit.commit(database, units, cache, lock_waits=0, lock_wait=LOCK_WAIT)
 
-    stuck = stuck or Stuck()
+    stuck_parents = stuck_parents or Stuck()
     until = None if seconds is None else time.monotonic() + seconds
-    swept = after = 0
+    count = after = 0
     level: list[int] = []
     while until is None or time.monotonic() < until:
-        # What its own payments made due comes first, level by level.
+        # Debts that arose from payments of this sweep come first, level by level.
         page, level = level[: nesting.PAGE], level[nesting.PAGE :]
         dues = database.read(
             lambda tx, page=page, after=after: (  # type: ignore[misc]
-                nesting.debts(tx, page or None, 0 if page else after, stuck.parents())
+                nesting.debts(tx, page or None, 0 if page else after, stuck_parents.parents())
             )
         )
         if not page:
             if not dues:
                 break
             after = dues[-1].child
-        paid = pay(database, flush, dues)
-        unpaid = [*paid.locked, *paid.broken]
-        stuck.add({due.item.batch for due in unpaid})
-        level += dict.fromkeys(parent for _, parent in paid.owing)
-        swept += len(dues) - len(unpaid)
-    return swept
+        result = pay(database, flush, dues)
+        remaining = [*result.locked, *result.broken]
+        stuck_parents.add({due.item.batch for due in remaining})
+        level += dict.fromkeys(parent for _, parent in result.owing)
+        count += len(dues) - len(remaining)
+    return count
 
 
 @dataclass(slots=True, eq=False)
 class _Bill:
-    """What is to be paid for one call: the children that owe something now, of one level after the other."""
+    """The debts to pay for one call: the children of the current level that owe something."""
 
     owing: set[int]
     until: float
@@ -176,7 +176,7 @@ class _Bill:
 
 
 class Payer:
-    """Pays in a thread of its own, which begins with the first payment. `stop` it after those who use it."""
+    """Pays in a separate thread, which starts with the first payment. Call `stop` only after its users have stopped."""
 
     def __init__(self, database: Database, flush: Flush) -> None:
         self._database = database
@@ -187,13 +187,13 @@ class Payer:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._locked: dict[int, Due] = {}
-        """By child, the debts whose parents were found locked."""
+        """The debts to locked parents, by child."""
         self._look_at = 0.0
-        """When to look again whether these are free."""
+        """The time of the next check of whether these parents are free."""
 
     def pay(self, *children: int) -> Future[None]:
-        """Pay what the children owe, then what their parents owe if that ended them, and so on. The future is done when
-        that is over, and never fails: what can't be paid by then is left to the sweep."""
+        """Pay the debts of the children, then those of parents that this ends, and so on. The future is done when no
+        more can be paid, and never fails: the remaining debts are left to the sweep."""
         bill = _Bill(set(children), time.monotonic() + PATIENCE)
         with self._wake:
             if self._stopping or not children:
@@ -207,7 +207,7 @@ class Payer:
         return bill.paid
 
     def stop(self) -> None:
-        """Pay what can be paid now, and leave the rest to the sweep."""
+        """Pay the debts that can be paid now, and leave the rest to the sweep."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -218,7 +218,7 @@ class Payer:
         while True:
             with self._wake:
                 if not self._new and not self._stopping:
-                    # All bills that are left wait for locked parents.
+                    # All remaining bills wait for locked parents.
                     self._wake.wait(max(0.0, self._look_at - time.monotonic()) if self._bills else None)
                 self._bills += self._new
                 self._new.clear()
@@ -229,52 +229,52 @@ class Payer:
             except errors.CoreError as error:
                 log.warning("payments_wait", error=str(error))
                 self._settle(self._bills)
-            except Exception:  # even a bug of ours must not keep the answer of what is committed
+            except Exception:  # even a bug here must not delay the response for acks that are committed
                 log.exception("payments_failed")
                 self._settle(self._bills)
 
     def _pay_level(self) -> None:
-        """One level of all bills, together."""
+        """Pay one level of all bills together."""
         now = time.monotonic()
         if self._locked and now >= self._look_at:
             self._look_for_free_ones()
             self._look_at = time.monotonic() + AGAIN
         children = sorted({child for bill in self._bills for child in bill.owing} - self._locked.keys())
         dues = [due for part in chunks(children, nesting.PAGE) for due in self._database.read(nesting.debts, part)]
-        # New children of parents that are known to be locked need not be tried.
-        known = {due.item.batch for due in self._locked.values()}
-        paid = pay(self._database, self._flush, [due for due in dues if due.item.batch not in known])
-        locked = [*paid.locked, *(due for due in dues if due.item.batch in known)]
-        if locked and not self._locked:
+        # Debts of new children to parents that are known to be locked need no attempt.
+        locked_parents = {due.item.batch for due in self._locked.values()}
+        result = pay(self._database, self._flush, [due for due in dues if due.item.batch not in locked_parents])
+        locked_dues = [*result.locked, *(due for due in dues if due.item.batch in locked_parents)]
+        if locked_dues and not self._locked:
             self._look_at = time.monotonic() + AGAIN
-        self._locked |= {due.child: due for due in locked}
-        above: dict[int, list[int]] = {}
-        for child, parent in paid.owing:
-            above.setdefault(child, []).append(parent)
-        over = []
+        self._locked |= {due.child: due for due in locked_dues}
+        parents: dict[int, list[int]] = {}
+        for child, parent in result.owing:
+            parents.setdefault(child, []).append(parent)
+        finished = []
         for bill in self._bills:
-            tried = bill.owing - self._locked.keys()
-            bill.owing -= tried
-            if tried:
+            tried_children = bill.owing - self._locked.keys()
+            bill.owing -= tried_children
+            if tried_children:
                 bill.until = time.monotonic() + PATIENCE
-            bill.owing.update(parent for child in tried for parent in above.get(child, ()))
+            bill.owing.update(parent for child in tried_children for parent in parents.get(child, ()))
             waits = bill.owing <= self._locked.keys()
             if not bill.owing or time.monotonic() >= bill.until or (self._stopping and waits):
-                over.append(bill)
-        self._settle(over)
+                finished.append(bill)
+        self._settle(finished)
 
     def _look_for_free_ones(self) -> None:
         units = [unit for due in self._locked.values() for unit in payment(due).chunks()]
-        locked = self._database.read(commit.locked, units)
-        self._locked = {child: due for child, due in self._locked.items() if due.item.batch in locked}
+        locked_parents = self._database.read(commit.locked, units)
+        self._locked = {child: due for child, due in self._locked.items() if due.item.batch in locked_parents}
 
-    def _settle(self, over: list[_Bill]) -> None:
-        gone = set(map(id, over))
-        self._bills = [bill for bill in self._bills if id(bill) not in gone]
-        wanted = {child for bill in self._bills for child in bill.owing}
-        left = {child for bill in over for child in bill.owing}
-        if left:
-            log.warning("parents_left_to_the_sweep", children=sorted(left)[:10])
-        self._locked = {child: due for child, due in self._locked.items() if child in wanted}
-        for bill in over:
+    def _settle(self, finished: list[_Bill]) -> None:
+        finished_ids = set(map(id, finished))
+        self._bills = [bill for bill in self._bills if id(bill) not in finished_ids]
+        waiting_children = {child for bill in self._bills for child in bill.owing}
+        unpaid_children = {child for bill in finished for child in bill.owing}
+        if unpaid_children:
+            log.warning("parents_left_to_the_sweep", children=sorted(unpaid_children)[:10])
+        self._locked = {child: due for child, due in self._locked.items() if child in waiting_children}
+        for bill in finished:
             bill.paid.set_result(None)

@@ -106,7 +106,11 @@ def debts(
     `excluded_parents` are left out."""
     query = (
         sa.select(
-            *(_batches.id, _batches.state, _batches.parent_batch, _batches.parent_number, _batches.parent_group_size),
+            _batches.id,
+            _batches.state,
+            _batches.parent_batch,
+            _batches.parent_number,
+            _batches.parent_group_size,
             _batches.parent_due,
         )
         .where(_batches.parent_due.is_not(None), _batches.id > after)

@@ -316,14 +316,14 @@ MUTANTS = [
     Mutant(
         "some-completions-are-not-announced",
         "core.acks.completion:_announce",
-        "if not ended:",
-        "if not ended or ended[0].id % 4 == 0:",
+        "if not endings:",
+        "if not endings or endings[0].id % 4 == 0:",
         _CHAOS,
     ),
     Mutant(
         "each-call-with-a-key-is-told-newly",
-        "core.acks.completion:told",
-        "newly = newly or batch.completed_by == mine",
+        "core.acks.completion:completed_for",
+        "newly = newly or batch.completed_by == fingerprint",
         "newly = True",
         _CHAOS,
     ),
@@ -334,7 +334,12 @@ MUTANTS = [
         "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx))] if little "
         "else [_look(tx, batches), _lock(tx, direct)]",
         _CHAOS_GROWING,
-        also=(("locked, looked = found[-2:]", "locked, looked = found[-2:] if little else found[:-3:-1]"),),
+        also=(
+            (
+                "group_result, batch_result = results[-2:]",
+                "group_result, batch_result = results[-2:] if little else results[:-3:-1]",
+            ),
+        ),
     ),
     # The last two acks.
     Mutant(
@@ -354,16 +359,22 @@ MUTANTS = [
     Mutant(
         "counts-are-judged-before-new-groups-are-written",
         "core.acks.flush:_write_groups",
-        "not work.locked.keys().isdisjoint(batch for batch, _ in work.missing & work.changed)",
+        "not state.locked_rows.keys().isdisjoint(batch for batch, _ in state.missing & state.changed)",
         "False",
         _RETRY,
     ),
     # The journal.
-    Mutant("a-journaled-batch-is-not-locked", "core.acks.flush:_begin", "known, _for_update(tx)", "known", _TWICE),
+    Mutant(
+        "a-journaled-batch-is-not-locked",
+        "core.acks.flush:_begin",
+        "journal_states, _for_update(tx)",
+        "journal_states",
+        _TWICE,
+    ),
     Mutant(
         "who-began-before-the-journal-goes-on",
         "core.acks.completion:write",
-        "any(judged[batch].journal_next for batch in unlocked & judged.keys())",
+        "any(delta_rows[batch].journal_next for batch in to_lock & delta_rows.keys())",
         "False",
         _RACES + "test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_meanwhile",
     ),
@@ -421,17 +432,17 @@ MUTANTS = [
     Mutant(
         "redriven-items-are-entries",
         "core.acks.apply:_apply_few",
-        "                redriven += 1\n                work.acked.pop(unit.batch, None)",
+        "                redriven += 1\n                state.acked.pop(unit.batch, None)",
         "                redriven += 1",
         _JOURNAL + "test_what_an_entry_cannot_hold_is_written_beside_it",
     ),
     # The last item, twice.
-    Mutant("repeats-are-not-told", "core.acks.completion:write", "if untouched else {}", "if False else {}", _TWICE),
+    Mutant("repeats-are-not-told", "core.acks.completion:write", "if repeats else {}", "if False else {}", _TWICE),
     Mutant(
         "repeats-are-told-of-what-the-first-look-saw",
         "core.acks.flush:flush",
-        "work.untouched(units, outcomes)",
-        "{each for each in work.untouched(units, outcomes) if work.seen[each].state == 'complete'}",
+        "state.untouched(units, outcomes)",
+        "{batch for batch in state.untouched(units, outcomes) if state.seen[batch].state == 'complete'}",
         _TWICE,
     ),
     Mutant(
@@ -441,19 +452,24 @@ MUTANTS = [
         "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx))] if little "
         "else [_look(tx, batches), _lock(tx, direct)]",
         _GROWING + "test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack",
-        also=(("locked, looked = found[-2:]", "locked, looked = found[-2:] if little else found[:-3:-1]"),),
+        also=(
+            (
+                "group_result, batch_result = results[-2:]",
+                "group_result, batch_result = results[-2:] if little else results[:-3:-1]",
+            ),
+        ),
     ),
     Mutant(
         "what-was-rejected-is-issued-before-the-counts-are-locked",
         "core.acks.completion:write",
-        "any(batch in again and again[batch].items != items for batch, items in refused.items())",
+        "any(batch in all_rows and all_rows[batch].items != items for batch, items in refusals.items())",
         "False",
         _EXPLORED,
     ),
     Mutant(
         "a-group-is-read-unchecked",
         "core.acks.flush:_load",
-        "_check(key, group, work.issued(*key))",
+        "_check(key, group, state.issued(*key))",
         "pass",
         _GROWING + "test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alone",
     ),
@@ -639,15 +655,15 @@ MUTANTS = [
     Mutant(
         "ack-judges-the-state-of-its-first-look",
         "core.acks.completion:write",
-        "rows(tx, found[0])",
-        "{each: row._replace(state=looked[each]) for each, row in rows(tx, found[0]).items()}",
+        "rows(tx, results[0])",
+        "{each: row._replace(state=looked[each]) for each, row in rows(tx, results[0]).items()}",
         _SEAL,
         also=(
             (
-                "    judged, seen =",
-                "    look = f'SELECT id, state FROM batches WHERE id IN ({_ids(touched_batches) or 0})'\n"
+                "    delta_rows, repeat_rows =",
+                "    look = f'SELECT id, state FROM batches WHERE id IN ({_ids(deltas) or 0})'\n"
                 "    looked = dict(tuple(row) for row in tx.exec_driver_sql(look))\n"
-                "    judged, seen =",
+                "    delta_rows, repeat_rows =",
             ),
         ),
     ),
@@ -794,15 +810,15 @@ MUTANTS = [
     # The retried completing request.
     Mutant(
         "newly-is-not-kept-with-the-key",
-        "core.acks.completion:told",
-        "newly or batch.completed_by == mine",
+        "core.acks.completion:completed_for",
+        "newly or batch.completed_by == fingerprint",
         "newly",
         _RETRY,
     ),
     Mutant(
         "newly-is-told-to-every-request-with-a-key",
-        "core.acks.completion:told",
-        "newly or batch.completed_by == mine",
+        "core.acks.completion:completed_for",
+        "newly or batch.completed_by == fingerprint",
         "True",
         _RETRY,
     ),
@@ -818,8 +834,8 @@ MUTANTS = [
     Mutant(
         "an-ack-commits-its-bits-before-its-counts",
         "core.acks.flush:flush",
-        "_write_reasons(tx, work)",
-        "_write_reasons(tx, work)\n    tx.commit()",
+        "_write_reasons(tx, state)",
+        "_write_reasons(tx, state)\n    tx.commit()",
         _CRASH,
     ),
     Mutant(
@@ -850,7 +866,7 @@ MUTANTS = [
     Mutant(
         "reasons-outlive-a-redrive",
         "core.acks.apply:_forget_reason",
-        "work.redriven.append((batch, number))",
+        "state.redriven.append((batch, number))",
         "pass",
         _MACHINE,
     ),
@@ -878,16 +894,16 @@ MUTANTS = [
     # The combiner.
     Mutant(
         "everybody-in-the-flush-is-told-newly",
-        "core.acks.completion:told",
-        "newly = touched.last_resolver.call is unit.call",
+        "core.acks.completion:completed_for",
+        "newly = delta.last_resolver.call is unit.call",
         "newly = True",
         _COMBINER + "test_merged_calls_share_one_flush_and_one_of_them_is_told_newly",
     ),
     Mutant(
         "the-first-resolver-is-told-newly",
         "core.acks.apply:apply",
-        "touched.last_resolver = unit",
-        "touched.last_resolver = touched.last_resolver or unit",
+        "delta.last_resolver = unit",
+        "delta.last_resolver = delta.last_resolver or unit",
         _COMBINER + "test_merged_calls_share_one_flush_and_one_of_them_is_told_newly",
     ),
     Mutant(
@@ -956,7 +972,7 @@ MUTANTS = [
     Mutant(
         "a-redrive-removes-all-reasons-at-once",
         "core.acks.flush:_cut",
-        "total > left",
+        "total > budget",
         "False",
         _COMBINER + "test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time",
     ),
@@ -1020,7 +1036,7 @@ MUTANTS = [
     Mutant(
         "counts-are-clamped",
         "core.acks.completion:_judge",
-        "_check(row, state, acked, failed, touched)",
+        "_check(row, state, acked, failed, delta)",
         "acked = min(acked, row.items - failed)",
         _COMBINER + "test_a_batch_whose_counts_are_broken_fails_alone",
     ),
@@ -1185,7 +1201,13 @@ MUTANTS = [
         "False",
         _TREE,
     ),
-    Mutant("a-child-tells-nobody", "core.acks.parents:Payer._pay_level", "= pay(", "= (lambda *_: Paid())(", _MACHINE),
+    Mutant(
+        "a-child-tells-nobody",
+        "core.acks.parents:Payer._pay_level",
+        "= pay(",
+        "= (lambda *_: PaymentResult())(",
+        _MACHINE,
+    ),
     Mutant(
         "a-flush-waits-for-payments",
         "core.service.acks:AckService._commit",
@@ -1210,7 +1232,7 @@ MUTANTS = [
     Mutant(
         "a-sweep-tries-locked-parents-again-and-again",
         "core.acks.parents:sweep",
-        "stuck.add({due.item.batch for due in unpaid})",
+        "stuck_parents.add({due.item.batch for due in remaining})",
         "pass",
         _PAYMENTS + "test_a_call_whose_parent_stays_locked_is_answered_and_the_sweep_pays",
     ),
@@ -1620,7 +1642,7 @@ MUTANTS = [
     Mutant(
         "an-ack-trusts-its-id",
         "core.acks.apply:FlushState.issued",
-        "size if left >= size else left if left > 0 else 0",
+        "size if remaining >= size else remaining if remaining > 0 else 0",
         "size",
         _ANCESTOR + "test_an_ack_does_not_trust_its_id",
     ),

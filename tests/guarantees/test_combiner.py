@@ -431,12 +431,12 @@ def test_a_broken_batch_is_tried_now_and_then(database: Database) -> None:
         broken = new(gate.service, 50)
         break_counts(database, broken)
         gate.gate.opened.set()
-        begun = time.monotonic()
+        locks = time.monotonic()
         for index in range(4):
             with pytest.raises(errors.InconsistentBatch):
                 ack(gate.service, (broken, 0, index))
         assert len(gate.gate.flushes) == 4
-        assert time.monotonic() - begun >= 3 * aside.PAUSE
+        assert time.monotonic() - locks >= 3 * aside.PAUSE
 
 
 def test_stop_answers_what_waits_and_takes_no_more(database: Database) -> None:
@@ -572,19 +572,19 @@ def test_reasons_of_neighbouring_groups_are_removed_and_written_at_once(mariadb_
 
     def fail_the_next(tx: sa.Connection) -> None:
         (unit,) = Call.of(Verb.FAIL, [(batch, 1, 0)], reason="gone").chunks()
-        begun = flush._begin(tx, [unit], BitfieldCache())
-        begun.work.reasons[batch, 8192] = "gone"
-        flush._write_reasons(tx, begun.work)
+        locks = flush._begin(tx, [unit], BitfieldCache())
+        locks.state.reasons[batch, 8192] = "gone"
+        flush._write_reasons(tx, locks.state)
         written.set()
         assert redriven.wait(60)
 
     def redrive(tx: sa.Connection) -> None:
         (unit,) = Call.of(Verb.ACK, masks=whole[:1]).chunks()
-        begun = flush._begin(tx, [unit], BitfieldCache())
-        outcome = apply.admit(begun.work, unit)
-        flush._load(tx, begun.work, BitfieldCache(), begun.groups)
-        apply.apply(begun.work, unit, outcome)
-        flush._write_reasons(tx, begun.work)
+        locks = flush._begin(tx, [unit], BitfieldCache())
+        outcome = apply.admit(locks.state, unit)
+        flush._load(tx, locks.state, BitfieldCache(), locks.groups)
+        apply.apply(locks.state, unit, outcome)
+        flush._write_reasons(tx, locks.state)
         assert tx.scalar(sa.select(sa.func.count()).select_from(tables.failures)) == 0
 
     with ThreadPoolExecutor(1) as pool:

@@ -91,13 +91,13 @@ def test_a_call_whose_parent_stays_locked_is_answered_and_the_sweep_pays(
         assert len(debts(combined)) == 8
         stuck = Stuck()
         waits = lock_waits()
-        assert sweep(combined.database, stuck=stuck) == 2
+        assert sweep(combined.database, stuck_parents=stuck) == 2
         assert lock_waits() == waits + 1
         assert [combined.batches.get(parent).pending for parent in parents] == [1] * 6 + [0] * 2
         assert sorted(stuck.parents()) == parents[:6]
-        assert sweep(combined.database, stuck=stuck) == 0
+        assert sweep(combined.database, stuck_parents=stuck) == 0
         assert lock_waits() == waits + 1
-    assert sweep(combined.database, stuck=stuck) == 0
+    assert sweep(combined.database, stuck_parents=stuck) == 0
     assert sweep(combined.database) == 6
     assert debts(combined) == []
     assert [combined.batches.get(parent).pending for parent in parents] == [0] * 8
