@@ -1,15 +1,15 @@
-"""Batches that are set aside: a row of theirs stays locked, or their counts and bits disagree.
+"""Batches that are set aside: one of their rows stays locked, or their counts and bits disagree.
 
-Merged with others, such a batch would make flush after flush wait or fail. So its units wait here and are flushed by
-themselves, in threads of their own, until one flush of it is committed or none was tried for `PROBATION` seconds.
+Merged with others, such a batch would make flush after flush wait or fail. So its units wait here and are flushed
+alone, in separate threads, until a flush of the batch is committed, or none was tried for `PROBATION` seconds.
 
-*One stuck batch holds up another.* Each try waits for a lock once; then the other batches have their turn. A try is one
-of `THREADS`, so that up to three stuck batches don't delay a fourth at all.
+*One stuck batch blocks another.* Each try waits for a lock once, and then the other batches have their turn. There are
+`THREADS` threads, so up to three stuck batches don't delay a fourth at all.
 
-*A client that sends items of a broken batch again and again keeps a core busy.* A broken batch is tried once in
-`PAUSE` seconds, and all calls that have come by then get the same answer.
+*A client that repeatedly sends items of a broken batch keeps a core busy.* A broken batch is tried once in `PAUSE`
+seconds, and all calls that have arrived by then get the same response.
 
-*Memory.* At most `MOST` batches without waiting units are remembered.
+*Memory grows without limit.* At most `MOST` batches without waiting units are kept.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from core.acks.lanes import FLUSH_UNITS, Backlog, Load, Pending, Waiting
 
 THREADS: Final = 4
 TRIES: Final = 4
-"""How often a unit waits for a lock until its caller must come back."""
+"""The number of lock waits of a unit before its call fails."""
 PAUSE: Final = 0.25
-"""Seconds between two tries of a batch that fails for another reason than a lock."""
+"""Seconds between two tries of a batch that fails for a reason other than a lock."""
 PROBATION: Final = 60.0
-"""Seconds after its last failed try for which a batch stays here though nothing came for it."""
+"""Seconds for which a batch without waiting units stays here after its last failed try."""
 MOST: Final = 1000
 
 
@@ -38,22 +38,22 @@ MOST: Final = 1000
 class _Batch:
     queue: deque[Waiting] = field(default_factory=deque)
     busy: bool = False
-    """One of the threads has a flush of it under way."""
+    """One of the threads is flushing it."""
     tries: int = 0
-    """How often its oldest units have waited for a lock in vain."""
+    """The number of timed-out lock waits of its oldest units."""
     not_before: float = 0.0
     failed_at: float = 0.0
 
 
 class Aside:
-    """All state is under `lock`, which its callers hold. `flush` is called without it, from the threads here, with one
-    batch and its units; it ends with `committed`, `locked` or `failed`."""
+    """All state is protected by `lock`, which callers hold. `flush` is called without the lock, from the threads here,
+    with one batch and its units, and calls `committed`, `locked` or `failed` at its end."""
 
     def __init__(self, lock: threading.Lock, backlog: Backlog, flush: Callable[[int, list[Waiting]], None]) -> None:
         self._lock = lock
         self._wake = threading.Condition(lock)
         self._batches: OrderedDict[int, _Batch] = OrderedDict()
-        """The one at the front was tried longest ago."""
+        """The least recently tried batch is the first."""
         self._backlog = backlog
         self._flush = flush
         self._stopping = False
@@ -61,18 +61,18 @@ class Aside:
 
     def holds(self, batch: int) -> bool:
         """Whether units of the batch belong here."""
-        found = self._batches.get(batch)
-        if found is None:
+        entry = self._batches.get(batch)
+        if entry is None:
             return False
-        if found.busy or found.queue or time.monotonic() - found.failed_at < PROBATION:
+        if entry.busy or entry.queue or time.monotonic() - entry.failed_at < PROBATION:
             return True
         del self._batches[batch]
         return False
 
-    def set_aside(self, batch: int, units: Iterable[Waiting], *, broken: bool) -> None:
-        """The batch has just failed."""
+    def set_aside(self, batch: int, units: Iterable[Waiting], *, is_broken: bool) -> None:
+        """Add a batch that has just failed."""
         now = time.monotonic()
-        made = self._batches[batch] = _Batch(deque(units), failed_at=now, not_before=now + PAUSE if broken else 0.0)
+        entry = self._batches[batch] = _Batch(deque(units), failed_at=now, not_before=now + PAUSE if is_broken else 0.0)
         if len(self._batches) > MOST:
             self._forget()
         if not self._threads:
@@ -82,7 +82,7 @@ class Aside:
             ]
             for thread in self._threads:
                 thread.start()
-        if made.queue:
+        if entry.queue:
             self._wake.notify()
 
     def put(self, unit: Unit, pending: Pending) -> None:
@@ -92,36 +92,35 @@ class Aside:
             self._wake.notify()
 
     def put_back(self, batch: int, rests: Sequence[Waiting]) -> None:
-        """What is left of units of the batch that were taken in part."""
+        """Queue the rests of units of the batch that were applied in part."""
         self._backlog.units += len(rests)
         self._batches[batch].queue.extend(rests)
 
     def committed(self, batch: int, *, stay: bool = False) -> Sequence[Waiting]:
-        """It is a batch like any other again. Returns what waits for it, which no longer waits here; nothing if its
-        units are to `stay` here."""
+        """Stop setting the batch aside. Removes and returns its waiting units; with `stay`, keeps them instead."""
         if not stay:
             return self._batches.pop(batch).queue
         self._batches[batch].tries = 0
         return ()
 
-    def locked(self, batch: int, taken: list[Waiting]) -> bool:
-        """A lock wait was in vain. Whether the units have another try."""
-        found = self._batches[batch]
-        found.failed_at = time.monotonic()
-        found.tries += 1
-        if found.tries >= TRIES:
-            found.tries = 0
+    def locked(self, batch: int, units: list[Waiting]) -> bool:
+        """A lock wait has timed out. Returns whether the units are tried again."""
+        entry = self._batches[batch]
+        entry.failed_at = time.monotonic()
+        entry.tries += 1
+        if entry.tries >= TRIES:
+            entry.tries = 0
             return False
-        found.queue.extendleft(reversed(taken))
+        entry.queue.extendleft(reversed(units))
         return True
 
     def failed(self, batch: int) -> None:
-        found = self._batches[batch]
-        found.failed_at = time.monotonic()
-        found.not_before = found.failed_at + PAUSE
+        entry = self._batches[batch]
+        entry.failed_at = time.monotonic()
+        entry.not_before = entry.failed_at + PAUSE
 
     def stop(self) -> None:
-        """Flush what waits, and end the threads. Nothing comes any more."""
+        """Flush the waiting units and end the threads. No units may be added any more."""
         with self._lock:
             self._stopping = True
             self._wake.notify_all()
@@ -129,8 +128,8 @@ class Aside:
             thread.join()
 
     def _forget(self) -> None:
-        for batch, found in self._batches.items():
-            if not found.busy and not found.queue:
+        for batch, entry in self._batches.items():
+            if not entry.busy and not entry.queue:
                 del self._batches[batch]
                 return
 
@@ -140,34 +139,34 @@ class Aside:
                 batch = self._next()
                 if batch is None:
                     return
-                found = self._batches[batch]
-                found.busy = True
-                taken = self._take(batch, found)
-            self._flush(batch, taken)
+                entry = self._batches[batch]
+                entry.busy = True
+                units = self._take(batch, entry)
+            self._flush(batch, units)
             with self._lock:
-                found.busy = False
+                entry.busy = False
                 self._wake.notify_all()
 
     def _next(self) -> int | None:
-        """The batch whose turn it is; None: there will be none."""
+        """Wait for the batch whose turn is next; None when the threads must end."""
         while True:
             now = time.monotonic()
-            soonest: float | None = None
-            for batch, found in self._batches.items():
-                if found.busy or not found.queue:
+            next_try: float | None = None
+            for batch, entry in self._batches.items():
+                if entry.busy or not entry.queue:
                     continue
-                if found.not_before <= now or self._stopping:
+                if entry.not_before <= now or self._stopping:
                     self._batches.move_to_end(batch)
                     return batch
-                soonest = found.not_before if soonest is None else min(soonest, found.not_before)
-            # A flush that is under way may put units back.
-            if self._stopping and not any(found.busy for found in self._batches.values()):
+                next_try = entry.not_before if next_try is None else min(next_try, entry.not_before)
+            # A running flush may put units back.
+            if self._stopping and not any(entry.busy for entry in self._batches.values()):
                 return None
-            self._wake.wait(None if soonest is None else soonest - now)
+            self._wake.wait(None if next_try is None else next_try - now)
 
-    def _take(self, batch: int, found: _Batch) -> list[Waiting]:
+    def _take(self, batch: int, entry: _Batch) -> list[Waiting]:
         load = Load(FLUSH_UNITS, FLUSH_COST)
-        while found.queue and not load.is_full and load.add(*found.queue[0]):
-            found.queue.popleft()
+        while entry.queue and not load.is_full and load.add(*entry.queue[0]):
+            entry.queue.popleft()
         self.put_back(batch, load.rests)
         return load.taken

@@ -1,9 +1,9 @@
-"""One call of `POST /v1/acks` or `/v1/failures`, taken apart into units that can be merged with those of others.
+"""One call of `POST /v1/acks` or `/v1/failures`, divided into units that can be merged with those of other calls.
 
-A call names items by id and by mask; what counts are its *distinct* items. A `Call` holds them by batch and group, each
-once: an id that a mask of the call has too counts as the mask's bit. A `Unit` is the part of a call in one batch; units
-are what the combiner queues and what a flush applies. A large unit is applied in pieces, each a `Unit` too, so that no
-flush takes long. An `AckResult` gathers the outcomes of a call's units.
+A call names items by id and by mask, and counts each *distinct* item once. A `Call` has its items by batch and group;
+an id that is also in a mask counts as the bit of the mask. A `Unit` is the part of a call in one batch. The combiner
+queues units, and a flush applies them. A large unit is applied in pieces, which are `Unit`s too, so that no flush takes
+long. An `AckResult` combines the outcomes of a call's units.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from core.bits.bitfield import widen
 from lastbit.ids import MAX_GROUP_SIZE, ItemId
 
 UNIT_GROUPS: Final = 512
-"""The most groups that one flush locks."""
+"""The maximum number of groups that one flush locks."""
 FLUSH_COST: Final = 4096
-"""The most that one flush may cost, in units of about 10 µs: a row of `failures` with a short reason takes that long. A
-flush of this cost ends within some 50 ms, and so does the wait of all who aren't in it."""
+"""The maximum cost of one flush, in units of about 10 µs, the time for a row of `failures` with a short reason. A flush
+of this cost takes about 50 ms, and delays all other calls by as much."""
 _REASON_BYTES: Final = 500
 """Bytes of a reason that cost as much as its row."""
 _IDS: Final = 64
 """Ids that cost as much as one row of `failures`."""
 _MASK_BYTES: Final = 200
-"""Bytes of masks that do."""
+"""Bytes of masks that cost as much as one row of `failures`."""
 
 SMALL: Final = 4096
-"""Bytes below which a unit's size is not worth counting."""
+"""Bytes below which the size of a unit counts as 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An item, or `count` bits of a group's mask, that was not counted: `unknown_batch`, `unknown_item`, `expired`,
-    `cancelled`."""
+    """An item, or `count` bits of a group's mask, that was rejected. Reasons: `unknown_batch`, `unknown_item`,
+    `expired`, `cancelled`."""
 
     reason: str
     item: ItemId | None = None
@@ -52,7 +52,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A complete batch of which the call brought an issued item."""
+    """A complete batch of which the call named an issued item."""
 
     batch: int
     key: str | None
@@ -63,7 +63,7 @@ class Completed:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one unit. `wanted` is what was admitted, by group: indexes, or a mask of group_size bits."""
+    """The outcome of one unit. `admitted` has its accepted items by group: indexes, or a mask of group_size bits."""
 
     applied: int = 0
     repeated: int = 0
@@ -71,9 +71,9 @@ class Outcome:
     completed: Completed | None = None
     admitted: dict[int, list[int] | bitarray] = field(default_factory=dict)
     rest: Unit | None = None
-    """The part of the unit that was left for another transaction: this one would have taken too long."""
+    """The part of the unit for another transaction, as this one would have taken too long."""
     paid: Future[None] | None = None
-    """The unit ended a nested batch. Done once its parent's item is resolved, or that is left to the sweep."""
+    """Only if the unit ended a nested batch. Done when the parent's item is resolved, or left to the sweep."""
 
 
 @dataclass(slots=True)
@@ -83,37 +83,37 @@ class AckResult:
     completed: dict[int, Completed] = field(default_factory=dict)
     rejected: list[Rejected] = field(default_factory=list)
     _masks: dict[tuple[str, tuple[int, int]], int] = field(default_factory=dict, compare=False)
-    """(reason, group) of a rejected mask → its place in `rejected`."""
+    """(reason, group) of a rejected mask → its index in `rejected`."""
 
     def add(self, outcome: Outcome) -> None:
         self.applied += outcome.applied
         self.repeated += outcome.repeated
         if outcome.rejected:
             self._reject(outcome.rejected)
-        told = outcome.completed
-        if told is None:
+        completed = outcome.completed
+        if completed is None:
             return
-        before = self.completed.get(told.batch)
+        before = self.completed.get(completed.batch)
         if before is not None:
-            # A call of several chunks is told once, and it is news if it was to any of them.
-            told = Completed(
-                told.batch,
-                told.key,
-                told.newly or before.newly,
-                told.succeeded,
-                told.newly_succeeded or before.newly_succeeded,
+            # A call of several chunks has one entry, which is new if it was new for any of them.
+            completed = Completed(
+                completed.batch,
+                completed.key,
+                completed.newly or before.newly,
+                completed.succeeded,
+                completed.newly_succeeded or before.newly_succeeded,
             )
-        self.completed[told.batch] = told
+        self.completed[completed.batch] = completed
 
     def _reject(self, rejected: Iterable[Rejected]) -> None:
-        """A mask that came in several pieces has one entry for each reason."""
-        for each in rejected:
-            if each.group is not None:
-                place = self._masks.setdefault((each.reason, each.group), len(self.rejected))
+        """Add rejections; a mask in several pieces gets one entry for each reason."""
+        for rejection in rejected:
+            if rejection.group is not None:
+                place = self._masks.setdefault((rejection.reason, rejection.group), len(self.rejected))
                 if place < len(self.rejected):
-                    self.rejected[place] = replace(each, count=each.count + self.rejected[place].count)
+                    self.rejected[place] = replace(rejection, count=rejection.count + self.rejected[place].count)
                     continue
-            self.rejected.append(each)
+            self.rejected.append(rejection)
 
 
 @dataclass(slots=True, eq=False)
@@ -125,9 +125,9 @@ class Unit:
     indexes: dict[int, list[int]] = field(default_factory=dict)
     masks: dict[int, bitarray] = field(default_factory=dict)
     size: int = 0
-    """About how many bytes it takes; 0 of a small one."""
+    """Approximate bytes in memory; 0 for a small unit."""
     cost: int = 1
-    """About how long a flush takes for it, in units of `FLUSH_COST`."""
+    """Approximate duration of its flush, in the unit of `FLUSH_COST`."""
 
     @property
     def verb(self) -> Verb:
@@ -141,19 +141,19 @@ class Unit:
         return self.indexes.keys() | self.masks.keys() if self.masks else self.indexes.keys()
 
     def count(self, group: int) -> int:
-        """Items of the group."""
+        """The number of items in the group."""
         mask = self.masks.get(group)
         return len(self.indexes.get(group, ())) + (0 if mask is None else mask.count())
 
-    def part(self, weights: Mapping[int, int], most: int, *, at_least: bool) -> tuple[Unit, Unit | None]:
-        """The unit in two: the first groups, whose weights are `most` at most together, and the rest. With `at_least`
-        the first part has one group that weighs something, in any case."""
+    def part(self, weights: Mapping[int, int], limit: int, *, at_least: bool) -> tuple[Unit, Unit | None]:
+        """Divide the unit into the first groups, with a total weight of at most `limit`, and the rest. With `at_least`,
+        the first part always has one group with a weight above 0."""
         first, rest = Unit(self.call, self.batch), Unit(self.call, self.batch)
-        spent = 0
+        total = 0
         for group in sorted(self.groups()):
             weight = weights[group]
-            fits = not rest.groups() and (spent + weight <= most or (at_least and not spent))
-            spent += weight if fits else 0
+            fits = not rest.groups() and (total + weight <= limit or (at_least and not total))
+            total += weight if fits else 0
             part = first if fits else rest
             if group in self.indexes:
                 part.indexes[group] = self.indexes[group]
@@ -166,7 +166,7 @@ class Unit:
         return first, rest.copy() if rest.divisible else rest
 
     def ids(self) -> Iterator[tuple[int, int]]:
-        """(group, index) of what was named by id."""
+        """(group, index) of the items that were named by id."""
         for group, indexes in self.indexes.items():
             for index in indexes:
                 yield group, index
@@ -192,38 +192,38 @@ class Unit:
 
     @property
     def _row_cost(self) -> int:
-        """Of each item that fails with the call's reason."""
+        """The cost of each item that fails with the call's reason."""
         return 0 if self.reason is None else 1 + len(self.reason) // _REASON_BYTES
 
     @property
     def divisible(self) -> bool:
-        """Whether it takes more than half of a flush: only such units are ever divided."""
+        """Whether the unit needs more than half of a flush: only such units are ever divided."""
         return self.cost > FLUSH_COST // 2 or len(self.indexes) + len(self.masks) > UNIT_GROUPS // 2
 
     def copy(self) -> Unit:
-        """The same unit, from which `take` may take pieces; the call keeps its own."""
+        """A copy from which `take` may remove pieces, while the call's own unit stays whole."""
         groups = sorted(self.groups(), reverse=True)
-        made = Unit(self.call, self.batch, {}, {}, self.size, self.cost)
+        unit = Unit(self.call, self.batch, {}, {}, self.size, self.cost)
         for group in groups:
             if group in self.indexes:
-                made.indexes[group] = self.indexes[group]
+                unit.indexes[group] = self.indexes[group]
             if group in self.masks:
-                made.masks[group] = self.masks[group]
-        return made
+                unit.masks[group] = self.masks[group]
+        return unit
 
     def take(self, groups: int, cost: int) -> Unit:
-        """Take the first piece off a `copy`, of at most this many groups and this cost but of one item at least. A
-        group is divided only where its reasons alone cost more."""
+        """Remove the first piece from a `copy`: at most this many groups and this cost, but at least one item. A group
+        is divided only if its reasons alone cost more."""
         piece = Unit(self.call, self.batch)
-        left, count = cost, 0
-        while (self.indexes or self.masks) and count < groups and left > 0:
-            group = min(next(reversed(each)) for each in (self.indexes, self.masks) if each)
-            wanted = self._cost_of(group)
-            if wanted > left and (count or self.reason is not None):
+        remaining, count = cost, 0
+        while (self.indexes or self.masks) and count < groups and remaining > 0:
+            group = min(next(reversed(part)) for part in (self.indexes, self.masks) if part)
+            group_cost = self._cost_of(group)
+            if group_cost > remaining and (count or self.reason is not None):
                 if not count:
                     self._divide(piece, group, max(1, cost // self._row_cost))
                 break
-            left, count = left - wanted, count + 1
+            remaining, count = remaining - group_cost, count + 1
             if group in self.indexes:
                 piece.indexes[group] = self.indexes.pop(group)
             if group in self.masks:
@@ -254,11 +254,11 @@ class Unit:
             rest = mask.copy()
             rest[:end] = 0
             self.masks[group] = rest
-            # The group's mask counts in both.
+            # The mask of this group is part of both units.
             self.cost += 1 + mask.nbytes // _MASK_BYTES
 
     def chunks(self) -> Iterator[Unit]:
-        """The unit in ascending pieces, each for a flush of its own."""
+        """The unit in ascending pieces, each for a separate flush."""
         self.measure()
         if len(self.groups()) <= UNIT_GROUPS and self.cost <= FLUSH_COST:
             yield self
@@ -270,14 +270,14 @@ class Unit:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """What one request wants. Build it with `of`."""
+    """The content of one request. Create it with `of`."""
 
     verb: Verb
     reason: str | None = None
     idempotency_key: str | None = None
     units: dict[int, Unit] = field(default_factory=dict)
     withheld: Set[int] = frozenset()
-    """Batches that this caller must not touch: to him they are unknown, whatever they are."""
+    """Batches that this caller has no access to; they are reported as unknown."""
     _fingerprint: bytes | None = None
 
     @classmethod
@@ -290,21 +290,21 @@ class Call:
         reason: str | None = None,
         idempotency_key: str | None = None,
     ) -> Call:
-        """From parsed ids and (batch, group, bits); repeats among them are folded."""
+        """A call from parsed ids and (batch, group, bits). Repeated items are merged."""
         call = cls(verb, reason, idempotency_key)
         if not masks and isinstance(items, list) and len(items) == 1:
-            # Nearly every call of a consumer.
+            # Nearly all calls of consumers are like this.
             ((batch, group, index),) = items
             call.units[batch] = Unit(call, batch, {group: [index]})
             return call
         for batch, group, bits in masks:
             mask = widen(bits, 0)
-            known = call.unit(batch).masks
-            if group in known:
-                size = max(len(mask), len(known[group]))
-                mask = widen(bits, size) | widen(known[group].tobytes(), size)
-            known[group] = mask
-        # What is acked together mostly stands together: the unit and the group of the item before are at hand.
+            unit_masks = call.unit(batch).masks
+            if group in unit_masks:
+                size = max(len(mask), len(unit_masks[group]))
+                mask = widen(bits, size) | widen(unit_masks[group].tobytes(), size)
+            unit_masks[group] = mask
+        # Successive items are mostly in the same group, so the unit and the group of the last item are kept.
         unit: Unit | None = None
         in_mask: bitarray | None = None
         indexes: list[int] | None = None
@@ -322,7 +322,7 @@ class Call:
         return call
 
     def measured(self) -> list[Unit]:
-        """The call's units, each with its size and cost; of large ones a copy, from which pieces may be taken."""
+        """The call's units with sizes and costs. Large units are copies, from which pieces may be removed."""
         if len(self.units) == 1:
             (unit,) = self.units.values()
             if len(unit.indexes) == 1 and not unit.masks and self.reason is None:
@@ -334,18 +334,18 @@ class Call:
         return [unit.copy() if unit.divisible else unit for unit in self.units.values()]
 
     def chunks(self) -> list[Unit]:
-        """The call's units, in pieces that a flush can take."""
+        """The call's units, in pieces that fit into a flush."""
         return [chunk for unit in self.units.values() for chunk in unit.chunks()]
 
     def unit(self, batch: int) -> Unit:
-        found = self.units.get(batch)
-        if found is None:
-            found = self.units[batch] = Unit(self, batch)
-        return found
+        unit = self.units.get(batch)
+        if unit is None:
+            unit = self.units[batch] = Unit(self, batch)
+        return unit
 
     @property
     def items(self) -> int:
-        """Distinct ones that it names."""
+        """The number of distinct items."""
         return sum(
             sum(map(len, unit.indexes.values())) + sum(mask.count() for mask in unit.masks.values())
             for unit in self.units.values()
@@ -353,12 +353,12 @@ class Call:
 
     @property
     def may_be_retry(self) -> bool:
-        """Whether an earlier attempt of this very request may have been committed: it has a name that was kept then."""
+        """Whether an earlier attempt of the same request may have been committed, and left its fingerprint."""
         return self._fingerprint is not None or self.idempotency_key is not None
 
     def fingerprint(self) -> bytes:
-        """32 bytes that name this request, to be kept with what it completed. With an Idempotency-Key they are those
-        of its retry too; without, they are random, and stay the same while we ourselves repeat it inside."""
+        """32 bytes that identify this request, stored with the batches that it completes. With an Idempotency-Key, a
+        retry by the client has the same bytes. Without, they are random, and the same only for internal retries."""
         if self._fingerprint is None:
             if self.idempotency_key is None:
                 self._fingerprint = os.urandom(32)
@@ -371,22 +371,22 @@ class Call:
         for batch, unit in sorted(self.units.items()):
             for group in sorted(unit.groups()):
                 mask = unit.masks.get(group)
-                # Trailing zero bytes say nothing.
+                # Trailing zero bytes have no meaning.
                 bits = b"" if mask is None else mask.tobytes().rstrip(b"\0")
                 digest.update(repr((batch, group, sorted(unit.indexes.get(group, ())), bits)).encode())
         return digest.digest()
 
 
 def request_fingerprint(verb: str, idempotency_key: str | None, content: bytes = b"") -> bytes:
-    """A name for a request: equal for equal verb, key and content; random where there is no key."""
+    """Identifies a request: equal for equal verb, key and content; random without a key."""
     if idempotency_key is None:
         return os.urandom(32)
     return hashlib.sha256(b"\0".join((verb.encode(), idempotency_key.encode(), content))).digest()
 
 
 def check_width(place: str, bits: bytes, group_size: int | None) -> None:
-    """Raise `errors.InvalidRequest` for a mask that is longer than its group (None: of a batch that isn't known)."""
+    """Raise `errors.InvalidRequest` for a mask that is longer than its group (None: the batch is unknown)."""
     limit = (group_size or MAX_GROUP_SIZE) // 8
     if len(bits) > limit:
-        known = f"the batch's group_size {group_size} / 8" if group_size else "the largest group_size / 8"
-        raise errors.InvalidRequest(place, f"expected at most {limit:,} bytes ({known}), got {len(bits):,}")
+        explanation = f"the batch's group_size {group_size} / 8" if group_size else "the largest group_size / 8"
+        raise errors.InvalidRequest(place, f"expected at most {limit:,} bytes ({explanation}), got {len(bits):,}")

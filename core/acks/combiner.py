@@ -1,39 +1,39 @@
-"""The combiner: group commit for concurrent acks. One a process.
+"""The combiner: group commit for concurrent acks. One per process.
 
-Calls that arrive while a transaction is under way wait, and are merged, by group, into the next one: one lock, one
-write, one fsync for many callers, each answered after that commit. An idle service acks at once, and the size of a
-flush grows by itself with the load. Callers that shared a flush come back at about the same time, while others wait
-already; left alone, the two crowds take turns in flushes of half the size. So after a shared flush the lane waits until
-as many have come as it has just answered, for two milliseconds at most.
+Calls that arrive during a transaction wait, and are merged by group into the next one: one lock, one write and one
+fsync for many callers, which are answered after that commit. An idle service acks immediately, and the size of a flush
+grows with the load. Callers that shared a flush send their next calls at about the same time, while other calls are
+already waiting. Then two halves of the callers would alternate in flushes of half the size. So after a shared flush the
+lane waits for as many new units as it has just answered, for at most two milliseconds.
 
 What could go wrong, and why it can't:
 
-*One hot batch starves the others.* Units wait in a queue for each batch, and a flush takes from the queues in turns.
+*One hot batch starves the others.* Each batch has its own queue, and a flush takes units from the queues in turn.
 
-*One large call stalls everybody.* A flush is bounded in groups and in what it costs: rows, bytes, ids (see `call`).
-Larger calls are applied piece by piece, and other calls have their turn between two pieces (see `lanes`). What can't be
-seen before the rows are locked, how many reasons a redrive removes, is bounded by the flush itself, which then leaves a
-part of a unit to the next one (`Outcome.rest`).
+*One large call stalls all others.* A flush is bounded in groups and in cost: rows, bytes and ids (see `call`). Larger
+calls are applied piece by piece, and other calls have their turn between two pieces (see `lanes`). The number of
+reasons that a redrive removes is known only under the locks; the flush itself bounds it, and leaves a part of the unit
+to the next one (`Outcome.rest`).
 
-*One stuck row stalls everybody.* A merged flush waits for a lock only briefly. If that is in vain, the batches whose
-rows are locked are set aside (see `aside`), and the rest of the flush is tried again at once.
+*One locked row stalls all calls.* A merged flush waits for a lock only briefly. If that times out, the batches with
+locked rows are set aside (see `aside`), and the rest of the flush is tried again immediately.
 
-*One bad call fails its neighbours.* A batch whose counts are inconsistent is named by the error: its calls fail, it is
-set aside, and the rest is tried again. After any other failure the flush is tried again in halves, so only the batch
-concerned fails. Malformed input never gets here.
+*One bad call fails its neighbours.* The error names batches with inconsistent counts: their calls fail, they are set
+aside, and the rest is tried again. After any other failure the flush is tried again in halves, so only the batch
+concerned fails. Malformed input is refused earlier.
 
-*A child's end waits for its parent.* The call that ended a nested batch is answered once the parent's item is resolved
+*A child's end waits for its parent.* The call that ended a nested batch is answered when the parent's item is resolved
 (`Outcome.paid`). No thread and no other call waits for that.
 
-*Memory grows without end.* The queue is bounded; beyond the bound callers must come back (`errors.Overloaded`).
+*Memory grows without limit.* The queue is bounded; beyond the bound, callers must retry later (`errors.Overloaded`).
 
-*More comes than can be committed.* The main lane's queue is then bounded in time too (see `admission`): callers that
-can't be served soon must come back, and those that are let in are answered soon. A unit that is refused has not been in
-a flush.
+*Acks arrive faster than they can be committed.* Then the queue of the main lane is also bounded in time (see
+`admission`): callers that can't be served soon must retry later, and the others are answered soon. A refused unit has
+not been in a flush.
 
-*Stop loses calls.* `stop` takes no more, flushes what waits, and answers it.
+*Stop loses calls.* `stop` refuses new calls, flushes the waiting ones and answers them.
 
-`Inline` is the twin without threads: same interface, each call its own transactions. The suite runs on both.
+`Inline` is the same without threads: each call has its own transactions. The tests run on both.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from core.acks.lanes import Backlog, Deliver, Lane, Pending, Waiting
 from core.errors import Fault
 
 MAX_WAITING: Final = 50_000
-"""Units that may wait before callers must come back."""
+"""Units that may wait before callers are refused."""
 MAX_BYTES: Final = 256 * 2**20
-"""Bytes that large units may take while they wait: some 60 calls of 4,096 masks each."""
+"""Bytes of large units that may wait: about 60 calls of 4,096 masks each."""
 
 TOO_MANY: Final = "more acks come at the moment than can be committed"
 
@@ -65,48 +65,47 @@ log = structlog.get_logger(__name__)
 
 
 class Commit(Protocol):
-    """Apply units in one transaction and commit it: an outcome for each unit. It may wait for locks as often as
-    `lock_waits` says; 0: only briefly. Raises what `database.Database.write` does."""
+    """Apply units in one transaction, commit it, and return an outcome for each unit. `lock_waits` is the maximum
+    number of full lock waits; 0: only a brief one. Raises the exceptions of `database.Database.write`."""
 
     def __call__(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]: ...
 
 
 class Acks(Protocol):
-    """What the combiner and its inline twin have in common."""
+    """The interface of `Combiner` and `Inline`."""
 
-    def submit(self, call: Call, deliver: Deliver, to: Any = None) -> None:
-        """Take the call; `deliver` is called with its `Pending`, and those of others, once it is over."""
+    def submit(self, call: Call, deliver: Deliver, receiver: Any = None) -> None:
+        """Accept the call. When it is finished, `deliver` is called with its `Pending`, and possibly others."""
 
     def is_full(self) -> bool:
-        """Whether more acks come than can be committed, so that the next one will be refused: to be asked before
-        anything is spent on it."""
+        """Whether the next call will be refused due to overload. Callers check this before any work on the call."""
 
     def stop(self) -> None: ...
 
 
-def _deliver(over: Sequence[Pending]) -> None:
+def _deliver(finished: Sequence[Pending]) -> None:
     by_receiver: dict[Deliver, list[Pending]] = {}
-    for pending in over:
+    for pending in finished:
         by_receiver.setdefault(pending.deliver, []).append(pending)
     for deliver, part in by_receiver.items():
         deliver(part)
 
 
 class Inline:
-    """Each call at once, in the caller's thread."""
+    """Applies each call immediately, in the caller's thread."""
 
     def __init__(self, commit: Commit) -> None:
         self._commit = commit
 
-    def submit(self, call: Call, deliver: Deliver, to: Any = None) -> None:
+    def submit(self, call: Call, deliver: Deliver, receiver: Any = None) -> None:
         units = call.chunks()
-        pending = Pending(call.verb, len(units), deliver, to)
+        pending = Pending(call.verb, len(units), deliver, receiver)
         for first in units:
             unit: Unit | None = first
             while unit is not None and pending.error is None:
                 try:
                     (outcome,) = self._commit([unit], lock_waits=4)
-                except Exception as error:  # noqa: BLE001  # it is the caller's
+                except Exception as error:  # noqa: BLE001  # it is passed to the caller
                     pending.fail(error)
                     break
                 if outcome.paid is not None:
@@ -124,8 +123,8 @@ class Inline:
 
 
 class Combiner:
-    """See the module. `commit` is called from the combiner's own threads. Without `admission` acks may wait for any
-    time."""
+    """See the module's docstring. `commit` is called from the combiner's own threads. Without `admission`, waits are
+    not bounded in time."""
 
     def __init__(
         self,
@@ -146,10 +145,10 @@ class Combiner:
         self._stopping = False
         self._started = False
 
-    def submit(self, call: Call, deliver: Deliver, to: Any = None) -> None:
-        """Queue the call; it is over after the commit. Raises `errors.Overloaded` without queueing anything."""
+    def submit(self, call: Call, deliver: Deliver, receiver: Any = None) -> None:
+        """Queue the call, which is finished after the commit. Raises `errors.Overloaded` without queueing anything."""
         units = call.measured()
-        pending = Pending(call.verb, len(units), deliver, to)
+        pending = Pending(call.verb, len(units), deliver, receiver)
         if not units:
             deliver([pending])
             return
@@ -183,8 +182,8 @@ class Combiner:
         return True
 
     def stop(self) -> None:
-        """Take no more calls, flush and answer those that wait, end the threads. The main lane ends first: it may still
-        set batches aside."""
+        """Refuse new calls, flush and answer the waiting ones, and end the threads. The main lane ends first, as it may
+        still set batches aside."""
         with self._lock:
             self._stopping = self._main.stopping = True
             self._main.wake.notify_all()
@@ -195,42 +194,44 @@ class Combiner:
     def _send_away(self, surplus: list[Waiting]) -> None:
         self._fail(surplus, errors.Overloaded(TOO_MANY))
 
-    def _fail(self, taken: list[Waiting], error: Exception) -> None:
+    def _fail(self, units: list[Waiting], error: Exception) -> None:
         if not isinstance(error, errors.CoreError):
-            log.error("flush_failed", units=len(taken), exc_info=error)
+            log.error("flush_failed", units=len(units), exc_info=error)
         with self._lock:
-            self._backlog.leave(taken)
-            over = [pending for _, pending in taken if pending.fail(error)]
-        _deliver(over)
+            self._backlog.leave(units)
+            finished = [pending for _, pending in units if pending.fail(error)]
+        _deliver(finished)
 
-    def _flush(self, taken: list[Waiting]) -> None:
-        """In the main lane's thread."""
-        parts = [taken]
+    def _flush(self, units: list[Waiting]) -> None:
+        """Runs in the thread of the main lane."""
+        parts = [units]
         while parts:
             part = parts.pop()
             error = self._attempt(part, lock_waits=0)
             if error is None:
                 continue
-            stuck = isinstance(error, errors.LockTimeout)
-            if isinstance(error, errors.Unavailable) and not stuck:
-                # An outage is no batch's fault.
+            is_locked = isinstance(error, errors.LockTimeout)
+            if isinstance(error, errors.Unavailable) and not is_locked:
+                # No batch causes an outage.
                 self._fail(part, error)
                 continue
-            (metrics.RETRIED[Fault.LOCK_WAIT] if stuck else metrics.RETRIED_APART).inc()
+            (metrics.RETRIED[Fault.LOCK_WAIT] if is_locked else metrics.RETRIED_APART).inc()
             batches = list(dict.fromkeys(unit.batch for unit, _ in part))
             culprits = frozenset(batches) if len(batches) == 1 else errors.batches_of(error).intersection(batches)
             if culprits:
-                self._set_aside(culprits, [each for each in part if each[0].batch in culprits], error)
-                rest = [each for each in part if each[0].batch not in culprits]
+                self._set_aside(culprits, [waiting for waiting in part if waiting[0].batch in culprits], error)
+                rest = [waiting for waiting in part if waiting[0].batch not in culprits]
                 parts += [rest] if rest else []
             else:
                 half = set(batches[: len(batches) // 2])
-                parts += [[each for each in part if (each[0].batch in half) is first] for first in (False, True)]
+                parts += [
+                    [waiting for waiting in part if (waiting[0].batch in half) is first] for first in (False, True)
+                ]
 
     def _set_aside(self, culprits: frozenset[int], part: list[Waiting], error: Exception) -> None:
-        """Batches that have failed in the main lane. Those with locked rows are tried again, others fail at once."""
-        stuck = isinstance(error, errors.LockTimeout)
-        if stuck:
+        """Set aside batches that have failed in the main lane. Units with locked rows are tried again, others fail."""
+        is_locked = isinstance(error, errors.LockTimeout)
+        if is_locked:
             for batch in culprits:
                 log.warning("batch_stuck", batch=batch)
         else:
@@ -238,58 +239,58 @@ class Combiner:
             self._fail(part, error)
         with self._lock:
             for batch in culprits:
-                again = [each for each in part if each[0].batch == batch] if stuck else []
-                self._aside.set_aside(batch, [*again, *self._main.give_up(batch)], broken=not stuck)
+                retries = [waiting for waiting in part if waiting[0].batch == batch] if is_locked else []
+                self._aside.set_aside(batch, [*retries, *self._main.give_up(batch)], is_broken=not is_locked)
 
-    def _flush_aside(self, batch: int, taken: list[Waiting]) -> None:
-        """In one of the threads of `aside`."""
-        error = self._attempt(taken, lock_waits=1, aside=True)
+    def _flush_aside(self, batch: int, units: list[Waiting]) -> None:
+        """Runs in a thread of `aside`."""
+        error = self._attempt(units, lock_waits=1, is_aside=True)
         with self._lock:
             if error is None:
-                # Once the main lane ends, what waits must be flushed here.
+                # After the main lane has ended, waiting units must be flushed here.
                 for unit, pending in self._aside.committed(batch, stay=self._stopping):
                     self._main.put(unit, pending)
                 return
             if isinstance(error, errors.LockTimeout):
-                if self._aside.locked(batch, taken):
+                if self._aside.locked(batch, units):
                     metrics.RETRIED[Fault.LOCK_WAIT].inc()
                     return
             else:
                 self._aside.failed(batch)
-        self._fail(taken, error)
+        self._fail(units, error)
 
-    def _attempt(self, taken: list[Waiting], *, lock_waits: int, aside: bool = False) -> Exception | None:
-        """Commit the units and answer their calls. Returns the error for which nothing was committed."""
-        live = [(unit, pending) for unit, pending in taken if pending.error is None]
+    def _attempt(self, units: list[Waiting], *, lock_waits: int, is_aside: bool = False) -> Exception | None:
+        """Commit the units and answer their calls. Returns the error if nothing was committed."""
+        live = [(unit, pending) for unit, pending in units if pending.error is None]
         try:
             outcomes = self._commit([unit for unit, _ in live], lock_waits=lock_waits) if live else []
-        except Exception as error:  # noqa: BLE001  # it is judged by the caller
+        except Exception as error:  # noqa: BLE001  # the caller handles it
             return error
-        over = []
-        unpaid: list[tuple[Pending, Outcome, Future[None]]] = []
+        finished = []
+        payments: list[tuple[Pending, Outcome, Future[None]]] = []
         rests: list[Waiting] = []
         with self._lock:
-            self._backlog.leave(taken)
+            self._backlog.leave(units)
             for (_, pending), outcome in zip(live, outcomes, strict=True):
                 if outcome.rest is not None:
                     pending.left += 1
                     rests.append((outcome.rest, pending))
                     self._backlog.bytes += outcome.rest.size
                 if outcome.paid is not None:
-                    unpaid.append((pending, outcome, outcome.paid))
+                    payments.append((pending, outcome, outcome.paid))
                 elif pending.settle(outcome):
-                    over.append(pending)
-            if rests and aside:
+                    finished.append(pending)
+            if rests and is_aside:
                 self._aside.put_back(rests[0][0].batch, rests)
             elif rests:
                 self._main.put_back(rests)
-        _deliver(over)
-        for pending, outcome, paid in unpaid:
-            paid.add_done_callback(functools.partial(self._paid, pending, outcome))
+        _deliver(finished)
+        for pending, outcome, payment in payments:
+            payment.add_done_callback(functools.partial(self._paid, pending, outcome))
         return None
 
     def _paid(self, pending: Pending, outcome: Outcome, _: Future[None]) -> None:
         with self._lock:
-            over = pending.settle(outcome)
-        if over:
+            is_over = pending.settle(outcome)
+        if is_over:
             _deliver([pending])

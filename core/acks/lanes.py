@@ -1,8 +1,8 @@
-"""The combiner's queues, and its main lane: which of the waiting units the next flush takes.
+"""The combiner's queues, and its main lane, which selects the waiting units of the next flush.
 
 Batches take turns, one unit at a time, and a flush is bounded in units, groups and cost. A unit that is larger than a
-flush is taken in pieces. The rest of it goes to the end of its batch's queue, so other calls come between its pieces,
-those of the same batch too. Its first piece may find no room beside what was taken before it; then it keeps its place
+flush is applied in pieces. The rest of it goes to the end of its batch's queue, so other calls come between its pieces,
+even those of the same batch. If its first piece doesn't fit into a flush that is partly full, the unit keeps its place
 and begins the next flush.
 """
 
@@ -22,36 +22,36 @@ from core.acks.call import FLUSH_COST, UNIT_GROUPS, AckResult, Outcome, Unit
 from core.batches.lifecycle import Verb
 
 FLUSH_UNITS: Final = 4096
-"""The most units of one flush; single acks of one group would otherwise be taken without end."""
+"""The maximum number of units in one flush."""
 FLUSH_SECONDS: Final = 0.05
-"""How long a flush may be expected to take. Where the database is slow, less is taken."""
+"""The expected maximum duration of a flush. If the database is slow, flushes get smaller."""
 LEAST_COST: Final = 256
-"""What a flush may cost, however slow the database is."""
+"""The minimum bound of a flush's cost, however slow the database is."""
 GATHER: Final = 0.002
-"""Seconds to wait, after a flush that several calls shared, for those callers to come back."""
+"""Seconds to wait, after a flush that several calls shared, for the next calls of these callers."""
 
 log = structlog.get_logger(__name__)
 
 
 class Pending:
-    """One call under way. It is over when the last of its units is, or when the first one fails: then `answer` is
-    whole, or `error` says why not. Units of one call may be in several lanes, so it is settled under the combiner's
+    """A call in progress. It is finished when its last unit is, or when the first unit fails: then `answer` is
+    complete, or `error` is set. Units of one call may be in several lanes, so calls are settled under the combiner's
     lock."""
 
     __slots__ = ("answer", "deliver", "error", "left", "to", "verb")
 
-    def __init__(self, verb: Verb, units: int, deliver: Deliver, to: Any) -> None:
+    def __init__(self, verb: Verb, units: int, deliver: Deliver, receiver: Any) -> None:
         self.verb = verb
         self.answer = AckResult()
         self.error: Exception | None = None
         self.left = units
-        """Units, and pieces of units, that are not settled yet."""
+        """The number of units and pieces that are not settled yet."""
         self.deliver = deliver
-        self.to = to
-        """Whom the answer is for, as its caller knows them."""
+        self.to = receiver
+        """The receiver of the answer; opaque here."""
 
     def settle(self, outcome: Outcome) -> bool:
-        """Whether the call is over with this."""
+        """Add the outcome of a unit. Returns whether the call is finished now."""
         if self.error is not None:
             return False
         self.answer.add(outcome)
@@ -59,7 +59,7 @@ class Pending:
         return not self.left
 
     def fail(self, error: Exception) -> bool:
-        """Whether the call is over with this, and was not before."""
+        """Fail the call. Returns whether it was still in progress."""
         if self.error is not None:
             return False
         self.error = error
@@ -67,27 +67,27 @@ class Pending:
 
 
 Deliver = Callable[[Sequence[Pending]], None]
-"""Takes calls that are over, many at a time: a flush ends a thousand calls, and waking another thread for each would
+"""Receives finished calls, many at a time: a flush finishes a thousand calls, and waking another thread for each would
 cost more than the flush. Called from the combiner's threads; it must not block or raise."""
 
 Waiting: TypeAlias = tuple[Unit, Pending]
 
 
 class Backlog:
-    """What all lanes have to do: units that wait or are in a flush, and the bytes of the large ones."""
+    """The work of all lanes: the number of units that wait or are in a flush, and the bytes of the large ones."""
 
     def __init__(self) -> None:
         self.units = 0
         self.bytes = 0
 
-    def leave(self, taken: Sequence[Waiting]) -> None:
-        self.units -= len(taken)
+    def leave(self, units: Sequence[Waiting]) -> None:
+        self.units -= len(units)
         if self.bytes:
-            self.bytes -= sum([unit.size for unit, _ in taken])
+            self.bytes -= sum([unit.size for unit, _ in units])
 
 
 class Load:
-    """A flush that is being put together. `rests`: of the units that were taken in part, what is left."""
+    """A flush that is being assembled. `rests` are the remaining parts of units that were taken in part."""
 
     def __init__(self, units: int, cost: int) -> None:
         self.taken: list[Waiting] = []
@@ -103,10 +103,10 @@ class Load:
         return len(self.taken) >= self._units or self._count >= UNIT_GROUPS or self.cost >= self._most_cost
 
     def add(self, unit: Unit, pending: Pending) -> bool:
-        """Take the unit, or a piece of it. False: it must wait for the next flush."""
-        known = self._groups.setdefault(unit.batch, set())
-        more = len(unit.groups() - known)
-        if self._count + more > UNIT_GROUPS or self.cost + unit.cost > self._most_cost:
+        """Add the unit, or a piece of it. False if it must wait for the next flush."""
+        groups = self._groups.setdefault(unit.batch, set())
+        new_groups = len(unit.groups() - groups)
+        if self._count + new_groups > UNIT_GROUPS or self.cost + unit.cost > self._most_cost:
             if self.taken and (
                 not unit.divisible or self._count > UNIT_GROUPS // 2 or self.cost > self._most_cost // 2
             ):
@@ -116,16 +116,16 @@ class Load:
                 if rest.indexes or rest.masks:
                     pending.left += 1
                     self.rests.append((rest, pending))
-                more = len(unit.groups() - known)
-        known |= unit.groups()
-        self._count += more
+                new_groups = len(unit.groups() - groups)
+        groups |= unit.groups()
+        self._count += new_groups
         self.cost += unit.cost
         self.taken.append((unit, pending))
         return True
 
 
 class Lane:
-    """A queue for each batch, and one thread that flushes from them in turns. All state is under `lock`."""
+    """A queue for each batch, and one thread that flushes them in turn. All state is protected by `lock`."""
 
     def __init__(
         self,
@@ -141,14 +141,14 @@ class Lane:
         self.waiting = 0
         """Units in the queues."""
         self._left = 0
-        """Units that are not in the queues any more."""
+        """The number of units that have left the queues."""
         self._came: deque[tuple[int, float]] = deque()
-        """(units before it, time) of the first unit that came after each flush, as long as it, or one that came after
-        it and before the next flush, waits. A look at the clock for each unit would cost too much."""
+        """(number of earlier units, arrival time) of the first unit after each flush, while that unit, or a later one
+        from before the next flush, is waiting. To read the clock for each unit would cost too much."""
         self._noted = False
-        """Whether a unit has come since the last flush."""
+        """Whether a unit has arrived since the last flush."""
         self.wake_at: int | None = None
-        """The thread sleeps until so many wait; None: it is at work."""
+        """The number of waiting units at which the thread wakes up; None: it is not asleep."""
         self._most_cost = FLUSH_COST
         self._backlog = backlog
         self._flush = flush
@@ -168,13 +168,13 @@ class Lane:
         if self.wake_at is not None and self.waiting >= self.wake_at:
             self.wake.notify()
 
-    def take(self, most: int) -> Load:
-        """The next flush: one unit of each waiting batch in turn, until it is full or has `most` units."""
-        load = Load(most, self._most_cost)
+    def take(self, limit: int) -> Load:
+        """Take the next flush: one unit of each waiting batch in turn, until it is full or has `limit` units."""
+        load = Load(limit, self._most_cost)
         passed_over: list[tuple[int, deque[Waiting]]] = []
         while self.queues and not load.is_full:
             batch, queue = self.queues.popitem(last=False)
-            # With one batch left there is nobody to take turns with.
+            # The last batch doesn't take turns.
             turn = len(queue) if not self.queues else 1
             while turn and not load.is_full and load.add(*queue[0]):
                 queue.popleft()
@@ -191,32 +191,32 @@ class Lane:
         return load
 
     def put_back(self, rests: Sequence[Waiting]) -> None:
-        """What is left of units that were taken in part waits from now on."""
+        """Queue the rests of units that were taken in part."""
         self._backlog.units += len(rests)
         for unit, pending in rests:
             self.put(unit, pending)
 
     def give_up(self, batch: int) -> Sequence[Waiting]:
-        """Take out all that waits for a batch."""
-        behind = self.queues.pop(batch, ())
-        self._leave(len(behind))
-        return behind
+        """Remove and return all waiting units of a batch."""
+        queue = self.queues.pop(batch, ())
+        self._leave(len(queue))
+        return queue
 
     def shorten(self, keep: int) -> list[Waiting]:
-        """Take out the oldest until `keep` units wait, of each batch its share."""
+        """Remove and return the oldest units, from each batch in proportion, until `keep` units wait."""
         surplus, waiting = self.waiting - keep, self.waiting
-        out: list[Waiting] = []
+        excess: list[Waiting] = []
         due = 0
         for batch, queue in list(self.queues.items()):
             share, due = divmod(due + len(queue) * surplus, waiting)
-            out += [queue.popleft() for _ in range(share)]
+            excess += [queue.popleft() for _ in range(share)]
             if not queue:
                 del self.queues[batch]
-        self._leave(len(out))
-        return out
+        self._leave(len(excess))
+        return excess
 
     def oldest(self) -> float | None:
-        """When the unit came that has waited for longest, to within one flush."""
+        """The arrival time of the oldest waiting unit, accurate to one flush."""
         return self._came[0][1] if self._came else None
 
     def _leave(self, units: int) -> None:
@@ -229,41 +229,41 @@ class Lane:
             self._came.clear()
 
     def _run(self) -> None:
-        shared = 0
+        last_units = 0
         while True:
             with self.wake:
-                if shared > 1:
-                    self._sleep(self.waiting + shared, GATHER)
+                if last_units > 1:
+                    self._sleep(self.waiting + last_units, GATHER)
                 self._sleep(1, None)
-                begun = time.monotonic()
+                start = time.monotonic()
                 oldest = self.oldest()
-                load, surplus = self._admitted(begun, 0.0 if oldest is None else begun - oldest)
+                load, surplus = self._admitted(start, 0.0 if oldest is None else start - oldest)
             if surplus:
                 self._send_away(surplus)
-            taken = load.taken
-            if not taken:
+            units = load.taken
+            if not units:
                 return
-            metrics.FLUSH_UNITS.observe(len(taken))
+            metrics.FLUSH_UNITS.observe(len(units))
             if oldest is not None:
-                metrics.FLUSH_WAIT.observe(begun - oldest)
-            self._flush(taken)
-            self._flushed(load, time.monotonic(), begun)
-            shared = len(taken)
+                metrics.FLUSH_WAIT.observe(start - oldest)
+            self._flush(units)
+            self._flushed(load, time.monotonic(), start)
+            last_units = len(units)
 
-    def _flushed(self, load: Load, over: float, begun: float) -> None:
-        """A flush took so long: the bounds of the next ones follow from that."""
-        seconds = over - begun
+    def _flushed(self, load: Load, end: float, start: float) -> None:
+        """Adjust the bounds of the next flushes to the duration of this one."""
+        seconds = end - start
         if load.cost >= LEAST_COST:
-            wanted = round(load.cost * FLUSH_SECONDS / max(seconds, 1e-6))
-            # No more than twice as much or half as much at a time: one long flush may have been an accident.
-            wanted = min(2 * self._most_cost, max(self._most_cost // 2, wanted))
-            self._most_cost = min(FLUSH_COST, max(LEAST_COST, wanted))
+            cost = round(load.cost * FLUSH_SECONDS / max(seconds, 1e-6))
+            # Change by a factor of two at most: a single long flush may be an exception.
+            cost = min(2 * self._most_cost, max(self._most_cost // 2, cost))
+            self._most_cost = min(FLUSH_COST, max(LEAST_COST, cost))
         if self.admission is not None and not load.rests:
-            # A piece of a large unit says nothing about what a unit takes.
-            self.admission.flushed(over, len(load.taken), seconds)
+            # A piece of a large unit doesn't show how long a unit takes.
+            self.admission.flushed(end, len(load.taken), seconds)
 
     def _admitted(self, now: float, wait: float) -> tuple[Load, list[Waiting]]:
-        """The next flush, and those that must be sent away. Under the lock."""
+        """The next flush, and the units to refuse. Called under the lock."""
         admission = self.admission
         if admission is None or self.stopping:
             return self.take(FLUSH_UNITS), []
@@ -276,10 +276,10 @@ class Lane:
             surplus = self.shorten(limit) if self.waiting > limit else []
         elif before is not None and limit is None:
             log.warning("acks_shed_no_more", waiting=self.waiting)
-        return self.take(admission.most(now, FLUSH_UNITS)), surplus
+        return self.take(admission.flush_limit(now, FLUSH_UNITS)), surplus
 
     def _sleep(self, until: int, seconds: float | None) -> None:
-        """Until so many units wait, the time is over or the lane stops."""
+        """Sleep until `until` units wait, the time is over or the lane stops."""
         self.wake_at = until
         self.wake.wait_for(lambda: self.waiting >= until or self.stopping, seconds)
         self.wake_at = None

@@ -909,8 +909,8 @@ MUTANTS = [
     Mutant(
         "stop-loses-what-waits",
         "core.acks.lanes:Lane._run",
-        "if not taken:",
-        "if not taken or self.stopping:",
+        "if not units:",
+        "if not units or self.stopping:",
         _COMBINER + "test_stop_answers_what_waits_and_takes_no_more",
     ),
     Mutant(
@@ -937,21 +937,21 @@ MUTANTS = [
     Mutant(
         "what-failed-is-a-batch-like-any-other",
         "core.acks.aside:Aside.holds",
-        "time.monotonic() - found.failed_at < PROBATION",
+        "time.monotonic() - entry.failed_at < PROBATION",
         "False",
         _COMBINER + "test_a_batch_that_stays_locked_is_not_merged_again",
     ),
     Mutant(
         "a-broken-batch-is-merged-again",
         "core.acks.combiner:Combiner._set_aside",
-        "for batch in culprits:\n            again",
-        "for batch in culprits if stuck else ():\n            again",
+        "for batch in culprits:\n            retries",
+        "for batch in culprits if is_locked else ():\n            retries",
         _COMBINER + "test_a_broken_batch_stays_out_of_the_others_flushes",
     ),
     Mutant(
         "a-broken-batch-is-tried-all-the-time",
         "core.acks.aside:Aside.failed",
-        "found.failed_at + PAUSE",
+        "entry.failed_at + PAUSE",
         "0.0",
         _COMBINER + "test_a_broken_batch_is_tried_now_and_then",
     ),
@@ -993,7 +993,7 @@ MUTANTS = [
     Mutant(
         "each-piece-of-a-mask-is-rejected-by-itself",
         "core.acks.call:AckResult._reject",
-        "if each.group is not None:",
+        "if rejection.group is not None:",
         "if False:",
         _COMBINER + "test_a_mask_that_is_rejected_in_pieces_is_rejected_once",
     ),

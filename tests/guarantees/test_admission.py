@@ -53,7 +53,7 @@ class Queue:
             while before is None and limit is not None and len(self.waiting) > limit:
                 self.waiting.popleft()
                 self.refused.append(begun)
-            count = min(len(self.waiting), self.admission.most(begun, FLUSH_UNITS))
+            count = min(len(self.waiting), self.admission.flush_limit(begun, FLUSH_UNITS))
             taken = [self.waiting.popleft() for _ in range(count)]
             seconds_taken = self.disk.lone + count * self.disk.unit
             self.now += seconds_taken
@@ -131,7 +131,7 @@ def test_consumers_who_wait_for_their_answers_are_not_refused() -> None:
     now = 0.0
     for _ in range(100):
         admission.taking(now, 2.0)
-        count = min(LEAST, admission.most(now, FLUSH_UNITS))
+        count = min(LEAST, admission.flush_limit(now, FLUSH_UNITS))
         assert admission.limit is None or admission.limit >= LEAST
         now += 2.0
         admission.flushed(now, count, 2.0)
@@ -147,7 +147,7 @@ def test_a_thousand_consumers_who_wait_for_their_answers_are_served(disk: Disk) 
     while now < 20:
         admission.taking(now, now - waiting[0])
         assert admission.limit is None
-        count = min(len(waiting), admission.most(now, FLUSH_UNITS))
+        count = min(len(waiting), admission.flush_limit(now, FLUSH_UNITS))
         for _ in range(count):
             waiting.popleft()
         seconds = disk.lone + count * disk.unit
@@ -164,7 +164,7 @@ def test_without_overload_there_is_no_bound_and_no_lone_flush() -> None:
     for step in range(1000):
         admission.taking(step * 0.01, SHORT / 2)
         assert admission.limit is None
-        assert admission.most(step * 0.01, 4096) == 4096
+        assert admission.flush_limit(step * 0.01, 4096) == 4096
         admission.flushed(step * 0.01, 100, SHORT / 2)
 
 
