@@ -1,10 +1,9 @@
-"""Which ids go into an acker's next call: the part of it that knows no thread, no task and no network.
+"""Selects the ids of an acker's next call, without threads, tasks or network.
 
-Ids that wait are gathered by what is said of them: all acks in one call, failures in one call for each reason. What
-could go wrong: an ack and a failure of the same item, given in this order, must reach the service in this order. So
-the ids wait in *rounds*. Within a round no item waits under two kinds, hence its calls may go in any order; an id that
-would break this opens the next round, and a round begins only when the one before it is taken. Such ids are rare, and
-without them there is one round.
+Waiting ids are grouped by kind: all acks in one call, failures in one call per reason. What could go wrong: an ack and
+a failure of the same item must reach the service in the order in which they were made. So the ids wait in *rounds*. In
+a round, an item has only one kind, so the calls may go in any order. An id that would break this opens the next round,
+and a round starts only when the previous one is empty. Such ids are rare; without them there is one round.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ Verb = Literal["acks", "failures"]
 
 
 class Kind(NamedTuple):
-    """What is said of an item."""
+    """How an item is resolved."""
 
     verb: Verb
     reason: str | None
 
 
 Waiting = dict[str, list[F]]
-"""Item id to the futures that wait for it: an id given twice is sent once, and both are told."""
+"""Item id → the futures that wait for it. An id that was passed twice is sent once, and both futures get the result."""
 
 
 @dataclass(slots=True)
 class Call(Generic[F]):
-    """The ids of one request and who waits for each."""
+    """The ids of one request, with the futures that wait for each."""
 
     kind: Kind
     waiting: Waiting[F]
@@ -48,22 +47,22 @@ class Call(Generic[F]):
 
     @property
     def size(self) -> int:
-        """Futures, not ids."""
+        """Number of futures, not of ids."""
         return sum(map(len, self.waiting.values()))
 
     def failed(self, error: BaseException) -> Iterator[tuple[F, BaseException]]:
-        """The call as a whole failed: each future with the error."""
+        """Pairs of a future and the error, when the whole call failed."""
         for futures in self.waiting.values():
             for future in futures:
                 yield future, error
 
     def outcomes(
-        self, result: AckResult, raised: Mapping[int, BaseException]
+        self, result: AckResult, callback_errors: Mapping[int, BaseException]
     ) -> Iterator[tuple[F, Completed | BaseException | None]]:
-        """Each future with what to tell it: the error that the caller's own `on_completed` raised for the item's batch,
-        the rejection, the item's batch where that is complete, or None."""
+        """Each future with its outcome: the exception that `on_completed` raised for the item's batch, the rejection,
+        the item's batch if it is complete, or None."""
         rejected = {rejection.item: rejection.reason for rejection in result.rejected if rejection.item is not None}
-        completed = {done.batch: done for done in result.completed}
+        completed = {completion.batch: completion for completion in result.completed}
         for item, futures in self.waiting.items():
             outcome: Completed | BaseException | None = None
             if item in rejected:
@@ -71,7 +70,7 @@ class Call(Generic[F]):
             elif completed:
                 batch = ItemId.parse(item).batch
                 # Not `or`: an exception may be false.
-                outcome = raised[batch] if batch in raised else completed.get(batch)
+                outcome = callback_errors[batch] if batch in callback_errors else completed.get(batch)
             for future in futures:
                 yield future, outcome
 
@@ -83,7 +82,7 @@ class _Round(Generic[F]):
 
 
 class Coalescer(Generic[F]):
-    """Takes ids one at a time and gives them back as calls of at most `most` ids."""
+    """Collects single ids into calls of at most `most` ids."""
 
     def __init__(self, most: int = MOST_ITEMS) -> None:
         self._most = most
@@ -100,20 +99,20 @@ class Coalescer(Generic[F]):
         last.kinds.setdefault(kind, {}).setdefault(item, []).append(future)
 
     def take(self) -> Call[F] | None:
-        """The next call, or None where nothing waits. The kind that waited longest goes first; one that has more than
-        fits goes to the end, so that a flood of acks does not hold failures back."""
+        """The next call, or None if nothing waits. The kind that has waited longest goes first. If its ids exceed one
+        call, the kind goes to the end, so that a flood of acks does not delay failures."""
         if not self._rounds:
             return None
         first = self._rounds[0]
         kind = next(iter(first.kinds))
         waiting = first.kinds.pop(kind)
         if len(waiting) > self._most:
-            taken = {item: waiting.pop(item) for item in list(waiting)[: self._most]}
+            selected = {item: waiting.pop(item) for item in list(waiting)[: self._most]}
             first.kinds[kind] = waiting
         else:
-            taken = waiting
-        for item in taken:
+            selected = waiting
+        for item in selected:
             del first.items[item]
         if not first.kinds:
             self._rounds.popleft()
-        return Call(kind, taken)
+        return Call(kind, selected)

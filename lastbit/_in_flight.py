@@ -6,9 +6,9 @@ are lost, and every call fails. Therefore a cancelled caller leaves at once, and
 the next point where httpcore closes the connection properly. httpcore's `trace` extension names these points. A
 transport that reports none, or whose events have other names, lets the request run to its end.
 
-What an abandoned request holds is bounded. At most `CONNECTIONS` requests are under way, abandoned ones included; the
-others wait for a place here, where a cancellation is safe, and never in httpcore's own queue. Only a request that is
-still connecting outlives its caller noticeably, and no longer than its time-out.
+The resources of abandoned requests are bounded. At most `CONNECTIONS` requests run at a time, abandoned ones included;
+the others wait here, where a cancellation is safe, and never in httpcore's own queue. Only a request that is still
+connecting outlives its caller noticeably, and no longer than its time-out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, Final
 import httpx
 
 CONNECTIONS: Final = 100
-"""The most requests that are under way at a time, each on a connection of its own."""
+"""Maximum concurrent requests, each on a connection of its own."""
 IDLE_CONNECTIONS: Final = 20
-"""The most connections that stay open without a request."""
+"""Maximum idle connections that stay open."""
 
 LIMITS: Final = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=IDLE_CONNECTIONS)
 
@@ -36,7 +36,7 @@ _SAFE: Final = frozenset(
 
 
 class _Exit:
-    """One request's way out."""
+    """Cancels one request safely."""
 
     def __init__(self) -> None:
         self.stream: Any = None
@@ -88,12 +88,12 @@ class InFlight:
 
     async def close(self) -> None:
         """End the abandoned requests at once. The pool must be closed next: it may have lost their connections."""
-        abandoned = dict(self._abandoned)
-        for task in abandoned:
+        requests = dict(self._abandoned)
+        for task in requests:
             task.cancel()
-        if abandoned:
-            await asyncio.wait(abandoned)
-        for way_out in abandoned.values():
+        if requests:
+            await asyncio.wait(requests)
+        for way_out in requests.values():
             if way_out.stream is not None:
                 # httpcore leaves it open if the TLS handshake was cancelled.
                 await way_out.stream.aclose()

@@ -1,7 +1,7 @@
-"""Item ids on the wire: as a list, or, for a run of numbers, as one bitfield a group.
+"""Item ids on the wire: a list, or, for a run of numbers, one bitfield per group.
 
-A billion ids as text are 20 GB; as masks they are 170 MB, made and sent piece by piece. Everything here is lazy, and
-one piece is what one request may carry.
+A billion ids as text are 20 GB; as bitfields they are 170 MB, made and sent in pieces. Everything here is lazy; each
+piece fits one request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from lastbit.ids import InvalidItemId, ItemId, ItemIds
 MOST_ITEMS = 10_000
 MOST_GROUPS = 4_096
 MOST_BYTES = 8 * 2**20 - 64 * 2**10
-"""Of the bodies of one request; the service takes 8 MiB. What lies between is for the reason and the braces."""
+"""Maximum bytes of bitfields in a request. The service accepts 8 MiB; the rest is room for the reason and the
+punctuation."""
 
 # Above this step one mask bit costs more than the id's text: 64 bits are 11 characters of base64, an id about 15.
 WIDEST_STEP = 64
@@ -26,12 +27,12 @@ Piece = dict[str, Any]
 
 
 def pieces(ids: str | ItemId | Iterable[str | ItemId]) -> Iterator[Piece]:
-    """What to send for `ids`: bodies with `items` or `groups`, none larger than one request may be.
+    """Yields request bodies with `items` or `groups` for `ids`, each within the limits of one request.
 
     A collection is checked as a whole before this returns, and each id in it is sent once. An iterator is checked and
-    made distinct a piece at a time, so that it can be endless. Raises `MalformedItem`.
+    deduplicated piece by piece, so it may be endless. Raises `MalformedItem`.
     """
-    # Neither bytes nor what is no collection at all is an id; the error says what is expected.
+    # Bytes and non-iterables are not ids; the error names what is expected.
     if isinstance(ids, str | ItemId | bytes) or not isinstance(ids, Iterable):
         return iter([{"items": _checked([ids], 0)}])
     if isinstance(ids, ItemIds):
@@ -44,7 +45,7 @@ def pieces(ids: str | ItemId | Iterable[str | ItemId]) -> Iterator[Piece]:
 
 
 def checked(item: str | ItemId, position: int = 0) -> str:
-    """The id as it travels. Raises `MalformedItem`."""
+    """The id as text. Raises `MalformedItem`."""
     text = str(item) if isinstance(item, ItemId) else item
     try:
         ItemId.parse(text)
@@ -88,21 +89,21 @@ def masks(ids: ItemIds) -> Iterator[Piece]:
     bitfield up to its last set bit's byte, little-endian bit order."""
     numbers = ids.numbers if ids.numbers.step > 0 else ids.numbers[::-1]
     size = ids.group_size
-    # All groups that a run of step 1 covers wholly have the same mask, and most are such.
+    # All groups fully covered by a run of step 1 have the same mask; most groups are.
     full = _encoded((1 << size) - 1)
     position = 0
     while position < len(numbers):
         group = numbers[position] // size
-        # The count of numbers below the group's end: how far this group reaches into the run.
-        beyond = min(len(numbers), -((numbers.start - (group + 1) * size) // numbers.step))
-        within = numbers[position:beyond]
+        # The number of elements below the group's end.
+        end = min(len(numbers), -((numbers.start - (group + 1) * size) // numbers.step))
+        part = numbers[position:end]
         if numbers.step == 1:
-            low, high = within.start - group * size, within.stop - group * size
+            low, high = part.start - group * size, part.stop - group * size
             bits = full if high - low == size else _encoded((1 << high) - (1 << low))
         else:
-            bits = _encoded(sum(1 << (number - group * size) for number in within))
+            bits = _encoded(sum(1 << (number - group * size) for number in part))
         yield {"batch": ids.batch, "group": group, "bits": bits}
-        position = beyond
+        position = end
 
 
 def _encoded(mask: int) -> str:

@@ -1,9 +1,8 @@
-"""Requests, answers and their retries, without a socket.
+"""Requests, responses and retries, without sockets.
 
-A *flow* is a generator that yields what it wants done (send this request, pause so long, hand this value to the caller)
-and is sent what came of it. The clients are thin drivers: one does the steps blocking, one awaits them. So everything
-that can be wrong about a request, its retries, paging and splitting is written once, and is tested without a network or
-a clock.
+A *flow* is a generator that yields steps (send this request, pause for some seconds, pass this value to the caller) and
+receives their outcomes. The clients are thin drivers: one runs the steps blocking, the other awaits them. So requests,
+retries, paging and splitting are written once, and are tested without a network or a clock.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from lastbit.retry import RETRIED_STATUSES, Retry, retry_after_seconds
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""What parsing and decoding raise for an answer that is not one of the contract."""
+"""Exceptions of parsing and decoding when a response does not follow the contract."""
 
 Params = tuple[tuple[str, str], ...]
 
@@ -46,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One HTTP answer; header names are in lower case."""
+    """One HTTP response; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -55,7 +54,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """No answer came. `lasting` failures come again however often the request is sent, like a URL that can't be one."""
+    """No response arrived. A `lasting` failure is not retried, for example an invalid URL."""
 
     cause: str
     lasting: bool = False
@@ -63,14 +62,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Do nothing for so many seconds."""
+    """Wait for `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A value for the caller while the flow goes on: an element of a page, a batch that is waited for."""
+    """Pass a value to the caller while the flow continues: an element of a page, the current state of a batch."""
 
     value: Any
 
@@ -89,7 +88,7 @@ def visible_ascii(name: str, text: str, longest: int) -> str:
 
 
 def utf8(name: str, text: str) -> str:
-    """`text` if it is one that can travel: Python makes others too, of names of files for instance. Raises
+    """`text` if it can be encoded as UTF-8. Python also makes strings that cannot, for example from file names. Raises
     `InvalidArgument`."""
     try:
         text.encode()
@@ -99,21 +98,21 @@ def utf8(name: str, text: str) -> str:
 
 
 def seconds(name: str, value: float) -> float:
-    """`value` if it is a time to wait for an answer. Raises `InvalidArgument`."""
+    """`value` if it is a valid timeout. Raises `InvalidArgument`."""
     if not isinstance(value, int | float) or not 0 < value <= threading.TIMEOUT_MAX:
         raise errors.InvalidArgument(f"{name} is a number of seconds above 0, not {value!r}")
     return value
 
 
 def in_path(name: str, text: str) -> str:
-    """`text` if it can be a part of a path. Raises `InvalidArgument`."""
+    """`text` if it can be a path segment. Raises `InvalidArgument`."""
     if text in NO_NAMES:
         raise errors.InvalidArgument(f"{name} is a text other than . and .., not {text!r}")
     return utf8(name, text)
 
 
 def resource(*parts: str) -> str:
-    """The path of /v1 and, below it, these names. Raises `InvalidArgument`."""
+    """The path /v1/… made of these segments. Raises `InvalidArgument`."""
     return "/".join(["/v1", *(quote(in_path("a name", part), safe="") for part in parts)])
 
 
@@ -139,7 +138,7 @@ def base_url(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The service as a client knows it: where it is, who asks, and how patient it is with it."""
+    """The service's address, with the client's token, timeout and retry policy."""
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -150,7 +149,8 @@ class Service:
 
     @classmethod
     def named(cls, url: str | None, token: str | None, timeout: float, retry: Retry | None) -> Service:
-        """The service at `url`; what is None is taken from LASTBIT_URL and LASTBIT_TOKEN. Raises `InvalidArgument`."""
+        """The service at `url`; by default `url` and `token` come from LASTBIT_URL and LASTBIT_TOKEN. Raises
+        `InvalidArgument`."""
         token = os.environ.get("LASTBIT_TOKEN") if token is None else token
         return cls(
             base_url(os.environ.get("LASTBIT_URL") or DEFAULT_URL if url is None else url),
@@ -170,11 +170,11 @@ class Service:
         hold: float = 0.0,
         within: float | None = None,
     ) -> Flow[Answer]:
-        """Send a request until it is answered; the flow's value is a 2xx answer.
+        """Send a request, with retries. The flow's value is a 2xx response.
 
-        `hold`: seconds for which the service may hold the answer back (a long poll). `within`: seconds after which no
-        retry begins any more, where that is sooner than the retry policy's deadline. Raises `InvalidArgument`,
-        `ServiceError`, `ServiceUnreachable`, `UnexpectedAnswer`.
+        `hold`: seconds for which the service may delay the response (a long poll). `within`: seconds after which no
+        retry starts, if that is earlier than the retry policy's deadline. Raises `InvalidArgument`, `ServiceError`,
+        `ServiceUnreachable`, `UnexpectedAnswer`.
         """
         for name, value in params:
             utf8(name, value)
@@ -182,74 +182,74 @@ class Service:
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"
         if method == "POST":
-            # Fixed before the first attempt: that is what makes the later ones safe.
+            # Chosen before the first attempt, so that retries are safe.
             headers["idempotency-key"] = idempotency_key or uuid.uuid4().hex
         content = None
         if body is not None:
             headers["content-type"] = "application/json"
             content = encoded(body)
         request = Request(method, self.url + path, params, headers, content, self.timeout + hold)
-        named = f"{method} {path}"
+        request_line = f"{method} {path}"
 
-        started = troubled = self.now()
+        start = first_trouble = self.now()
         attempt = 0
         while True:
             attempt += 1
             outcome = yield request
-            assert isinstance(outcome, Answer | Failure), "the driver answers each request"
+            assert isinstance(outcome, Answer | Failure), "the driver must answer each request"
             if isinstance(outcome, Answer) and outcome.status not in RETRIED_STATUSES:
                 if 200 <= outcome.status < 300:
                     return outcome
                 if method == "DELETE" and outcome.status == 404 and attempt > 1:
-                    # An earlier attempt whose answer was lost has deleted it: that is what was asked for.
+                    # An earlier attempt deleted it and its response was lost, so the request has succeeded.
                     return Answer(204, outcome.headers, b"")
-                raise self.error(named, outcome)
+                raise self.error(request_line, outcome)
             now = self.now()
             if hold and attempt == 1:
-                # What was held back was no trouble: a long poll that breaks at its end still has all of the patience.
-                troubled = now
-            elapsed = now - started
+                # The time of a long poll does not count: if it breaks at its end, the full retry deadline remains.
+                first_trouble = now
+            elapsed = now - start
             retry_after = retry_after_seconds(outcome.headers) if isinstance(outcome, Answer) else None
             pause = None
             if not (isinstance(outcome, Failure) and outcome.lasting):
-                # Who is told to go slower has not failed, and may go on so until the deadline.
-                told = isinstance(outcome, Answer) and outcome.status == 429
-                failed = min(attempt, max(1, self.retry.attempts - 1)) if told else attempt
-                pause = self.retry.pause(failed, now - troubled, retry_after, self.chance())
+                # A rate-limited request has not failed, and is retried until the deadline.
+                is_rate_limited = isinstance(outcome, Answer) and outcome.status == 429
+                failed = min(attempt, max(1, self.retry.attempts - 1)) if is_rate_limited else attempt
+                pause = self.retry.pause(failed, now - first_trouble, retry_after, self.chance())
             if pause is None or (within is not None and elapsed + pause > within):
                 if isinstance(outcome, Answer):
-                    raise self.error(named, outcome)
-                raise errors.ServiceUnreachable(self.url, named, outcome.cause, attempt, elapsed)
+                    raise self.error(request_line, outcome)
+                raise errors.ServiceUnreachable(self.url, request_line, outcome.cause, attempt, elapsed)
             yield Pause(pause)
 
-    def error(self, named: str, answer: Answer) -> errors.LastbitError:
-        """What an answer that is not a 2xx says."""
+    def error(self, request_line: str, answer: Answer) -> errors.LastbitError:
+        """The error for a response that is not a 2xx."""
         retry_after = retry_after_seconds(answer.headers)
         try:
             problem = json.loads(answer.body)
             code, places = problem["code"], problem.get("errors")
             detail = problem.get("detail") or problem.get("title") or code
             if not isinstance(code, str) or not isinstance(detail, str):
-                raise TypeError("a problem's code and detail are texts")
+                raise TypeError("a problem's code and detail must be text")
         except _UNREADABLE:
             if answer.status < 400:
-                return errors.UnexpectedAnswer(self.url, named, answer.status, "Lastbit never answers so")
-            # Not the service's own words: a gateway in front of it, or something else at this address.
-            detail = f"{self.url} answered {answer.status} to {named} without saying why; a Lastbit service does"
+                return errors.UnexpectedAnswer(self.url, request_line, answer.status, "Lastbit never answers so")
+            # Not from the service: a gateway in front of it, or other software at this address.
+            detail = f"{self.url} answered {answer.status} to {request_line} without saying why; a Lastbit service does"
             return errors.service_error(answer.status, f"http_{answer.status}", detail, (), retry_after)
-        found = [place for place in places if isinstance(place, dict)] if isinstance(places, list) else []
-        return errors.service_error(answer.status, code, detail, found, retry_after)
+        valid_places = [place for place in places if isinstance(place, dict)] if isinstance(places, list) else []
+        return errors.service_error(answer.status, code, detail, valid_places, retry_after)
 
-    def decoded(self, named: str, answer: Answer, decode: Callable[[Any], T]) -> T:
-        """The answer's body through `decode`. Raises `UnexpectedAnswer`."""
+    def decoded(self, request_line: str, answer: Answer, decode: Callable[[Any], T]) -> T:
+        """Decode the response's body. Raises `UnexpectedAnswer`."""
         try:
             value = decode(json.loads(answer.body))
             _shapes.check(value)
         except _UNREADABLE as cause:
-            found = (
+            fault = (
                 "not with JSON"
                 if isinstance(cause, json.JSONDecodeError)
                 else f"without what it asks for ({cause!r:.300})"
             )
-            raise errors.UnexpectedAnswer(self.url, named, answer.status, found) from cause
+            raise errors.UnexpectedAnswer(self.url, request_line, answer.status, fault) from cause
         return value

@@ -1,6 +1,6 @@
-"""A batch in the hands of a producer: `client.open(...)` and `client.batch(7)` give one.
+"""A producer's handle for a batch: from `client.open(...)` or `client.batch(7)`.
 
-A handle keeps what the service said last (`info`); only the methods ask again.
+A handle stores the last known state (`info`); only its methods send requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
 
 Watcher = Callable[[Batch], object]
-"""What is called with the batch each time that a wait has seen it."""
+"""A function that is called with the batch at each poll of a wait."""
 
 
 class _Handle:
@@ -36,16 +36,17 @@ class _Handle:
     def __init__(self, batch: int, opened: Opened | None = None, replayed: bool = False) -> None:
         self.id = batch
         self.ids = ItemIds(batch, DEFAULT_GROUP_SIZE, range(0)) if opened is None else opened.ids
-        """What the open itself issued: `open(items=n)`."""
+        """The ids issued by `open(items=n)`."""
         self.newly = opened is not None and opened.newly
-        """The open completed the batch: it was opened sealed and empty."""
+        """Whether opening completed the batch, because it was sealed and empty."""
         self.replayed = replayed
-        """The open repeated an earlier one with the same idempotency key, and this is that one's batch."""
+        """Whether the open was a repeat: an earlier one with the same idempotency key opened this batch."""
         self._info: Batch | None = opened
 
     @property
     def info(self) -> Batch:
-        """The batch as open, seal, cancel, refresh or wait saw it last. Raises `NotRefreshed` where none did."""
+        """The batch's last known state, from open, seal, cancel, refresh or wait. Raises `NotRefreshed` if there is
+        none."""
         if self._info is None:
             raise errors.NotRefreshed(self.id)
         return self._info
@@ -85,14 +86,14 @@ class _Handle:
         return saw
 
 
-def _watching(wanted: bool | Watcher) -> AbstractContextManager[Watcher | None]:
-    if callable(wanted):
-        return nullcontext(wanted)
-    return progress.bar() if wanted else nullcontext()
+def _watching(option: bool | Watcher) -> AbstractContextManager[Watcher | None]:
+    if callable(option):
+        return nullcontext(option)
+    return progress.bar() if option else nullcontext()
 
 
 class BatchHandle(_Handle):
-    """A batch and what can be done with it. All methods raise `ServiceError` (mostly `BatchNotFound` or `Conflict`) and
+    """A handle for a batch. All methods raise `ServiceError` (mostly `BatchNotFound` or `Conflict`) and
     `ServiceUnreachable`."""
 
     __slots__ = ("_client",)
@@ -102,55 +103,55 @@ class BatchHandle(_Handle):
         self._client = client
 
     def extend(self, count: int, *, idempotency_key: str | None = None) -> ItemIds:
-        """Issue `count` more ids. With the same key it issues the same ids again, as long as the batch lives."""
+        """Issue `count` more ids. With the same key it returns the same ids while the batch lives."""
         return self._client._run(_calls.extend(self._client._service, self.id, count, idempotency_key)).ids
 
     def seal(self) -> Sealed:
-        """Promise that no more items will come. An answer with `newly` says that this seal completed the batch."""
+        """Promise that no more items will come. `newly` in the result means that this seal completed the batch."""
         sealed = self._client._run(_calls.seal(self._client._service, self.id))
         self._info = sealed
         return sealed
 
     def cancel(self) -> Batch:
-        """End the batch without its items; what is acked afterwards is rejected."""
+        """End the batch without its pending items. Later acks are rejected."""
         self._info = self._client._run(_calls.cancel(self._client._service, self.id))
         return self._info
 
     def delete(self) -> None:
-        """Remove the batch altogether, after cancelling it if it is live."""
+        """Delete the batch. A live batch is cancelled first."""
         self._client._run(_calls.delete(self._client._service, self.id))
 
     def refresh(self) -> Batch:
-        """The batch as it is now."""
+        """Fetch the current state of the batch."""
         self._info = self._client._run(_calls.get(self._client._service, self.id))
         return self._info
 
     status = refresh
 
     def wait(self, timeout: float | None = None, *, progress: bool | Watcher = False) -> Batch:
-        """Wait until the batch is complete, expired or cancelled, for `timeout` seconds or for ever.
+        """Wait until the batch is complete, expired or cancelled, for `timeout` seconds or without limit.
 
         `progress=True` draws a bar with rate and estimate on standard error (needs `lastbit[cli]`); a function is
-        called with the batch about each second instead. Raises `WaitTimeout`.
+        called with the batch about once a second instead. Raises `WaitTimeout`.
         """
         with _watching(progress) as watcher:
             hold = _calls.LONGEST_HOLD if watcher is None else 1
             return self._client._run(_calls.wait(self._client._service, self.id, timeout, hold), self._saw(watcher))
 
     def pending(self, *, page_size: int = 1000) -> Iterator[PendingRange]:
-        """The ranges of items that nobody resolved yet, ascending, fetched as they are asked for."""
+        """The ranges of pending items, ascending, fetched page by page."""
         return self._client._iterate(_calls.pending(self._client._service, self.id, page_size))
 
     def failed(self, *, page_size: int = 1000) -> Iterator[FailedRange]:
-        """The ranges of failed items with the reasons that were given, ascending, fetched as they are asked for."""
+        """The ranges of failed items with their reasons, ascending, fetched page by page."""
         return self._client._iterate(_calls.failed(self._client._service, self.id, page_size))
 
     def explain(self) -> Explanation:
-        """Why the batch is not done."""
+        """The reasons why the batch is not done."""
         return self._client._run(_calls.explain(self._client._service, self.id))
 
     def verify(self) -> Verification:
-        """Have the service recount the batch's bits and compare them with its counts."""
+        """Make the service recount the batch's bits and compare them with its counts."""
         return self._client._run(_calls.verify(self._client._service, self.id))
 
     def repair(self, *, dry_run: bool = False) -> Repair:
@@ -160,7 +161,7 @@ class BatchHandle(_Handle):
         return self._client._run(_calls.repair(self._client._service, self.id, dry_run))
 
     def watermark(self) -> Watermark:
-        """The smallest pending number."""
+        """The smallest pending item number: all items below it are resolved."""
         return self._client._run(_calls.watermark(self._client._service, self.id))
 
 
@@ -174,26 +175,26 @@ class AsyncBatchHandle(_Handle):
         self._client = client
 
     async def extend(self, count: int, *, idempotency_key: str | None = None) -> ItemIds:
-        """Issue `count` more ids. With the same key it issues the same ids again, as long as the batch lives."""
+        """Issue `count` more ids. With the same key it returns the same ids while the batch lives."""
         return (await self._client._run(_calls.extend(self._client._service, self.id, count, idempotency_key))).ids
 
     async def seal(self) -> Sealed:
-        """Promise that no more items will come. An answer with `newly` says that this seal completed the batch."""
+        """Promise that no more items will come. `newly` in the result means that this seal completed the batch."""
         sealed = await self._client._run(_calls.seal(self._client._service, self.id))
         self._info = sealed
         return sealed
 
     async def cancel(self) -> Batch:
-        """End the batch without its items; what is acked afterwards is rejected."""
+        """End the batch without its pending items. Later acks are rejected."""
         self._info = await self._client._run(_calls.cancel(self._client._service, self.id))
         return self._info
 
     async def delete(self) -> None:
-        """Remove the batch altogether, after cancelling it if it is live."""
+        """Delete the batch. A live batch is cancelled first."""
         await self._client._run(_calls.delete(self._client._service, self.id))
 
     async def refresh(self) -> Batch:
-        """The batch as it is now."""
+        """Fetch the current state of the batch."""
         self._info = await self._client._run(_calls.get(self._client._service, self.id))
         return self._info
 
@@ -207,19 +208,19 @@ class AsyncBatchHandle(_Handle):
             return await self._client._run(flow, self._saw(watcher))
 
     def pending(self, *, page_size: int = 1000) -> AsyncIterator[PendingRange]:
-        """The ranges of items that nobody resolved yet, ascending, fetched as they are asked for."""
+        """The ranges of pending items, ascending, fetched page by page."""
         return self._client._iterate(_calls.pending(self._client._service, self.id, page_size))
 
     def failed(self, *, page_size: int = 1000) -> AsyncIterator[FailedRange]:
-        """The ranges of failed items with the reasons that were given, ascending, fetched as they are asked for."""
+        """The ranges of failed items with their reasons, ascending, fetched page by page."""
         return self._client._iterate(_calls.failed(self._client._service, self.id, page_size))
 
     async def explain(self) -> Explanation:
-        """Why the batch is not done."""
+        """The reasons why the batch is not done."""
         return await self._client._run(_calls.explain(self._client._service, self.id))
 
     async def verify(self) -> Verification:
-        """Have the service recount the batch's bits and compare them with its counts."""
+        """Make the service recount the batch's bits and compare them with its counts."""
         return await self._client._run(_calls.verify(self._client._service, self.id))
 
     async def repair(self, *, dry_run: bool = False) -> Repair:
@@ -227,5 +228,5 @@ class AsyncBatchHandle(_Handle):
         return await self._client._run(_calls.repair(self._client._service, self.id, dry_run))
 
     async def watermark(self) -> Watermark:
-        """The smallest pending number."""
+        """The smallest pending item number: all items below it are resolved."""
         return await self._client._run(_calls.watermark(self._client._service, self.id))

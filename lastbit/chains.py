@@ -1,13 +1,12 @@
-"""Where a message came from first, through all the services that republished it.
+"""The original source of a message, across all services that republished it.
 
-A queue numbers messages anew each time that they are published, so what a republisher publishes twice has two offsets.
-The *source chain* is what stays the same: the topics, partitions and offsets that a message passed through, and which
-of the products of each it is. Its root says which message of the first log it goes back to, and so whether a tally has
-counted it.
+A queue assigns a new offset on each publish, so a message that is republished twice has two offsets. The *source chain*
+stays the same: the topics, partitions and offsets that a message passed through, and which of each hop's products it
+is. Its root identifies the message in the first log, so a tally can detect whether it has counted the message.
 
-The order of all that was made of one root message is that of its children, stage by stage. A tally's guard has one
-number for it: three stages that make several messages of one, 131,072 of them each. Stages that pass messages on one by
-one leave `child` out, and take no place in that number.
+All products of one root message are ordered by their children, stage by stage. A tally's guard stores this order in one
+number, with room for three stages that make several messages of one, up to 131,072 each. Stages that make one message
+of one omit `child` and take no room in that number.
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ from lastbit.errors import InvalidArgument
 from lastbit.ids import INTEGER_LIMIT
 
 STAGES: Final = 3
-"""How many stages of a chain can make several messages of one."""
+"""Maximum stages of a chain that make several messages of one."""
 BITS: Final = 17
 MOST_CHILDREN: Final = 1 << BITS
-"""Messages that one stage makes of one, at most."""
+"""Maximum messages that one stage makes of one."""
 
 
 class Source(NamedTuple):
-    """What a tally's guard looks at. `offset` and `child` are the position, the others name the sub-counter."""
+    """The source of an entry, as a tally's guard compares it. `offset` and `child` are the position; `topic`,
+    `partition` and `generation` identify the sub-counter."""
 
     topic: str
     partition: int
@@ -37,8 +37,8 @@ class Source(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """A message that was read at this place, and which of its products the chain goes on with; None where it has but
-    one. `generation` tells topics apart that were made anew under their name."""
+    """One hop of a chain: where a message was read. `child`: the index of the product that the chain continues with;
+    None if there is only one. `generation` distinguishes topics that were recreated under the same name."""
 
     topic: str
     partition: int
@@ -49,9 +49,9 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceChain:
-    """The hops of a message, the root first; without any it is a message that nobody has read yet.
+    """The hops of a message, the root first. A chain without hops belongs to a message that nobody has read yet.
 
-    A service that reads a message takes its chain from its header, and adds where it has read it:
+    A service that reads a message decodes the chain from the header and adds a hop for its own read:
 
         chain = SourceChain.decode(message.headers.get(SourceChain.HEADER))
         read = chain.hop(message.topic, message.partition, message.offset)       # to apply it to a tally
@@ -61,12 +61,12 @@ class SourceChain:
     hops: tuple[Hop, ...] = ()
 
     HEADER: ClassVar[str] = "lastbit-source"
-    """The name under which a message carries its chain."""
+    """The name of the message header that holds the chain."""
 
     def hop(
         self, topic: str, partition: int, offset: int, child: int | None = None, *, generation: int = 0
     ) -> SourceChain:
-        """The chain with one hop more. Raises `InvalidArgument`."""
+        """The chain with one more hop. Raises `InvalidArgument`, also for a fourth hop with a `child`."""
         if not isinstance(topic, str) or not topic:
             raise InvalidArgument(f"a topic is a text, not {topic!r}")
         for name, number in (("partition", partition), ("offset", offset), ("generation", generation)):
@@ -75,42 +75,43 @@ class SourceChain:
         if child is not None:
             if not _is_count(child, MOST_CHILDREN):
                 raise InvalidArgument(f"a child is one of at most {MOST_CHILDREN:,}, not {child!r}")
-            if sum(each.child is not None for each in self.hops) == STAGES:
+            if sum(hop.child is not None for hop in self.hops) == STAGES:
                 raise InvalidArgument(f"at most {STAGES} stages of a chain can make several messages of one")
         return SourceChain((*self.hops, Hop(topic, partition, offset, child, generation)))
 
     @property
     def root(self) -> Hop:
-        """The place in the first log. Raises `InvalidArgument` for a chain without hops."""
+        """The first hop. Raises `InvalidArgument` for a chain without hops."""
         if not self.hops:
             raise InvalidArgument("the chain is empty: add where the message was read, by hop")
         return self.hops[0]
 
     @property
     def source(self) -> Source:
-        """The root, as a tally's guard looks at it. Raises `InvalidArgument` for a chain without hops."""
+        """The root as a `Source`, with all children combined into one number. Raises `InvalidArgument` for a chain
+        without hops."""
         root = self.root
         child = 0
-        stages = [each.child for each in self.hops if each.child is not None]
+        stages = [hop.child for hop in self.hops if hop.child is not None]
         for stage in range(STAGES):
             child = child << BITS | (stages[stage] if stage < len(stages) else 0)
         return Source(root.topic, root.partition, root.offset, child, root.generation)
 
     def encode(self) -> str:
-        """As a header's value: JSON in visible ASCII."""
+        """Encode as a header value: JSON in visible ASCII."""
         hops = []
-        for each in self.hops:
-            hop: dict[str, Any] = {"topic": each.topic, "partition": each.partition, "offset": each.offset}
-            if each.child is not None:
-                hop["child"] = each.child
-            if each.generation:
-                hop["generation"] = each.generation
-            hops.append(hop)
+        for hop in self.hops:
+            fields: dict[str, Any] = {"topic": hop.topic, "partition": hop.partition, "offset": hop.offset}
+            if hop.child is not None:
+                fields["child"] = hop.child
+            if hop.generation:
+                fields["generation"] = hop.generation
+            hops.append(fields)
         return json.dumps(hops, separators=(",", ":"))
 
     @classmethod
     def decode(cls, header: str | bytes | None) -> Self:
-        """Of a header's value; None, a message without one, is the empty chain. Raises `InvalidArgument`."""
+        """Decode a header value. None (no header) gives the empty chain. Raises `InvalidArgument`."""
         if header is None:
             return cls()
         try:
@@ -129,7 +130,7 @@ class SourceChain:
 
 
 class TallyEntry(NamedTuple):
-    """What one message adds to one key of a tally."""
+    """The amount (`delta`) that one message adds to one key of a tally."""
 
     key: str
     delta: int
@@ -137,7 +138,7 @@ class TallyEntry(NamedTuple):
 
 
 def source_of(source: Source | SourceChain) -> Source:
-    """Either, as a `Source`. Raises `InvalidArgument`."""
+    """Convert either type to a `Source`. Raises `InvalidArgument`."""
     if isinstance(source, SourceChain):
         return source.source
     if isinstance(source, Source):

@@ -1,7 +1,7 @@
-"""The clients. They move bytes and wait; what the bytes mean stands in `_calls`, and when to insist in `_protocol`.
+"""The clients: they send requests and wait. `_calls` defines what the bytes mean, `_protocol` when to retry.
 
-A client holds a pool of connections: make one per process and share it, a `Client` between threads, an `AsyncClient`
-between the tasks of one event loop. It is not for use across a fork.
+A client has a connection pool: make one per process and share it, a `Client` between threads, an `AsyncClient` between
+the tasks of one event loop. Neither works across a fork.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _AGENT = {"user-agent": f"lastbit/{__version__}"}
 
 
 def _no_cookies() -> CookieJar:
-    """The service sets none; one of a gateway that no header can carry would make each later request fail."""
+    """Reject all cookies. The service sets none, and an invalid one from a gateway would make every later request
+    fail."""
     return CookieJar(DefaultCookiePolicy(allowed_domains=()))
 
 
@@ -67,7 +68,7 @@ class Client:
     """A connection to a service.
 
     `url`: by default LASTBIT_URL, else http://127.0.0.1:8000. `token`: sent as `Authorization: Bearer`, by default
-    LASTBIT_TOKEN. `timeout`: seconds for each of connecting, sending and the answer. `retry`: how long to insist.
+    LASTBIT_TOKEN. `timeout`: seconds for each of connecting, sending and the response. `retry`: when to retry.
     `transport`: an httpx transport of your own, for other certificates or proxies. Raises `InvalidArgument`.
 
     Its methods raise `ServiceError` where the service refuses, `ServiceUnreachable` where it does not answer.
@@ -91,7 +92,7 @@ class Client:
 
     @property
     def groups(self) -> Groups:
-        """Who shares which partitions, and how far each was read; see `Groups`."""
+        """Consumer groups: their workers, partitions and positions; see `Groups`."""
         return Groups(self)
 
     @property
@@ -101,7 +102,7 @@ class Client:
 
     @property
     def webhooks(self) -> Webhooks:
-        """Who is told of events, and what became of it; see `Webhooks`."""
+        """Webhooks and their deliveries; see `Webhooks`."""
         return Webhooks(self)
 
     def open(
@@ -116,17 +117,18 @@ class Client:
         expires_in: int | timedelta | None = None,
         idempotency_key: str | None = None,
     ) -> BatchHandle:
-        """Open a batch. `items` ids are issued (`.ids`) and, with `sealed`, the batch is sealed in the same
-        transaction. `expires_in`: seconds of idleness after which it expires. With the same `idempotency_key` it is the
-        same batch with the same ids again (`.replayed`)."""
+        """Open a batch and return its handle. `items`: number of ids to issue at once (`.ids`). `sealed`: also seal the
+        batch, in the same transaction. `parent`: the item of another batch that this batch resolves. `expires_in`:
+        seconds of idleness after which it expires. With the same `idempotency_key`, the call returns the same batch
+        with the same ids (`.replayed`)."""
         flow = _calls.open_batch(
             self._service, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
         )
-        opened, replayed = self._run(flow)
-        return BatchHandle(self, opened.id, opened, replayed)
+        answer, is_replay = self._run(flow)
+        return BatchHandle(self, answer.id, answer, is_replay)
 
     def batch(self, batch: int) -> BatchHandle:
-        """A handle on a batch that exists already; no request is sent."""
+        """A handle for an existing batch. Sends no request."""
         return BatchHandle(self, batch)
 
     def batches(
@@ -137,20 +139,20 @@ class Client:
         labels: Mapping[str, str] | None = None,
         page_size: int = 100,
     ) -> Iterator[Batch]:
-        """The batches, newest first, fetched as they are asked for; several labels mean and."""
+        """The batches, newest first, fetched page by page. A batch must have all of `labels`."""
         return self._iterate(_calls.batches(self._service, state, key, labels, page_size))
 
     def ack(self, ids: Ids) -> AckResult:
-        """Resolve items as done: one id, or any iterable of them, or `ItemIds` (sent as bits, however many).
+        """Ack items: one id, an iterable of ids, or `ItemIds` (sent as bitfields, any number).
 
-        Large calls are split and the answers merged; a part may be applied when a later one fails (`error.partial`),
-        and all of it is sent again safely. A collection is checked before anything is sent, and counts each id once; an
-        iterator is read, checked and made distinct 10,000 ids at a time. Raises `MalformedItem`.
+        Large calls are split and the results merged. If a later part fails, earlier ones are applied (`error.partial`);
+        it is safe to send all of it again. A collection is checked before anything is sent, and each id counts once. An
+        iterator is read, checked and deduplicated 10,000 ids at a time. Raises `MalformedItem`.
         """
         return self._run(_calls.resolve(self._service, "acks", _masks.pieces(ids), None))
 
     def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
-        """Resolve items as given up; as `ack`. An item that is acked stays so; one that failed can still be acked."""
+        """Mark items as failed; otherwise like `ack`. An acked item stays acked; a failed item can still be acked."""
         return self._run(_calls.resolve(self._service, "failures", _masks.pieces(ids), reason))
 
     def events(
@@ -162,23 +164,23 @@ class Client:
         wait: float = 0,
         limit: int | None = None,
     ) -> EventPage:
-        """One page of the feed: the events above the position `after`, or all that are kept, in the order of their
-        commits. `types`: one or several, which mean or. `wait`: seconds to wait, up to 60, where there is none yet.
-        Raises `PositionTrimmed`."""
+        """One page of the feed in commit order: the events above the position `after`, or all that are stored. `types`:
+        one or several event types; default all. `wait`: seconds to wait, up to 60, if there is no event yet. Raises
+        `PositionTrimmed`."""
         return self._run(_calls.events(self._service, after, types, batch, wait, limit))
 
     def follow(
         self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
     ) -> Iterator[Event]:
-        """The events above `after`, or all that are kept, and then each one when it comes, for ever. Goes on where it
-        was when the service was away for a while; keep the `position` of the last event that you are done with, and
-        begin after it another time. Raises `PositionTrimmed`."""
+        """The events above the position `after`, or all that are stored, and then new ones as they arrive, without end.
+        It continues where it was after the service was unreachable. Store the `position` of the last event you
+        finished, and pass it as `after` next time. Raises `PositionTrimmed`."""
         return self._iterate(_calls.follow(self._service, after, types, batch))
 
     def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
-        """Append events of your own, at most 1,000, in one transaction: mappings with `id`, `type` and, if you like,
-        `key` and `data` (any JSON). An id that was there before is a repeat, whatever else it came with. With the
-        `fence` of an assignment only while the partition is its worker's; raises `StaleEpoch`."""
+        """Append up to 1,000 events of your own in one transaction: mappings with `id`, `type` and optionally `key` and
+        `data` (any JSON). An id that exists already is a repeat, whatever its content. With the `fence` of an
+        assignment, the events are written only while the worker owns the partition; otherwise raises `StaleEpoch`."""
         return self._run(_calls.append(self._service, events, fence))
 
     def append_event(
@@ -188,7 +190,7 @@ class Client:
         return self.append([{"id": id, "type": type, "key": key, "data": data}], fence=fence)[0]
 
     def tally(self, name: str) -> Tally:
-        """A tally: sums that count each message once, however often it is replayed. No request is sent."""
+        """A tally: sums that count each message once, however often it is replayed. Sends no request."""
         return Tally(self, name)
 
     def acker(
@@ -264,8 +266,8 @@ class Client:
 class AsyncClient:
     """`Client`, awaited: same names, same arguments, same errors.
 
-    A call that is cancelled, by `asyncio.wait_for` for instance, ends at once and closes its connection. What it asked
-    for may or may not have been done; sending it again is safe.
+    A call that is cancelled, for example by `asyncio.wait_for`, ends at once and closes its connection. The request may
+    or may not have been carried out; sending it again is safe.
     """
 
     def __init__(
@@ -287,7 +289,7 @@ class AsyncClient:
 
     @property
     def groups(self) -> AsyncGroups:
-        """Who shares which partitions, and how far each was read; see `Groups`."""
+        """Consumer groups: their workers, partitions and positions; see `Groups`."""
         return AsyncGroups(self)
 
     @property
@@ -297,7 +299,7 @@ class AsyncClient:
 
     @property
     def webhooks(self) -> AsyncWebhooks:
-        """Who is told of events, and what became of it; see `Webhooks`."""
+        """Webhooks and their deliveries; see `Webhooks`."""
         return AsyncWebhooks(self)
 
     async def open(
@@ -316,11 +318,11 @@ class AsyncClient:
         flow = _calls.open_batch(
             self._service, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
         )
-        opened, replayed = await self._run(flow)
-        return AsyncBatchHandle(self, opened.id, opened, replayed)
+        answer, is_replay = await self._run(flow)
+        return AsyncBatchHandle(self, answer.id, answer, is_replay)
 
     def batch(self, batch: int) -> AsyncBatchHandle:
-        """A handle on a batch that exists already; no request is sent, and nothing is awaited."""
+        """A handle for an existing batch. Sends no request; not awaited."""
         return AsyncBatchHandle(self, batch)
 
     def batches(
@@ -331,7 +333,7 @@ class AsyncClient:
         labels: Mapping[str, str] | None = None,
         page_size: int = 100,
     ) -> AsyncIterator[Batch]:
-        """The batches, newest first, fetched as they are asked for; several labels mean and."""
+        """The batches, newest first, fetched page by page. A batch must have all of `labels`."""
         return self._iterate(_calls.batches(self._service, state, key, labels, page_size))
 
     async def ack(self, ids: Ids) -> AckResult:
@@ -357,7 +359,7 @@ class AsyncClient:
     def follow(
         self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
     ) -> AsyncIterator[Event]:
-        """The events, as they come, for ever; see `Client.follow`."""
+        """The events, as they arrive, without end; see `Client.follow`."""
         return self._iterate(_calls.follow(self._service, after, types, batch))
 
     async def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:

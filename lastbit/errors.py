@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree: catch the branch you can do something about.
+"""The exceptions of this package. Catch the branch that you can handle.
 
     LastbitError
     ├── ServiceError             the service answered with a problem: status, code, detail, errors, retry_after
@@ -13,31 +13,31 @@
     │   │   ├── InstanceNotFound
     │   │   ├── ProcessNotFound
     │   │   └── WebhookNotFound
-    │   ├── Conflict             the state of things does not take this verb
+    │   ├── Conflict             the current state does not allow the request
     │   │   ├── BatchSealed
     │   │   ├── BatchEnded       batch_complete, batch_expired, batch_cancelled
     │   │   ├── ConsumerGroupInUse
     │   │   ├── PartitionsFixed  the consumer group has another number of partitions
-    │   │   ├── SessionReplaced  another process goes by the worker's name now
-    │   │   ├── StaleEpoch       the partition is another owner's by now
-    │   │   └── VersionConflict  the instance has gone on since it was read
-    │   ├── PositionTrimmed      the events that were asked for are not kept any more
-    │   ├── OutOfOrder           a message came to its tally after a later one of its source
+    │   │   ├── SessionReplaced  another process uses the worker's name now
+    │   │   ├── StaleEpoch       the partition has another owner
+    │   │   └── VersionConflict  the instance has changed since it was read
+    │   ├── PositionTrimmed      the requested events are no longer stored
+    │   ├── OutOfOrder           a message reached its tally after a later one of its source
     │   ├── RateLimited
-    │   └── Unavailable          overloaded, or its database is away; also what a gateway says for it (502, 504)
-    ├── ServiceUnreachable       no answer at all
-    ├── UnexpectedAnswer         an answer that is not the contract's: something else listens there
-    ├── WaitTimeout              also a TimeoutError; bears the batch as last seen
+    │   └── Unavailable          overloaded, or its database is unreachable; also a gateway's 502 or 504
+    ├── ServiceUnreachable       no response at all
+    ├── UnexpectedAnswer         a response that does not follow the contract: something else listens there
+    ├── WaitTimeout              also a TimeoutError; has the batch as last seen
     ├── ItemRejected             an acker's item was not applied, with the service's reason
     ├── AckerClosed
     ├── BufferClosed
-    ├── UsedAfterFork            also a RuntimeError; a thread of the parent process would do the work
-    ├── NotRefreshed             a handle was asked for a state that it never fetched
+    ├── UsedAfterFork            also a RuntimeError; the thread that would do the work is in the parent process
+    ├── NotRefreshed             a handle's state was read before it was fetched
     ├── MissingExtra             also an ImportError
-    └── InvalidArgument          also a ValueError; judged here, nothing was sent
-        └── MalformedItem        also an InvalidItemId; bears the position in the call
+    └── InvalidArgument          also a ValueError; detected locally, nothing was sent
+        └── MalformedItem        also an InvalidItemId; has the position in the call
 
-Each error can be pickled, so that it survives the way out of a worker process.
+All can be pickled, for example to leave a worker process.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 
 class LastbitError(Exception):
-    """The root of all errors of this package."""
+    """The base class of all errors of this package."""
 
     partial: AckResult | None = None
-    """Where a call of many requests failed after some were answered: what those said, merged."""
+    """The merged results of the requests that succeeded, if a call of several requests failed after some of them."""
 
 
 class ServiceError(LastbitError):
-    """The service refused. `code` is stable and made for programs, `detail` is made for people, `errors` names the
-    places in the request, `retry_after` is in seconds where the service said so."""
+    """The service refused the request. `code` is stable, for programs; `detail` is for people; `errors` lists the
+    places in the request; `retry_after` is in seconds, or None."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class ServiceError(LastbitError):
 
 
 class InvalidRequest(ServiceError):
-    """The request is malformed; `errors` names the places, and nothing was applied."""
+    """The request is malformed. `errors` lists the places. Nothing was applied."""
 
 
 class IdempotencyKeyReused(InvalidRequest):
-    """This Idempotency-Key was used before, with another body."""
+    """The idempotency key was used before with another body."""
 
 
 class TooLarge(InvalidRequest):
-    """The request is larger than the service takes."""
+    """The request is larger than the service accepts."""
 
 
 class Unauthorized(ServiceError):
-    """The token is missing or unknown: give one with LASTBIT_TOKEN, or as the client's `token`."""
+    """The token is missing or unknown: set LASTBIT_TOKEN, or pass `token` to the client."""
 
 
 class Forbidden(ServiceError):
@@ -102,7 +102,7 @@ class Forbidden(ServiceError):
 
 
 class NotFound(ServiceError):
-    """There is no such thing."""
+    """The resource does not exist."""
 
 
 class BatchNotFound(NotFound):
@@ -118,7 +118,7 @@ class ProcessNotFound(NotFound):
 
 
 class InstanceNotFound(NotFound):
-    """The process has no such instance: no event came to it yet."""
+    """The process has no such instance: it has not received an event."""
 
 
 class WebhookNotFound(NotFound):
@@ -126,7 +126,7 @@ class WebhookNotFound(NotFound):
 
 
 class Conflict(ServiceError):
-    """Things are in a state that does not take this verb."""
+    """The current state does not allow the request."""
 
 
 class BatchSealed(Conflict):
@@ -134,7 +134,7 @@ class BatchSealed(Conflict):
 
 
 class BatchEnded(Conflict):
-    """The batch is complete, expired or cancelled, as `code` says."""
+    """The batch is complete, expired or cancelled; see `code`."""
 
 
 class ConsumerGroupInUse(Conflict):
@@ -142,36 +142,36 @@ class ConsumerGroupInUse(Conflict):
 
 
 class PartitionsFixed(Conflict):
-    """The consumer group was created with another number of partitions, and keeps it."""
+    """The consumer group was created with another number of partitions, which cannot change."""
 
 
 class SessionReplaced(Conflict):
-    """Another process has joined the group under this worker's name since: this one holds nothing any more."""
+    """Another process has joined the consumer group under this worker's name: this one owns nothing any more."""
 
 
 class StaleEpoch(Conflict):
-    """The partition is not the worker's at this epoch any more: nothing was written."""
+    """The worker does not own the partition at this epoch any more. Nothing was written."""
 
 
 class VersionConflict(Conflict):
-    """The instance has gone on since its state was read: read it, and compute again. Nothing was written."""
+    """The instance has changed since it was read: read it and compute again. Nothing was written."""
 
 
 class PositionTrimmed(ServiceError):
-    """Events after that position are not kept any more: they were trimmed before they were read."""
+    """Events after the position were trimmed before they were read."""
 
 
 class OutOfOrder(ServiceError):
-    """A message comes to a tally's key for the first time, and after a later one of its source: it would have been
-    taken for a replay. Nothing of the call was applied."""
+    """A message reached a tally's key for the first time after a later message of its source. It would look like a
+    replay, so nothing of the call was applied."""
 
 
 class RateLimited(ServiceError):
-    """Too many requests, even after the retries."""
+    """Too many requests; the retries failed too."""
 
 
 class Unavailable(ServiceError):
-    """The service is overloaded or its database is away, even after the retries. Sending all of it again is safe."""
+    """The service is overloaded or its database is unreachable; the retries failed too. Repeating the call is safe."""
 
 
 _BY_CODE: dict[str, type[ServiceError]] = {
@@ -224,13 +224,13 @@ _BY_STATUS: dict[int, type[ServiceError]] = {
 def service_error(
     status: int, code: str, detail: str, errors: Sequence[Mapping[str, Any]] = (), retry_after: float | None = None
 ) -> ServiceError:
-    """The error of the class that belongs to `code`, or to `status` where the code is not known."""
+    """The error for `code`, or for `status` if the code is unknown."""
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status, ServiceError)
     return kind(status, code, detail, errors, retry_after)
 
 
 class ServiceUnreachable(LastbitError):
-    """No answer came from the service. What was asked may or may not have been done; sending it again is safe."""
+    """The service did not respond. The request may or may not have been carried out; sending it again is safe."""
 
     def __init__(self, url: str, request: str, cause: str, attempts: int, seconds: float) -> None:
         super().__init__(url, request, cause, attempts, seconds)
@@ -240,19 +240,20 @@ class ServiceUnreachable(LastbitError):
         self.cause = cause
         self.attempts = attempts
         self.seconds = seconds
-        """How long it was tried."""
+        """Seconds from the first attempt to the last."""
 
     def __str__(self) -> str:
-        tried = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
         return (
-            f"no answer from {self.url} to {self.request}: {self.cause} ({tried} in {self.seconds:.1f} s). "
+            f"no answer from {self.url} to {self.request}: {self.cause} ({attempts} in {self.seconds:.1f} s). "
             "Check that the service runs there (`make serve` starts one at http://127.0.0.1:8000), or name another "
             "address with LASTBIT_URL or the url argument. Sending the request again is safe."
         )
 
 
 class UnexpectedAnswer(LastbitError):
-    """The answer is not one of the contract: something other than Lastbit, or a much older one, listens there."""
+    """The response does not follow the contract: something other than Lastbit, or a much older release, listens
+    there."""
 
     def __init__(self, url: str, request: str, status: int, found: str) -> None:
         super().__init__(url, request, status, found)
@@ -269,7 +270,7 @@ class UnexpectedAnswer(LastbitError):
 
 
 class WaitTimeout(LastbitError, TimeoutError):
-    """The batch did not end in time. `batch` is how it was seen last."""
+    """The batch did not end in time. `batch` is its last known state."""
 
     def __init__(self, batch: Batch, timeout: float) -> None:
         super().__init__(batch, timeout)
@@ -285,7 +286,7 @@ class WaitTimeout(LastbitError, TimeoutError):
 
 
 class ItemRejected(LastbitError):
-    """The service did not apply this item. `reason` is `unknown_batch`, `unknown_item`, `expired` or `cancelled`."""
+    """The service did not apply the item. `reason` is `unknown_batch`, `unknown_item`, `expired` or `cancelled`."""
 
     MEANINGS: ClassVar[dict[str, str]] = {
         "unknown_batch": "there is no such batch",
@@ -304,7 +305,7 @@ class ItemRejected(LastbitError):
 
 
 class AckerClosed(LastbitError):
-    """The acker is closed and takes no more items."""
+    """The acker is closed and accepts no more items."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,7 +315,7 @@ class AckerClosed(LastbitError):
 
 
 class BufferClosed(LastbitError):
-    """The buffer of a tally is closed and takes no more messages."""
+    """The tally buffer is closed and accepts no more messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,7 +325,7 @@ class BufferClosed(LastbitError):
 
 
 class UsedAfterFork(LastbitError, RuntimeError):
-    """An object that works with a thread was used in a child process, where this thread does not exist."""
+    """An object with a thread was used in a child process, where the thread does not exist."""
 
     def __init__(self, thing: str) -> None:
         super().__init__(thing)
@@ -335,7 +336,7 @@ class UsedAfterFork(LastbitError, RuntimeError):
 
 
 class NotRefreshed(LastbitError):
-    """The handle was made without a request and knows nothing of its batch yet."""
+    """The handle was made without a request and has not fetched the batch's state."""
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
@@ -358,11 +359,11 @@ class MissingExtra(LastbitError, ImportError):
 
 
 class InvalidArgument(LastbitError, ValueError):
-    """An argument cannot be meant; nothing was sent."""
+    """An argument is invalid. Nothing was sent."""
 
 
 class MalformedItem(InvalidArgument, InvalidItemId):
-    """One of the ids of a call is no item id. `position` counts from 0 in the order they were given."""
+    """An id of a call is not a valid item id. `position` is its index in the call, from 0."""
 
     def __init__(self, text: object, position: int) -> None:
         InvalidItemId.__init__(self, text)

@@ -1,7 +1,7 @@
-"""Consumer groups: `client.groups` makes them, shows who works on what, and speaks for a worker.
+"""Consumer groups: `client.groups` creates and shows them, and makes the calls of a worker.
 
-A group's partitions are shared equally by its workers. `lastbit.streams.ConsumerGroup` makes a process a worker; it
-stands on the calls `sync`, `commit` and `leave`, which are of use where that does not fit.
+A consumer group's partitions are shared equally by its workers. `lastbit.streams.ConsumerGroup` makes a process a
+worker. It uses the calls `sync`, `commit` and `leave`; use these directly where it does not fit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group. `partitions` is fixed, and `partition_of` says how a key finds its partition. `ttl` is how long
-    a worker may be silent, `release` how long it may take to drain what it gives back, both in seconds."""
+    """A consumer group. `partitions` is fixed; `partition_of` names the function that maps a key to its partition.
+    `ttl`: seconds that a worker may be silent. `release`: seconds that it may take to drain a partition."""
 
     name: str
     partitions: int
@@ -51,7 +51,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary(Group):
-    """A group with the number of its live `workers`, and of its partitions that are `owned`."""
+    """A consumer group with the number of its live `workers` and of its `owned` partitions."""
 
     workers: int
     owned: int
@@ -63,8 +63,8 @@ class GroupSummary(Group):
 
 @dataclass(frozen=True, slots=True)
 class GroupWorker:
-    """A worker of a group; `live`: its lease has not ended. It holds so many `partitions`, and is to give back
-    `releasing` of them."""
+    """A worker of a consumer group. `live`: its lease has not ended. `partitions`: how many it owns; `releasing`: how
+    many of them it must release."""
 
     worker: str
     live: bool
@@ -91,9 +91,9 @@ class GroupWorker:
 
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
-    """A partition: its `owner` since when, and how far it was read. All up to `floor` is done, of what lies between it
-    and `high` so many offsets are `outstanding`, `head` is the source's last offset as a worker told, and `lag` how far
-    the floor is behind; None before the first commit."""
+    """A partition, its `owner` and its position. All offsets up to `floor` are done; between `floor` and `high`,
+    `outstanding` offsets are not. `head`: the source's last offset, as a worker reported it. `lag`: how far the floor
+    is behind it. The position is None before the first commit."""
 
     partition: int
     owner: str | None
@@ -128,7 +128,7 @@ class GroupPosition:
 
 @dataclass(frozen=True, slots=True)
 class GroupDetails(Group):
-    """A group with its workers, by name, and its partitions, by number."""
+    """A consumer group with its workers, by name, and its partitions, by number."""
 
     workers: tuple[GroupWorker, ...]
     positions: tuple[GroupPosition, ...]
@@ -143,8 +143,8 @@ class GroupDetails(Group):
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A partition that a worker holds at this `epoch`. `snapshot` is what `AckWindow.restore` takes; it, `floor` and
-    `high` are None where nothing was committed yet."""
+    """A partition assigned to a worker at this `epoch`. `snapshot` is for `AckWindow.restore`; `snapshot`, `floor` and
+    `high` are None before the first commit."""
 
     partition: int
     epoch: int
@@ -162,8 +162,8 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """All that a worker holds now, for `ttl` seconds from when it asked, and which of that it is to give back, within
-    `release_within` seconds from when it was told first."""
+    """All partitions of a worker, for `ttl` seconds from when it sent the request; and those that it must release,
+    within `release_within` seconds from when it first received the request to release them."""
 
     ttl: float
     assigned: tuple[Granted, ...]
@@ -178,7 +178,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a partition's position is after a commit, merged with what was there before."""
+    """A partition's position after a commit, merged with the previous one."""
 
     partition: int
     epoch: int
@@ -216,17 +216,19 @@ def _delete(service: Service, name: str) -> Flow[None]:
 
 
 Drained = int | tuple[int, int]
-"""A partition and the epoch at which it was held. A partition alone is freed at any epoch, so that call must not come
-late."""
+"""A partition and the epoch at which it was owned. A partition alone is released at any epoch, so such a call must not
+arrive late."""
 
 
-def _drained(given: Drained) -> int | dict[str, int]:
-    if isinstance(given, int):
-        return given
+def _drained(partition_and_epoch: Drained) -> int | dict[str, int]:
+    if isinstance(partition_and_epoch, int):
+        return partition_and_epoch
     try:
-        partition, epoch = given
+        partition, epoch = partition_and_epoch
     except (TypeError, ValueError):
-        raise errors.InvalidArgument(f"what is drained is a partition and its epoch, not {given!r}") from None
+        raise errors.InvalidArgument(
+            f"drained must contain pairs of a partition and its epoch, not {partition_and_epoch!r}"
+        ) from None
     return {"partition": partition, "epoch": epoch}
 
 
@@ -241,8 +243,8 @@ def _commit(service: Service, fence: Fence, snapshot: bytes, token: str | None, 
     partition = fence.partition
     if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
         raise errors.InvalidArgument(f"a partition is a whole number, not {partition!r}")
-    held = {"worker": fence.worker, "epoch": fence.epoch}
-    body = {**held, "snapshot": b64encode(snapshot).decode(), "token": token, "head": head}
+    owner = {"worker": fence.worker, "epoch": fence.epoch}
+    body = {**owner, "snapshot": b64encode(snapshot).decode(), "token": token, "head": head}
     path = _path(fence.group, "partitions", str(partition), "position")
     return _ask(service, "PUT", path, Committed.from_json, body=body)
 
@@ -262,28 +264,28 @@ class Groups:
         self._client = client
 
     def create(self, name: str, *, partitions: int, ttl: float | None = None, release: float | None = None) -> Group:
-        """Make a group, or change the times of one that exists; each worker may do so when it starts. At first `ttl` is
-        10 seconds, `release` 30. Raises `PartitionsFixed`."""
+        """Create a consumer group, or change the times of an existing one; every worker may do so at startup. Defaults
+        for a new one: `ttl` 10 seconds, `release` 30 seconds. Raises `PartitionsFixed`."""
         return self._client._run(_create(self._client._service, name, partitions, ttl, release))
 
     def get(self, name: str) -> GroupDetails:
-        """Who is in the group, who owns which partition since when, and how far each was read."""
+        """The consumer group with its workers, partitions, owners and positions."""
         return self._client._run(_get(self._client._service, name))
 
     def list(self, *, page_size: int = 100) -> Iterator[GroupSummary]:
-        """The groups by name, fetched as they are asked for."""
+        """The consumer groups by name, fetched page by page."""
         return self._client._iterate(_list(self._client._service, page_size))
 
     def delete(self, name: str) -> None:
-        """Remove a group with its positions. Raises `ConsumerGroupInUse` while workers are in it."""
+        """Delete a consumer group and its positions. Raises `ConsumerGroupInUse` while it has workers."""
         self._client._run(_delete(self._client._service, name))
 
     def sync(
         self, name: str, worker: str, session: str, *, drained: Iterable[Drained] = (), capacity: int | None = None
     ) -> Synced:
-        """Join or stay, give back what is `drained`, and take what the worker's share asks for. `drained`: pairs of a
-        partition and the epoch at which it was held. `session` is random and new for each process. The lease counts
-        from before this call. Raises `SessionReplaced`."""
+        """Join the group or renew the lease, release the `drained` partitions, and receive the worker's share.
+        `drained`: pairs of a partition and the epoch at which it was owned. `session`: random, new for each process.
+        `capacity`: maximum partitions. The lease starts when this call is sent. Raises `SessionReplaced`."""
         return self._client._run(_sync(self._client._service, name, worker, session, drained, capacity))
 
     def commit(
@@ -297,13 +299,13 @@ class Groups:
         token: str | None = None,
         head: int | None = None,
     ) -> Committed:
-        """Merge the `snapshot` of an `AckWindow` into the partition's position. `token` is what the source calls the
-        floor, `head` the source's last offset. May be repeated and overtaken. Raises `StaleEpoch`."""
+        """Merge the `snapshot` of an `AckWindow` into the partition's position. `token`: the source's own name for the
+        floor; `head`: the source's last offset. Commits may be repeated and reordered. Raises `StaleEpoch`."""
         flow = _commit(self._client._service, Fence(name, partition, worker, epoch), snapshot, token, head)
         return self._client._run(flow)
 
     def leave(self, name: str, worker: str, *, session: str | None = None) -> None:
-        """Free all that the worker holds, at once; with `session` only if it is still that one."""
+        """Release all partitions of the worker at once; with `session`, only if that is still its current session."""
         self._client._run(_leave(self._client._service, name, worker, session))
 
 
@@ -318,25 +320,25 @@ class AsyncGroups:
     async def create(
         self, name: str, *, partitions: int, ttl: float | None = None, release: float | None = None
     ) -> Group:
-        """Make a group; see `Groups.create`."""
+        """Create a consumer group; see `Groups.create`."""
         return await self._client._run(_create(self._client._service, name, partitions, ttl, release))
 
     async def get(self, name: str) -> GroupDetails:
-        """Who owns what; see `Groups.get`."""
+        """A consumer group's details; see `Groups.get`."""
         return await self._client._run(_get(self._client._service, name))
 
     def list(self, *, page_size: int = 100) -> AsyncIterator[GroupSummary]:
-        """The groups by name, fetched as they are asked for."""
+        """The consumer groups by name, fetched page by page."""
         return self._client._iterate(_list(self._client._service, page_size))
 
     async def delete(self, name: str) -> None:
-        """Remove a group; see `Groups.delete`."""
+        """Delete a consumer group; see `Groups.delete`."""
         await self._client._run(_delete(self._client._service, name))
 
     async def sync(
         self, name: str, worker: str, session: str, *, drained: Iterable[Drained] = (), capacity: int | None = None
     ) -> Synced:
-        """Join or stay; see `Groups.sync`."""
+        """Join or renew the lease; see `Groups.sync`."""
         return await self._client._run(_sync(self._client._service, name, worker, session, drained, capacity))
 
     async def commit(
@@ -350,10 +352,10 @@ class AsyncGroups:
         token: str | None = None,
         head: int | None = None,
     ) -> Committed:
-        """Keep a partition's position; see `Groups.commit`."""
+        """Commit a partition's position; see `Groups.commit`."""
         flow = _commit(self._client._service, Fence(name, partition, worker, epoch), snapshot, token, head)
         return await self._client._run(flow)
 
     async def leave(self, name: str, worker: str, *, session: str | None = None) -> None:
-        """Free all that the worker holds; see `Groups.leave`."""
+        """Release all partitions of the worker; see `Groups.leave`."""
         await self._client._run(_leave(self._client._service, name, worker, session))

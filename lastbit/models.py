@@ -1,7 +1,7 @@
 """The service's answers as frozen values.
 
-Each decodes itself from JSON with `from_json`, which reads the fields it knows and ignores the others, so that an older
-client understands a newer service. Times are aware and in UTC; counts are items.
+`from_json` decodes each; it ignores unknown fields, so that an older client works with a newer service. Times are
+timezone-aware, in UTC. Counts are items.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _time_or_none(text: str | None) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch as it was when the service answered. `state` is `open`, `sealed`, `complete`, `expired` or `cancelled`;
+    """A batch's state at the time of the response. `state` is `open`, `sealed`, `complete`, `expired` or `cancelled`;
     `expires_in` is in seconds of idleness."""
 
     id: int
@@ -54,7 +54,7 @@ class Batch:
 
     @property
     def ended(self) -> bool:
-        """In a terminal state: complete, expired or cancelled."""
+        """Whether the batch is complete, expired or cancelled."""
         return self.state in TERMINAL_STATES
 
     @property
@@ -91,8 +91,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Opened(Batch):
-    """The answer of open: the batch, the numbers that the open itself issued, and whether it completed it (an empty
-    batch that is opened sealed is complete at once)."""
+    """The result of open: the batch, the range of numbers issued, and whether the open completed it (an empty batch
+    opened sealed is complete at once)."""
 
     start: int
     count: int
@@ -100,19 +100,19 @@ class Opened(Batch):
 
     @property
     def ids(self) -> ItemIds:
-        """What the open issued."""
+        """The ids issued by the open."""
         return ItemIds(self.id, self.group_size, range(self.start, self.start + self.count))
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        opened = cls(**cls._fields(data), start=data["start"], count=data["count"], newly=data["newly"])
-        _check_issued(opened)
-        return opened
+        batch = cls(**cls._fields(data), start=data["start"], count=data["count"], newly=data["newly"])
+        _check_issued(batch)
+        return batch
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed(Batch):
-    """The answer of seal: the batch, and whether this seal completed it and made it succeed."""
+    """The result of seal: the batch, and whether this seal completed it and made it succeed."""
 
     newly: bool
     newly_succeeded: bool
@@ -124,7 +124,7 @@ class Sealed(Batch):
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """The answer of extend: the numbers start .. start+count-1 were issued, and `items` is the batch's total now."""
+    """The result of extend: the numbers start .. start+count-1 were issued; `items` is the batch's new total."""
 
     batch: int
     group_size: int
@@ -138,20 +138,20 @@ class Extended:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        extended = cls(data["batch"], data["group_size"], data["start"], data["count"], data["items"])
-        _check_issued(extended)
-        return extended
+        issued = cls(data["batch"], data["group_size"], data["start"], data["count"], data["items"])
+        _check_issued(issued)
+        return issued
 
 
 def _check_issued(answer: Opened | Extended) -> None:
-    """Raises `ValueError` for what cannot be turned into ids."""
+    """Raises `ValueError` if the answer's fields cannot be turned into ids."""
     if answer.group_size < 1 or answer.start < 0 or answer.count < 0 or answer.start + answer.count > INTEGER_LIMIT:
         raise ValueError(f"{answer.count!r} items from {answer.start!r}, in groups of {answer.group_size!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A complete batch of which the call brought an item. `newly`: this call completed it. `newly_succeeded`: this call
+    """A complete batch that contains an item of the call. `newly`: this call completed it. `newly_succeeded`: this call
     made `succeeded` true."""
 
     batch: int
@@ -165,7 +165,7 @@ class Completed:
         return cls(data["batch"], data["key"], data["newly"], data["succeeded"], data["newly_succeeded"])
 
     def merged(self, later: Completed) -> Completed:
-        """What two answers of one call say of this batch. A batch that has succeeded stays so."""
+        """Merge two results of one call for this batch. A batch that has succeeded stays so."""
         return Completed(
             self.batch,
             self.key,
@@ -177,7 +177,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """What was not applied, and why: either one `item`, or `count` bits of the mask of one `group` (`"7:2"`)."""
+    """A rejection with its reason: of one `item`, or of `count` bits in the mask of one `group` (`"7:2"`)."""
 
     reason: str
     item: str | None = None
@@ -191,7 +191,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class AckResult:
-    """The answer of acks and failures. `applied` items changed, `repeated` ones were already so."""
+    """The result of acks and failures. `applied`: items that changed; `repeated`: items that already had this state."""
 
     applied: int = 0
     repeated: int = 0
@@ -200,7 +200,7 @@ class AckResult:
 
     @property
     def rejected_count(self) -> int:
-        """Items that were rejected; a rejected mask counts as many as its bits."""
+        """The number of rejected items; a rejected mask counts all its bits."""
         return sum(rejection.count for rejection in self.rejected)
 
     @classmethod
@@ -213,7 +213,7 @@ class AckResult:
         )
 
     def merged(self, later: AckResult) -> AckResult:
-        """Two answers of one call as one; each complete batch is named once."""
+        """Merge two results of one call; each complete batch is listed once."""
         completed = {done.batch: done for done in self.completed}
         for done in later.completed:
             earlier = completed.get(done.batch)
@@ -241,7 +241,7 @@ class PendingRange:
 
     @property
     def ids(self) -> ItemIds:
-        """All ids of the range, lazily: what is to be published again."""
+        """All ids of the range, as a lazy sequence, for example to publish them again."""
         last = ItemId.parse(self.last)
         if last.group:
             group_size = (self.end - 1 - last.index) // last.group
@@ -252,12 +252,12 @@ class PendingRange:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        found = cls(data["start"], data["end"], data["first"], data["last"])
-        found._check()
-        return found
+        pending = cls(data["start"], data["end"], data["first"], data["last"])
+        pending._check()
+        return pending
 
     def _check(self) -> None:
-        """Raises `ValueError` where the numbers and the ids are not of one range."""
+        """Raises `ValueError` if the numbers and the ids do not belong to one range."""
         if not 0 <= self.start < self.end or ItemId.parse(self.first).batch != ItemId.parse(self.last).batch:
             raise ValueError(f"{self.first} to {self.last} are not the numbers {self.start} to {self.end}")
         ids = self.ids
@@ -267,21 +267,21 @@ class PendingRange:
 
 @dataclass(frozen=True, slots=True)
 class FailedRange(PendingRange):
-    """The numbers start .. end-1 have failed; `reasons` maps the ids of those that were failed with one to it."""
+    """The numbers start .. end-1 have failed. `reasons` maps ids to their reasons; ids without a reason are missing."""
 
     reasons: Mapping[str, str]
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
         reasons = dict(data.get("reasons") or {})
-        found = cls(data["start"], data["end"], data["first"], data["last"], reasons)
-        found._check()
-        return found
+        failed_range = cls(data["start"], data["end"], data["first"], data["last"], reasons)
+        failed_range._check()
+        return failed_range
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the recount of the bits found."""
+    """The result of recounting the bits."""
 
     acked: int
     failed: int
@@ -289,8 +289,8 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The batch's counts beside a recount of its bits; `ok` where they agree, else `faults` says in words what does
-    not."""
+    """The batch's counts and a recount of its bits. `ok` if they agree; otherwise `faults` describes the
+    differences."""
 
     ok: bool
     items: int
@@ -330,9 +330,9 @@ class BatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What a repair found and did. `needed`: the counts or the state disagreed with the bits, and `faults` says how, in
-    words. `groups` counts the groups whose stored row was wrong. `after` is the batch as the repair left it, or with
-    `dry_run` would leave it. `newly` and `newly_succeeded` are as those of a seal."""
+    """The result of a repair. `needed`: the counts or the state disagreed with the bits; `faults` describes how.
+    `groups`: number of groups whose stored row was wrong. `after`: the batch after the repair, or with `dry_run` as it
+    would be. `newly` and `newly_succeeded` as for a seal."""
 
     dry_run: bool
     needed: bool
@@ -359,7 +359,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """The smallest pending number: every item below it is resolved. `item` is its id, None where nothing is pending."""
+    """The smallest pending number: every item below it is resolved. `item` is its id; None if nothing is pending."""
 
     watermark: int
     item: str | None
@@ -371,7 +371,7 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a batch is not done: a stable `code`, a sentence for people, and the facts that belong to the code."""
+    """A reason why a batch is not done: a stable `code`, a sentence for people, and data for the code."""
 
     code: str
     text: str
@@ -385,7 +385,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a batch is not done, or that it is (`done`: complete)."""
+    """Whether a batch is done (complete), and if not, the reasons."""
 
     batch: int
     state: str
@@ -399,8 +399,8 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of the feed. `batch` is None for events of your own; `data` is whatever JSON they came with, of a
-    batch's transition the batch's labels and counts."""
+    """An event of the feed. `batch` is None for your own events. `data`: any JSON for your own events; labels and
+    counts for a batch's transition."""
 
     position: int
     id: str
@@ -418,8 +418,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """Events in the order of their commits. `next`: up to where everything was looked at, so where to go on after;
-    `last`: the feed's last position."""
+    """Events in commit order. `next`: the position to continue after; `last`: the feed's last position."""
 
     events: tuple[Event, ...]
     next: int
@@ -432,7 +431,7 @@ class EventPage:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where an event of your own stands; `repeated`: it had been appended before, and stands where it stood."""
+    """The position of an event of your own. `repeated`: it had been appended before, at this position."""
 
     id: str
     position: int
@@ -445,8 +444,8 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What a write on behalf of a consumer group's partition bears: it is refused unless the `worker` owns it at this
-    `epoch`."""
+    """Sent with a write for a consumer group's partition: the service refuses it unless `worker` owns the partition at
+    this `epoch`."""
 
     group: str
     partition: int

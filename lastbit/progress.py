@@ -1,6 +1,6 @@
-"""The progress bar of a batch that is waited for: how far, how fast, how long still.
+"""The progress bar of a batch: how much is resolved, how fast, and the time left.
 
-The estimate is honest only for a sealed batch; an open one may still grow, and the bar says so instead.
+The estimate is valid only for a sealed batch. An open one may still grow; the bar says so instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STATE_STYLES = {"open": "cyan", "sealed": "blue", "complete": "green", "expired"
 
 
 WINDOW = 30.0
-"""Seconds over which the rate is taken: long enough to be calm, short enough to notice a change."""
+"""Seconds over which the rate is measured: long enough to be stable, short enough to notice a change."""
 
 
 EVERY = 5.0
@@ -29,7 +29,7 @@ EVERY = 5.0
 
 
 class Pace:
-    """How fast a batch goes, from when it was seen and how much was resolved then."""
+    """The speed of a batch, from times and resolved counts."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -39,7 +39,7 @@ class Pace:
     def saw(self, batch: Batch) -> None:
         now = self._now()
         self._seen.append((now, batch.resolved))
-        # One from before the window stays, so that the window is covered.
+        # Keep one sample from before the window, so that the window is covered.
         while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW:
             self._seen.popleft()
 
@@ -48,8 +48,8 @@ class Pace:
         """Items a second."""
         if len(self._seen) < 2:
             return 0.0
-        (began, first), (ended, last) = self._seen[0], self._seen[-1]
-        return (last - first) / (ended - began) if ended > began else 0.0
+        (start, first), (end, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (end - start) if end > start else 0.0
 
     def words(self, batch: Batch) -> str:
         """`250/s, about 3 min 20 s left`, or why there is no estimate."""
@@ -68,7 +68,7 @@ class Pace:
 
 @contextmanager
 def bar(console: Console | None = None) -> Iterator[Callable[[Batch], None]]:
-    """A live bar, by default on standard error; call what it gives with the batch whenever it was seen. Raises
+    """A live bar, by default on standard error. Call the yielded function with the batch at each poll. Raises
     `MissingExtra` without rich."""
     try:
         from rich.console import Console
@@ -93,7 +93,8 @@ def bar(console: Console | None = None) -> Iterator[Callable[[Batch], None]]:
             progress.update(
                 task,
                 description=str(batch.id),
-                # Without an end in sight the bar pulses; that of an open batch without pending items is not the end.
+                # Without a total the bar pulses. An open batch without pending items may still grow, so it has no
+                # total.
                 total=batch.items if batch.pending or batch.ended else None,
                 completed=batch.resolved,
                 items=batch.items,
@@ -108,8 +109,8 @@ def bar(console: Console | None = None) -> Iterator[Callable[[Batch], None]]:
 
 @contextmanager
 def counter(what: str, console: Console | None = None) -> Iterator[Callable[[int], None]]:
-    """How many so far, by default on standard error: a line that moves on a terminal, elsewhere a plain one each few
-    seconds. Call what it gives with the number. Raises `MissingExtra` without rich."""
+    """A counter, by default on standard error: a live line on a terminal, else a plain line every five seconds. Call
+    the yielded function with the number. Raises `MissingExtra` without rich."""
     try:
         from rich.console import Console
     except ImportError as cause:
@@ -132,16 +133,16 @@ def counter(what: str, console: Console | None = None) -> Iterator[Callable[[int
 
 
 def duration(seconds: float) -> str:
-    """`12 s`, `3 min 20 s`, `5 h 2 min`, `3 d 4 h`: the two units that matter."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
+    """A duration in its two largest units: `12 s`, `3 min 20 s`, `5 h 2 min`, `3 d 4 h`."""
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
     for unit, name, smaller, smaller_name, limit in (
         (60, "min", 1, "s", 3600),
         (3600, "h", 60, "min", 86400),
         (86400, "d", 3600, "h", None),
     ):
-        if limit is None or whole < limit:
-            count, rest = divmod(whole, unit)
+        if limit is None or total < limit:
+            count, rest = divmod(total, unit)
             return f"{count} {name} {rest // smaller} {smaller_name}" if rest >= smaller else f"{count} {name}"
     raise AssertionError("the last unit has no limit")

@@ -1,12 +1,13 @@
-"""Tokens: making one, and the line by which a service knows it. Standard library alone: the service reads by this too.
+"""Making tokens, and the lines by which a service recognizes them. Uses only the standard library; the service uses it
+too.
 
-A token is 256 random bits, so what is stored is its plain SHA-256: nobody guesses such a token, with or without its
-digest, and the slow hashes that protect passwords, which people choose, would only make each call slow. A line is
+A token is 256 random bits, so its plain SHA-256 is stored. Nobody can guess such a token, even with its digest; slow
+hashes protect passwords, which people choose, and would only slow down each call. A line is
 
     NAME ROLE[,ROLE…] sha256:HEX [prefix=PREFIX] [requests=N/s] [items=N/s]
 
-where the prefix is percent-encoded, and the rates are whole numbers a second. Blank lines and those that begin with `#`
-say nothing; where there are no lines, as in a variable, `;` stands between two.
+where the prefix is percent-encoded and the rates are whole numbers per second. Blank lines and lines that begin with
+`#` are ignored. In an environment variable, `;` separates lines.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 LONGEST: Final = 8192
-"""Characters of a token."""
+"""Maximum characters of a token."""
 _BEGINS: Final = "lastbit_"
-"""So that whoever looks for secrets where they don't belong finds ours."""
+"""A prefix by which secret scanners recognize a token."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RATE: Final = re.compile(r"([1-9][0-9]{0,8})/s")
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
@@ -34,17 +35,17 @@ class Role(StrEnum):
     PRODUCE = "produce"
     CONSUME = "consume"
     ADMIN = "admin"
-    """All of the others, and what only operators do."""
+    """All other roles, and the operators' actions."""
 
 
 class InvalidTokens(ValueError):
-    """Lines that can't be read. What they say is not in the message: it might be a token."""
+    """Lines that cannot be parsed. The message does not quote them, because they may contain a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is known of a token, which is not the token itself. With a `prefix` it is limited to batches whose key
-    begins so, with `requests` and `items` to so many a second."""
+    """A token's record, without the token itself. `prefix` limits it to batches whose key begins with it; `requests`
+    and `items` are limits per second."""
 
     name: str
     roles: frozenset[Role]
@@ -54,15 +55,15 @@ class Token:
     items: int | None = None
 
     def has(self, roles: Iterable[Role]) -> bool:
-        """Whether it has one of them."""
+        """Whether the token has at least one of these roles, or is an admin."""
         return not self.roles.isdisjoint({Role.ADMIN, *roles})
 
     def covers(self, key: str | None) -> bool:
-        """Whether a batch, or an event, with this key is within its limit."""
+        """Whether the token may access a batch or an event with this key."""
         return self.prefix is None or (key is not None and key.startswith(self.prefix))
 
     def line(self) -> str:
-        """As it stands in the service's file."""
+        """The line for the service's file."""
         roles = ",".join(role for role in Role if role in self.roles)
         limit = "" if self.prefix is None else f" prefix={quote(self.prefix, safe='')}"
         for name, rate in (("requests", self.requests), ("items", self.items)):
@@ -71,7 +72,7 @@ class Token:
 
 
 def new() -> str:
-    """A token that nobody has yet."""
+    """A new random token."""
     return _BEGINS + secrets.token_urlsafe(32)
 
 
@@ -88,7 +89,8 @@ def known(
     requests: int | None = None,
     items: int | None = None,
 ) -> Token:
-    """What a service is told of a token. Raises `ValueError` for a name, prefix or rate that can't be one."""
+    """The record of `token`, whose `line` the service needs. Raises `ValueError` for an invalid name, prefix or
+    rate."""
     if not _NAME.fullmatch(name):
         raise ValueError("a token's name is 1 to 64 letters, digits, dots, underscores and hyphens")
     if prefix is not None and not 1 <= len(prefix) <= 255:
@@ -99,24 +101,24 @@ def known(
 
 
 def parse(text: str) -> list[Token]:
-    """The tokens of some lines. Raises `InvalidTokens`."""
-    found: dict[bytes, Token] = {}
+    """Parse the lines. Raises `InvalidTokens`."""
+    tokens: dict[bytes, Token] = {}
     names: set[str] = set()
     for number, line in enumerate(re.split("[\n;]", text), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         token = _token(number, words)
-        if token.digest in found or token.name in names:
+        if token.digest in tokens or token.name in names:
             raise InvalidTokens(f"line {number}: this token, or its name, stands on a line before")
-        found[token.digest] = token
+        tokens[token.digest] = token
         names.add(token.name)
-    return list(found.values())
+    return list(tokens.values())
 
 
 def _token(number: int, words: list[str]) -> Token:
-    def refused(what: str) -> InvalidTokens:
-        return InvalidTokens(f"line {number}: {what}; `lastbit token new` makes such lines")
+    def refused(reason: str) -> InvalidTokens:
+        return InvalidTokens(f"line {number}: {reason}; `lastbit token new` makes such lines")
 
     if not 3 <= len(words) <= 6:
         raise refused("expected a name, roles, sha256:… and perhaps prefix=…, requests=…/s, items=…/s")

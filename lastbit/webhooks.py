@@ -1,6 +1,6 @@
-"""Webhooks: `client.webhooks` makes and lists them, shows what became of their deliveries, and sends these again.
+"""Webhooks: `client.webhooks` creates and lists them, shows their deliveries, and sends deliveries again.
 
-The service sends each event of the feed, signed by the Standard Webhooks specification, at least once.
+The service sends each event of the feed at least once, signed by the Standard Webhooks specification.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
 
 LONGEST_SEND = 60
-"""Seconds for which the service may wait for a receiver's answer."""
+"""Seconds that the service may wait for a receiver's response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """A URL that is told of events: of these `types`, or of all. `state` is `active`, or `disabled` after it answered
-    410 Gone; `position` is up to which event of the feed its deliveries were planned."""
+    """A URL that receives events of these `types`, or of all. `state` is `active`, or `disabled` after a 410 Gone
+    response. `position`: the last event of the feed for which deliveries were planned."""
 
     id: int
     url: str
@@ -55,7 +55,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class CreatedWebhook(Webhook):
-    """A new webhook with its secret, which no later answer has again: keep it where the receiver finds it."""
+    """A new webhook with its secret, which is shown only once: store it for the receiver."""
 
     secret: str = field(repr=False)
 
@@ -66,7 +66,7 @@ class CreatedWebhook(Webhook):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try: the `status` of the answer, or in `error` why there was no whole one."""
+    """One attempt: the response's `status`, or the reason in `error` if there was no complete response."""
 
     at: datetime
     status: int | None
@@ -80,8 +80,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One event for one webhook. `state` is `pending`, `delivered` or `dead`; `attempts` counts since it was planned or
-    redelivered, `log` has every attempt."""
+    """The delivery of one event to one webhook. `state` is `pending`, `delivered` or `dead`. `attempts` counts attempts
+    since it was planned or redelivered; `log` has all attempts."""
 
     webhook: int
     position: int
@@ -110,7 +110,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """What came back for a test event, which was sent under the id `event`."""
+    """The outcome of a test event, which was sent with the id `event`."""
 
     event: str
     delivered: bool
@@ -182,31 +182,32 @@ class Webhooks:
         self._client = client
 
     def create(self, url: str, *, types: Sequence[str] | None = None, label: str | None = None) -> CreatedWebhook:
-        """Tell `url` of the events from now on, of these types or of all. The answer alone has the `secret`."""
+        """Send `url` all new events, or those of these types. Only this result contains the `secret`."""
         return self._client._run(_create(self._client._service, url, types, label))
 
     def get(self, webhook: int) -> Webhook:
-        """One webhook as it is now."""
+        """The current state of one webhook."""
         return self._client._run(_get(self._client._service, webhook))
 
     def list(self, *, page_size: int = 100) -> Iterator[Webhook]:
-        """The webhooks, newest first, fetched as they are asked for."""
+        """The webhooks, newest first, fetched page by page."""
         return self._client._iterate(_list(self._client._service, page_size))
 
     def delete(self, webhook: int) -> None:
-        """Send it nothing more, and remove it with its deliveries."""
+        """Delete the webhook and its deliveries."""
         self._client._run(_delete(self._client._service, webhook))
 
     def deliveries(self, webhook: int, *, state: str | None = None, page_size: int = 100) -> Iterator[Delivery]:
-        """What was sent and is to be sent, newest event first, fetched as it is asked for."""
+        """The deliveries of a webhook, newest event first, fetched page by page. `state`: only those in this state."""
         return self._client._iterate(_deliveries(self._client._service, webhook, state, page_size))
 
     def redeliver(self, webhook: int, *, position: int | None = None, event: str | None = None) -> int:
-        """Send one event again, by its position or id, or without either all that are dead; how many are due again."""
+        """Send one event again, by its position or id; with neither, all dead deliveries. Returns the number of
+        deliveries."""
         return self._client._run(_redeliver(self._client._service, webhook, position, event))
 
     def test(self, webhook: int) -> Tested:
-        """Have a test event sent now, and wait for what comes back."""
+        """Send a test event now and wait for the outcome."""
         return self._client._run(_test(self._client._service, webhook))
 
 
@@ -219,23 +220,23 @@ class AsyncWebhooks:
         self._client = client
 
     async def create(self, url: str, *, types: Sequence[str] | None = None, label: str | None = None) -> CreatedWebhook:
-        """Tell `url` of the events from now on; see `Webhooks.create`."""
+        """Create a webhook; see `Webhooks.create`."""
         return await self._client._run(_create(self._client._service, url, types, label))
 
     async def get(self, webhook: int) -> Webhook:
-        """One webhook as it is now."""
+        """The current state of one webhook."""
         return await self._client._run(_get(self._client._service, webhook))
 
     def list(self, *, page_size: int = 100) -> AsyncIterator[Webhook]:
-        """The webhooks, newest first, fetched as they are asked for."""
+        """The webhooks, newest first, fetched page by page."""
         return self._client._iterate(_list(self._client._service, page_size))
 
     async def delete(self, webhook: int) -> None:
-        """Send it nothing more, and remove it with its deliveries."""
+        """Delete the webhook and its deliveries."""
         await self._client._run(_delete(self._client._service, webhook))
 
     def deliveries(self, webhook: int, *, state: str | None = None, page_size: int = 100) -> AsyncIterator[Delivery]:
-        """What was sent and is to be sent, newest event first, fetched as it is asked for."""
+        """The deliveries of a webhook, newest event first, fetched page by page. `state`: only those in this state."""
         return self._client._iterate(_deliveries(self._client._service, webhook, state, page_size))
 
     async def redeliver(self, webhook: int, *, position: int | None = None, event: str | None = None) -> int:
@@ -243,5 +244,5 @@ class AsyncWebhooks:
         return await self._client._run(_redeliver(self._client._service, webhook, position, event))
 
     async def test(self, webhook: int) -> Tested:
-        """Have a test event sent now, and wait for what comes back."""
+        """Send a test event now and wait for the outcome."""
         return await self._client._run(_test(self._client._service, webhook))
