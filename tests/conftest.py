@@ -140,24 +140,24 @@ def database_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     """A database with the current schema, on each kind."""
-    with Database(database_url) as opened:
-        templates.migrate(opened)
-        yield opened
+    with Database(database_url) as database:
+        templates.migrate(database)
+        yield database
 
 
 @pytest.fixture
 def mariadb_database(mariadb_url: str) -> Iterator[Database]:
-    with Database(mariadb_url) as opened:
-        templates.migrate(opened)
-        yield opened
+    with Database(mariadb_url) as database:
+        templates.migrate(database)
+        yield database
 
 
 @pytest.fixture
 def service(database: Database) -> Iterator[Service]:
     """Lastbit itself on each kind of database, each call a transaction of its own."""
-    opened = Service(database, combiner=Inline)
-    yield opened
-    opened.stop()
+    service_ = Service(database, combiner=Inline)
+    yield service_
+    service_.stop()
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +170,8 @@ def service_url() -> Iterator[str]:
 @pytest.fixture
 def api_url(database_url: str) -> Iterator[str]:
     """A real service on a fresh database, on each kind."""
-    with Database(database_url) as opened:
-        templates.migrate(opened)
+    with Database(database_url) as database:
+        templates.migrate(database)
     with running_service(database_url) as running:
         yield running.url
 

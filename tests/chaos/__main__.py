@@ -21,17 +21,17 @@ def main() -> int:
     parser.add_argument("--galera", action="store_true", help="on a cluster, one node always down or joining")
     parser.add_argument("--no-spark", action="store_true", help="masks as executors send them, but without a JVM")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where record and logs go, and stay")
-    given = parser.parse_args()
-    folder = given.keep or Path(tempfile.mkdtemp(prefix="lastbit-chaos-"))
-    actors = ACTORS if given.no_spark else (*ACTORS, "consumer-spark")
+    options = parser.parse_args()
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="lastbit-chaos-"))
+    actors = ACTORS if options.no_spark else (*ACTORS, "consumer-spark")
     # So that what was started ends too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
-    world: World = ThreeNodes() if given.galera else OneServer()
+    world: World = ThreeNodes() if options.galera else OneServer()
     if not world.available:
         parser.error("the database is not installed")
     try:
         world.start()
-        run = Run(world, folder, seconds=given.minutes * 60, seed=given.seed, actors=actors, say=_say)
+        run = Run(world, folder, seconds=options.minutes * 60, seed=options.seed, actors=actors, say=_say)
         report = run.go()
     finally:
         logs = folder / "logs"
@@ -41,9 +41,9 @@ def main() -> int:
         world.close()
     _say(str(report))
     if report.violations:
-        _say(f"record and logs: {folder}; again: with --seed {given.seed}")
+        _say(f"record and logs: {folder}; again: with --seed {options.seed}")
         return 1
-    if given.keep is None:
+    if options.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
 

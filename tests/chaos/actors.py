@@ -82,10 +82,10 @@ def main() -> None:
     parser.add_argument("--broker", type=int, required=True)
     parser.add_argument("--url", required=True)
     parser.add_argument("--record", type=Path, required=True)
-    given = parser.parse_args()
-    link = Link(given.broker, "growing" if given.kind in GROWING else "usual")
-    act = (KINDS | GROWING)[given.kind]
-    act(Actor(given.url, link, Record(given.record, given.kind), random.Random()))
+    options = parser.parse_args()
+    link = Link(options.broker, "growing" if options.kind in GROWING else "usual")
+    act = (KINDS | GROWING)[options.kind]
+    act(Actor(options.url, link, Record(options.record, options.kind), random.Random()))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ class Lane:
     """With more items waiting than `backlog`, no plan is given away. `lost`: the share of items that are lost for a
     while; `fresh`: half of the items that are taken are among the last that came."""
 
-    def __init__(self, plans: Iterator[Plan], backlog: int, lost: float = 0.02, *, fresh: bool = False) -> None:
-        self.lost = lost
+    def __init__(self, plans: Iterator[Plan], backlog: int, lost_share: float = 0.02, *, fresh: bool = False) -> None:
+        self.lost = lost_share
         self.fresh = fresh
         self.plans: Iterator[Plan] | None = plans
         self.backlog = backlog
@@ -99,33 +99,33 @@ class Broker:
         self._server.server_close()
 
     def _serve(self, handler: socketserver.StreamRequestHandler) -> None:
-        mine: set[int] = set()
+        leases: set[int] = set()
         try:
             for line in handler.rfile:
-                answer = self._answer(json.loads(line), mine)
+                answer = self._answer(json.loads(line), leases)
                 handler.wfile.write(json.dumps(answer).encode() + b"\n")
         except (OSError, ValueError):
             pass  # killed in the middle of it
         finally:
             with self._changed:
-                self.counts["redelivered after a death"] += len(mine)
-                self._give_back(mine)
+                self.counts["redelivered after a death"] += len(leases)
+                self._give_back(leases)
 
-    def _answer(self, said: dict[str, Any], mine: set[int]) -> Any:
-        lane = self._lanes[said["lane"]]
+    def _answer(self, request: dict[str, Any], leases: set[int]) -> Any:
+        lane = self._lanes[request["lane"]]
         with self._changed:
-            if "take" in said:
-                return self._take(lane, said["take"], said["most"], mine)
-            if "put" in said:
-                self.counts["published"] += len(said["put"])
-                lane.items += said["put"]
-            done, back = set(said.get("done", ())) & mine, set(said.get("back", ())) & mine
-            mine -= done | back
-            for tag in done:
+            if "take" in request:
+                return self._take(lane, request["take"], request["most"], leases)
+            if "put" in request:
+                self.counts["published"] += len(request["put"])
+                lane.items += request["put"]
+            done_tags, returned_tags = set(request.get("done", ())) & leases, set(request.get("back", ())) & leases
+            leases -= done_tags | returned_tags
+            for tag in done_tags:
                 del self._leased[tag]
-            self.counts["done"] += len(done)
-            self.counts["redelivered after a failure"] += len(back)
-            self._give_back(back)
+            self.counts["done"] += len(done_tags)
+            self.counts["redelivered after a failure"] += len(returned_tags)
+            self._give_back(returned_tags)
             self._changed.notify_all()
             return {}
 
@@ -135,39 +135,39 @@ class Broker:
             lane.give_back(message)
         self._changed.notify_all()
 
-    def _take(self, lane: Lane, what: str, most: int, mine: set[int]) -> Any:
-        found = self._some(lane, what, most)
-        if not found and not self._stopping:
+    def _take(self, lane: Lane, kind: str, limit: int, leases: set[int]) -> Any:
+        messages = self._some(lane, kind, limit)
+        if not messages and not self._stopping:
             self._changed.wait(PATIENCE)
-            found = self._some(lane, what, most)
-        if not found and self._stopping:
+            messages = self._some(lane, kind, limit)
+        if not messages and self._stopping:
             return {"stop": True}
-        taken = []
-        for message in found:
+        deliveries = []
+        for message in messages:
             self._tags += 1
             self._leased[self._tags] = lane, message
-            mine.add(self._tags)
-            taken.append([self._tags, message.to_json() if isinstance(message, Plan) else message])
-        return {"taken": taken}
+            leases.add(self._tags)
+            deliveries.append([self._tags, message.to_json() if isinstance(message, Plan) else message])
+        return {"taken": deliveries}
 
-    def _some(self, lane: Lane, what: str, most: int) -> list[Any]:
-        if what == "plans":
-            return self._some_plans(lane, most)
-        return self._some_items(lane, most) if what == "items" else []
+    def _some(self, lane: Lane, kind: str, limit: int) -> list[Any]:
+        if kind == "plans":
+            return self._some_plans(lane, limit)
+        return self._some_items(lane, limit) if kind == "items" else []
 
-    def _some_plans(self, lane: Lane, most: int) -> list[Any]:
-        found: list[Any] = [lane.again.pop() for _ in range(min(most, len(lane.again)))]
-        if not found and lane.plans is not None and len(lane.items) < lane.backlog:
-            found = [next(lane.plans) for _ in range(most)]
-            self.taken += found
-        return found
+    def _some_plans(self, lane: Lane, limit: int) -> list[Any]:
+        plans: list[Any] = [lane.again.pop() for _ in range(min(limit, len(lane.again)))]
+        if not plans and lane.plans is not None and len(lane.items) < lane.backlog:
+            plans = [next(lane.plans) for _ in range(limit)]
+            self.taken += plans
+        return plans
 
-    def _some_items(self, lane: Lane, most: int) -> list[Any]:
+    def _some_items(self, lane: Lane, limit: int) -> list[Any]:
         now = time.monotonic()
         lane.items += [message for due, message in lane.aside if self._calm or due <= now]
-        lane.aside = [] if self._calm else [each for each in lane.aside if each[0] > now]
-        found: list[Any] = []
-        while lane.items and len(found) < most:
+        lane.aside = [] if self._calm else [entry for entry in lane.aside if entry[0] > now]
+        items: list[Any] = []
+        while lane.items and len(items) < limit:
             first = max(0, len(lane.items) - 10) if lane.fresh and self._dice.random() < 0.5 else 0
             place = self._dice.randrange(first, len(lane.items))
             lane.items[place], lane.items[-1] = lane.items[-1], lane.items[place]
@@ -180,8 +180,8 @@ class Broker:
             if chance < lane.lost + 0.04:
                 self.counts["delivered twice"] += 1
                 lane.aside.append((now + self._dice.uniform(0, 3), message))
-            found.append(message)
-        return found
+            items.append(message)
+        return items
 
 
 class Link:
@@ -191,9 +191,9 @@ class Link:
         self._lane = lane
         self._file = socket.create_connection(("127.0.0.1", port)).makefile("rwb")
 
-    def take(self, what: str, most: int) -> list[tuple[int, Any]] | None:
+    def take(self, kind: str, limit: int) -> list[tuple[int, Any]] | None:
         """`plans` or `items`, maybe none, after a short wait; of anything else none. None: it is time to end."""
-        answer = self._ask({"take": what, "most": most})
+        answer = self._ask({"take": kind, "most": limit})
         return None if "stop" in answer else [(tag, message) for tag, message in answer["taken"]]
 
     def put(self, messages: list[Any]) -> None:
@@ -205,7 +205,7 @@ class Link:
     def back(self, tags: list[int]) -> None:
         self._ask({"back": tags})
 
-    def _ask(self, said: dict[str, Any]) -> Any:
-        self._file.write(json.dumps({**said, "lane": self._lane}).encode() + b"\n")
+    def _ask(self, request: dict[str, Any]) -> Any:
+        self._file.write(json.dumps({**request, "lane": self._lane}).encode() + b"\n")
         self._file.flush()
         return json.loads(self._file.readline())

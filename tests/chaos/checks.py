@@ -54,11 +54,11 @@ class Wanted:
         return self.only(self.batches - set(batches))
 
     def only(self, batches: Iterable[int]) -> Wanted:
-        kept = Wanted()
-        left = set(batches)
-        kept.acked.update({batch: numbers for batch, numbers in self.acked.items() if batch in left})
-        kept.failed.update({batch: numbers for batch, numbers in self.failed.items() if batch in left})
-        return kept
+        subset = Wanted()
+        remaining = set(batches)
+        subset.acked.update({batch: numbers for batch, numbers in self.acked.items() if batch in remaining})
+        subset.failed.update({batch: numbers for batch, numbers in self.failed.items() if batch in remaining})
+        return subset
 
 
 @dataclass
@@ -90,8 +90,8 @@ class History:
     def ended_said(self) -> float:
         return min(self.complete_said, self.said.get("cancelled", NEVER))
 
-    def hear(self, state: str, at: float) -> None:
-        self.said[state] = min(self.said.get(state, NEVER), at)
+    def hear(self, state: str, time: float) -> None:
+        self.said[state] = min(self.said.get(state, NEVER), time)
 
     def asked(self, number: int) -> float:
         return min(self.ack_asked.get(number, NEVER), self.fail_asked.get(number, NEVER))
@@ -103,14 +103,14 @@ class History:
         self.answered_times = sorted(self.answered.values())
         self.may_complete = max(map(self.asked, numbers), default=0.0)
         self.may_complete = max(self.may_complete, self.seal_asked)
-        self.may_succeed = max((self.ack_asked.get(each, NEVER) for each in numbers), default=0.0)
+        self.may_succeed = max((self.ack_asked.get(number, NEVER) for number in numbers), default=0.0)
         self.may_succeed = max(self.may_succeed, self.seal_asked)
 
 
-def _first(times: dict[int, float], numbers: Iterable[int], at: float) -> None:
+def _first(times: dict[int, float], numbers: Iterable[int], time: float) -> None:
     for number in numbers:
-        if at < times.get(number, NEVER):
-            times[number] = at
+        if time < times.get(number, NEVER):
+            times[number] = time
 
 
 class Checks:
@@ -160,64 +160,64 @@ class Checks:
                     self.histories.get(batch, History()).issued.append((ask.answered_at, end))
         for ask in self.evidence.asks:  # by now it's known when what was cancelled
             if ask.path in ("/v1/acks", "/v1/failures"):
-                wanted = self._parsed(ask)
-                self.wanted.append((ask, wanted))
-                self._learn_items(ask, wanted)
+                request = self._parsed(ask)
+                self.wanted.append((ask, request))
+                self._learn_items(ask, request)
         for batch, history in self.histories.items():
             history.settle(self.stored.batches[batch].items)
 
     def _parsed(self, ask: Ask) -> Wanted:
-        wanted = Wanted()
-        into = wanted.acked if ask.path == "/v1/acks" else wanted.failed
-        for numbers, ids in ((into, ask.body.get("items", ())), (wanted.failed, ask.body.get("failed", ()))):
+        request = Wanted()
+        target = request.acked if ask.path == "/v1/acks" else request.failed
+        for numbers, ids in ((target, ask.body.get("items", ())), (request.failed, ask.body.get("failed", ()))):
             for text in ids:
                 item = ItemId.parse(text)
                 if item.group == STRANGER:
-                    wanted.strangers.add(text)
+                    request.strangers.add(text)
                 else:
                     size = self.stored.batches[item.batch].group_size
                     numbers[item.batch].add(item.group * size + item.index)
         for mask in ask.body.get("groups", ()):
             bits = int.from_bytes(b64decode(mask["bits"]), "little")
             first = mask["group"] * self.stored.batches[mask["batch"]].group_size
-            into[mask["batch"]].update(first + index for index in range(bits.bit_length()) if bits >> index & 1)
-        for batch, acked in wanted.acked.items():
-            if batch in wanted.failed:
-                wanted.failed[batch] -= acked
-        return wanted
+            target[mask["batch"]].update(first + index for index in range(bits.bit_length()) if bits >> index & 1)
+        for batch, acked in request.acked.items():
+            if batch in request.failed:
+                request.failed[batch] -= acked
+        return request
 
-    def _learn_items(self, ask: Ask, wanted: Wanted) -> None:
-        taken = wanted.without(self._refused(ask, wanted)[1]) if ask.good else Wanted()
-        for batch, numbers in wanted.acked.items():
+    def _learn_items(self, ask: Ask, request: Wanted) -> None:
+        accepted_items = request.without(self._refused(ask, request)[1]) if ask.good else Wanted()
+        for batch, numbers in request.acked.items():
             _first(self.histories[batch].ack_asked, numbers, ask.at)
-        for batch, numbers in wanted.failed.items():
+        for batch, numbers in request.failed.items():
             _first(self.histories[batch].fail_asked, numbers, ask.at)
-        for batch, numbers in taken.acked.items():
+        for batch, numbers in accepted_items.acked.items():
             _first(self.histories[batch].ack_answered, numbers, ask.answered_at)
             _first(self.histories[batch].answered, numbers, ask.answered_at)
-        for batch, numbers in taken.failed.items():
+        for batch, numbers in accepted_items.failed.items():
             _first(self.histories[batch].answered, numbers, ask.answered_at)
 
-    def _refused(self, ask: Ask, wanted: Wanted) -> tuple[set[int], set[int]]:
+    def _refused(self, ask: Ask, request: Wanted) -> tuple[set[int], set[int]]:
         """Batches of which the answer surely rejects an item, and all of which it may. They take nothing of the call
         then, having ended."""
-        surely, maybe = set[int](), set[int]()
+        surely, possibly = set[int](), set[int]()
         for rejection in ask.answer["rejected"]:
-            named = _named(rejection)
-            if named is None:
-                certain, possible = self._cancelled(ask, wanted)
+            name = _named(rejection)
+            if name is None:
+                certain, possible = self._cancelled(ask, request)
                 surely |= certain
-                maybe |= possible
-            elif named not in wanted.strangers:
-                surely.add(int(named.partition(":")[0]))
-        return surely, surely | maybe
+                possibly |= possible
+            elif name not in request.strangers:
+                surely.add(int(name.partition(":")[0]))
+        return surely, surely | possibly
 
-    def _cancelled(self, ask: Ask, wanted: Wanted) -> tuple[set[int], set[int]]:
+    def _cancelled(self, ask: Ask, request: Wanted) -> tuple[set[int], set[int]]:
         """Of the batches of a request, those that were cancelled before it, and all that were before its answer."""
-        ended = {batch for batch in wanted.batches if self.stored.batches[batch].state == "cancelled"}
+        cancelled_batches = {batch for batch in request.batches if self.stored.batches[batch].state == "cancelled"}
         return (
-            {batch for batch in ended if self.histories[batch].said.get("cancelled", NEVER) < ask.at},
-            {batch for batch in ended if self.histories[batch].cancel_asked < ask.answered_at},
+            {batch for batch in cancelled_batches if self.histories[batch].said.get("cancelled", NEVER) < ask.at},
+            {batch for batch in cancelled_batches if self.histories[batch].cancel_asked < ask.answered_at},
         )
 
     # What is checked.
@@ -227,10 +227,10 @@ class Checks:
             yield Violation(f"{self.evidence.left} messages and plans were not done in the end")
         if self.evidence.recounted:
             yield Violation(f"a recount: {self.evidence.recounted}")
-        verified = self.evidence.verified
-        if not verified["ok"] or verified["batches"] != len(self.stored.batches):
-            yield Violation(f"lastbit verify --all: {verified}")
-        self.checked["batches verified"] = verified["batches"]
+        verification = self.evidence.verified
+        if not verification["ok"] or verification["batches"] != len(self.stored.batches):
+            yield Violation(f"lastbit verify --all: {verification}")
+        self.checked["batches verified"] = verification["batches"]
         for says in self.evidence.differences:
             yield Violation(f"the database's servers hold different things: {says}")
         for says in self.evidence.crashed:
@@ -245,16 +245,16 @@ class Checks:
             code = ask.answer.get("code") if isinstance(ask.answer, dict) else None
             batch = int(match[1]) if match else None
             history = self.histories.get(batch, History()) if batch is not None else History()
-            justified = match is not None and (
+            is_justified = match is not None and (
                 (code == "batch_cancelled" and match[2] == "seal" and history.cancel_asked < ask.answered_at)
                 or (code == "batch_complete" and match[2] == "cancel" and history.may_complete < ask.answered_at)
             )
-            if not justified:
+            if not is_justified:
                 yield Violation(f"nothing justifies {ask.status} {code}", batch, asks=[ask])
 
     def _issued(self) -> Iterator[Violation]:
         """Each number was issued once, and to one key alone."""
-        opened: dict[str, int] = {}
+        batches: dict[str, int] = {}
         extents: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
         for ask in self.evidence.asks:
             match = BATCH.match(ask.path)
@@ -265,8 +265,8 @@ class Checks:
             answer = ask.answer
             batch = answer["id"] if ask.path == "/v1/batches" else answer["batch"]
             self.checked["opens and extends"] += 1
-            if ask.path == "/v1/batches" and opened.setdefault(ask.key, batch) != batch:
-                yield Violation(f"{ask.key} has opened batch {opened[ask.key]} too", batch, asks=[ask])
+            if ask.path == "/v1/batches" and batches.setdefault(ask.key, batch) != batch:
+                yield Violation(f"{ask.key} has opened batch {batches[ask.key]} too", batch, asks=[ask])
             extent = answer["start"], answer["count"]
             if extents[batch].setdefault(ask.key, extent) != extent:
                 yield Violation(f"{ask.key} was issued {extents[batch][ask.key]} before", batch, asks=[ask])
@@ -294,9 +294,9 @@ class Checks:
                     fits = number not in history.answered
                 if not fits:
                     item = str(ItemId(batch, *divmod(number, row.group_size)))
-                    known = "acked" if number in history.ack_answered else "resolved"
-                    said = f"answered {known}" if number in history.answered else "never asked for"
-                    yield Violation(f"it is {state}, and was {said}", batch, item)
+                    outcome = "acked" if number in history.ack_answered else "resolved"
+                    history_text = f"answered {outcome}" if number in history.answered else "never asked for"
+                    yield Violation(f"it is {state}, and was {history_text}", batch, item)
 
     def _fates(self) -> Iterator[Violation]:
         """Each plan has one batch, which came to its end."""
@@ -311,10 +311,10 @@ class Checks:
             if row.items != plan.items:
                 yield Violation(f"{plan.key} has {plan.items} items, the batch {row.items}", batch)
             pending = {number for number in range(row.items) if self.stored.state(batch, number) == "pending"}
-            withheld = {number for number in range(plan.items) if plan.do(number) is None}
+            withheld_items = {number for number in range(plan.items) if plan.do(number) is None}
             fits = {
                 Fate.COMPLETE: row.state == "complete",
-                Fate.WITHHELD: row.state == ("sealed" if withheld else "complete") and pending == withheld,
+                Fate.WITHHELD: row.state == ("sealed" if withheld_items else "complete") and pending == withheld_items,
                 Fate.CANCELLED: row.state in ("cancelled", "complete"),
             }[plan.fate]
             if not fits or (row.state == "complete" and pending):
@@ -348,61 +348,65 @@ class Checks:
                 says += [] if ask.answer["ok"] else ["its counts and bits disagreed"]
             elif ask.answer["key"] != self.stored.batches[batch].batch_key:
                 says.append("its key is another's")
-            for each in says:
-                yield Violation(each, batch, asks=[ask])
+            for text in says:
+                yield Violation(text, batch, asks=[ask])
 
     def _acks_answered(self) -> Iterator[Violation]:
-        for ask, wanted in self.wanted:
+        for ask, request in self.wanted:
             if not ask.good:
                 continue
             self.checked["answers to acks and failures"] += 1
-            for says, batch in self._wrong_in(ask, wanted):
+            for says, batch in self._wrong_in(ask, request):
                 yield Violation(says, batch, asks=[ask])
 
-    def _wrong_in(self, ask: Ask, wanted: Wanted) -> Iterator[tuple[str, int | None]]:
+    def _wrong_in(self, ask: Ask, request: Wanted) -> Iterator[tuple[str, int | None]]:
         answer = ask.answer
-        rejected = sum(each.get("count", 1) for each in answer["rejected"])
-        if answer["applied"] + answer["repeated"] + rejected != wanted.size:
-            yield f"{wanted.size} items were sent, and as many were not accounted for", None
-        for each in answer["rejected"]:
-            named = _named(each)
-            batch = None if named is None else int(named.partition(":")[0])
-            reasons = {"unknown_item"} if named in wanted.strangers else set[str]()
-            concerned = wanted.batches if batch is None else {batch}
+        rejected = sum(rejection.get("count", 1) for rejection in answer["rejected"])
+        if answer["applied"] + answer["repeated"] + rejected != request.size:
+            yield f"{request.size} items were sent, and as many were not accounted for", None
+        for rejection in answer["rejected"]:
+            name = _named(rejection)
+            batch = None if name is None else int(name.partition(":")[0])
+            reasons = {"unknown_item"} if name in request.strangers else set[str]()
+            candidates = request.batches if batch is None else {batch}
             if any(
-                self.histories[one].cancel_asked < ask.answered_at and self.stored.batches[one].state == "cancelled"
-                for one in concerned
+                self.histories[candidate].cancel_asked < ask.answered_at
+                and self.stored.batches[candidate].state == "cancelled"
+                for candidate in candidates
             ):
                 reasons.add("cancelled")
-            if each["reason"] not in reasons:
-                yield f"nothing justifies the rejection of {named}: {each['reason']}", batch
-        surely, refused = self._refused(ask, wanted)
-        taken = wanted.without(refused)
-        if unnamed := sum(each["count"] for each in answer["rejected"] if _named(each) is None):
-            least, most = (wanted.only(batches).size for batches in self._cancelled(ask, wanted))
-            if not least <= unnamed <= most:
-                yield f"{unnamed} items are said to be of cancelled batches; {least} were, and {most} at most", None
-        for batch in sorted(taken.batches):
+            if rejection["reason"] not in reasons:
+                yield f"nothing justifies the rejection of {name}: {rejection['reason']}", batch
+        surely, refused_batches = self._refused(ask, request)
+        accepted_items = request.without(refused_batches)
+        if unnamed_count := sum(rejection["count"] for rejection in answer["rejected"] if _named(rejection) is None):
+            least, maximum = (request.only(batches).size for batches in self._cancelled(ask, request))
+            if not least <= unnamed_count <= maximum:
+                yield (
+                    f"{unnamed_count} items are said to be of cancelled batches; {least} were, and {maximum} at most",
+                    None,
+                )
+        for batch in sorted(accepted_items.batches):
             if self.histories[batch].said.get("cancelled", NEVER) < ask.at:
                 yield "it was cancelled before, and its items were taken", batch
-        told = {each["batch"] for each in answer["completed"]}
-        for batch in sorted(taken.batches - told):
+        completed_batches = {entry["batch"] for entry in answer["completed"]}
+        for batch in sorted(accepted_items.batches - completed_batches):
             if self.histories[batch].complete_said < ask.at:
                 yield "it was complete before, and the answer does not name it", batch
-        for each in answer["completed"]:
-            batch = each["batch"]
-            if batch not in taken.batches:
+        for entry in answer["completed"]:
+            batch = entry["batch"]
+            if batch not in accepted_items.batches:
                 yield "it is named as complete, and nothing of it was sent", batch
                 continue
             history = self.histories[batch]
             if ask.answered_at < history.may_complete:
                 yield "it was said to be complete before each of its items was asked for", batch
-            if each.get("succeeded") and ask.answered_at < history.may_succeed:
+            if entry.get("succeeded") and ask.answered_at < history.may_succeed:
                 yield "it was said to have succeeded before each of its items was to be acked", batch
-            if each.get("newly") and history.complete_said < ask.at and not self._retried(ask):
+            if entry.get("newly") and history.complete_said < ask.at and not self._retried(ask):
                 yield "it was complete before the request that was told newly", batch
         fresh = 0
-        could_be = wanted.without(surely)
+        could_be = request.without(surely)
         for batch, numbers in could_be.acked.items():
             times = self.histories[batch].ack_answered
             fresh += sum(times.get(number, NEVER) >= ask.at for number in numbers)
@@ -424,25 +428,25 @@ class Checks:
     def _sums(self) -> Iterator[Violation]:
         """All that was said to be applied is as much as really changed, but for answers that were lost."""
         applied = sum(ask.answer["applied"] for ask, _ in self.wanted if ask.good)
-        unanswered = sum(wanted.size for ask, wanted in self.wanted if not ask.good)
-        changed = redriven = 0
+        unanswered_items = sum(request.size for ask, request in self.wanted if not ask.good)
+        resolved = redriven = 0
         for batch, history in self.histories.items():
             row = self.stored.batches[batch]
-            changed += row.acked + row.failed
+            resolved += row.acked + row.failed
             redriven += len(history.ack_asked.keys() & history.fail_asked.keys())
         self.checked["items said to be applied"] = applied
-        if not changed - unanswered <= applied <= changed + redriven:
+        if not resolved - unanswered_items <= applied <= resolved + redriven:
             yield Violation(
-                f"{applied} items were said to be applied, {changed} are resolved, {redriven} of them maybe twice, "
-                f"{unanswered} were in requests without an answer"
+                f"{applied} items were said to be applied, {resolved} are resolved, {redriven} of them maybe twice, "
+                f"{unanswered_items} were in requests without an answer"
             )
 
     def _transitions(self) -> Iterator[Violation]:
         """One request was told `newly`, and none only where an answer was lost; so with `newly_succeeded`."""
         names = ("newly", "newly_succeeded")
-        told: dict[str, dict[int, dict[str | None, Ask]]] = {name: defaultdict(dict) for name in names}
+        reports: dict[str, dict[int, dict[str | None, Ask]]] = {name: defaultdict(dict) for name in names}
         hearers: dict[int, set[str | None]] = defaultdict(set)
-        heard: set[str | None] = set()
+        answered_keys: set[str | None] = set()
         for ask in self.evidence.asks:
             match = BATCH.match(ask.path)
             if match and match[2] == "seal":
@@ -450,21 +454,21 @@ class Checks:
             if not ask.good:
                 continue
             if "failed" not in (ask.body or ()):  # Spark's report doesn't say who completed it
-                heard.add(ask.key)
-            for batch, said in _told(ask):
-                for name, by_batch in told.items():
-                    if said.get(name):
+                answered_keys.add(ask.key)
+            for batch, entry in _told(ask):
+                for name, by_batch in reports.items():
+                    if entry.get(name):
                         by_batch[batch].setdefault(ask.key, ask)
-        for ask, wanted in self.wanted:
-            for batch in wanted.batches:
+        for ask, request in self.wanted:
+            for batch in request.batches:
                 hearers[batch].add(ask.key)
         for batch, row in self.stored.batches.items():
             for name, due in (("newly", row.state == "complete"), ("newly_succeeded", _succeeded(row))):
-                keys = told[name][batch]
+                keys = reports[name][batch]
                 self.checked[f"transitions ({name})"] += due
                 if len(keys) > (1 if due else 0):
                     yield Violation(f"{len(keys)} requests were told {name}", batch, asks=[*keys.values()])
-                if due and not keys and hearers[batch] <= heard:
+                if due and not keys and hearers[batch] <= answered_keys:
                     says = f"nobody was told {name}, and no answer was lost"
                     yield Violation(says, batch)
 
@@ -479,8 +483,8 @@ class Checks:
             by_batch[event.batch_id].append(event.event_id.rpartition(":")[2])
         for batch, row in self.stored.batches.items():
             sealed = ["sealed"] if row.sealed_at is not None else []
-            ended = {"complete": ["completed"], "cancelled": ["cancelled"]}.get(row.state, [])
-            due = ["opened", *sealed, *ended, *(["succeeded"] if _succeeded(row) else [])]
+            end_events = {"complete": ["completed"], "cancelled": ["cancelled"]}.get(row.state, [])
+            due = ["opened", *sealed, *end_events, *(["succeeded"] if _succeeded(row) else [])]
             if by_batch[batch] != due:
                 yield Violation(f"its events are {by_batch[batch]}, and should be {due}", batch)
 
@@ -501,14 +505,14 @@ class Checks:
     def _webhooks(self) -> Iterator[Violation]:
         """Each event arrived, well signed."""
         due = {event.event_id for event in self.stored.feed if event.position > self.evidence.webhook_from}
-        arrived = {got.id for got in self.evidence.got}
+        received_ids = {webhook.id for webhook in self.evidence.got}
         self.checked["webhooks"] = len(due)
-        if missing := sorted(due - arrived):
+        if missing := sorted(due - received_ids):
             yield Violation(f"{len(missing)} events did not arrive: {', '.join(missing[:20])}")
-        if unknown := sorted(arrived - due):
-            yield Violation(f"{len(unknown)} webhooks tell of what is not in the feed: {', '.join(unknown[:20])}")
-        if forged := [got.id for got in self.evidence.got if not got.valid]:
-            yield Violation(f"{len(forged)} webhooks have a bad signature: {', '.join(forged[:20])}")
+        if extra_ids := sorted(received_ids - due):
+            yield Violation(f"{len(extra_ids)} webhooks tell of what is not in the feed: {', '.join(extra_ids[:20])}")
+        if unsigned_ids := [webhook.id for webhook in self.evidence.got if not webhook.valid]:
+            yield Violation(f"{len(unsigned_ids)} webhooks have a bad signature: {', '.join(unsigned_ids[:20])}")
 
 
 def _named(rejection: Mapping[str, Any]) -> str | None:
@@ -523,8 +527,8 @@ def _succeeded(row: Any) -> bool:
 def _told(ask: Ask) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Batch and what a good answer says of its completion."""
     if ask.path in ("/v1/acks", "/v1/failures"):
-        for each in ask.answer["completed"]:
-            yield each["batch"], each
+        for entry in ask.answer["completed"]:
+            yield entry["batch"], entry
     elif ask.path.endswith("/seal") or (ask.path == "/v1/batches" and ask.method == "POST"):
         yield ask.answer["id"], ask.answer
 
@@ -532,10 +536,10 @@ def _told(ask: Ask) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _said(ask: Ask) -> Iterator[tuple[int, str]]:
     """Batches, and what a good answer says of their state."""
     if ask.path in ("/v1/acks", "/v1/failures"):
-        for each in ask.answer["completed"]:
-            yield each["batch"], "complete"
-            if each.get("succeeded"):
-                yield each["batch"], "succeeded"
+        for entry in ask.answer["completed"]:
+            yield entry["batch"], "complete"
+            if entry.get("succeeded"):
+                yield entry["batch"], "succeeded"
     elif "state" in ask.answer:
         yield ask.answer["id"], ask.answer["state"]
         if ask.answer["succeeded"]:
@@ -554,9 +558,9 @@ def _contradictions(ask: Ask, history: History) -> Iterator[str]:
     answer = ask.answer
     resolved = answer["acked"] + answer["failed"]
     least = bisect_right(history.answered_times, ask.at)
-    most = bisect_right(history.asked_times, ask.answered_at)
-    if not least <= resolved <= most:
-        yield f"{resolved} items are said to be resolved; {least} were before, and {most} asked for until then"
+    maximum = bisect_right(history.asked_times, ask.answered_at)
+    if not least <= resolved <= maximum:
+        yield f"{resolved} items are said to be resolved; {least} were before, and {maximum} asked for until then"
     if "state" not in answer:
         return
     if answer["complete"] and ask.answered_at < history.may_complete:
@@ -569,7 +573,7 @@ def _contradictions(ask: Ask, history: History) -> Iterator[str]:
         yield "it was said to be sealed before, and now to be open"
     if answer["state"] == "sealed" and history.ended_said < ask.at:
         yield "it was said to have ended before, and now to be sealed"
-    if answer["items"] < max((end for at, end in history.issued if at < ask.at), default=0):
+    if answer["items"] < max((end for time, end in history.issued if time < ask.at), default=0):
         yield f"it is said to have {answer['items']} items, and more were issued before"
     if answer["state"] == "cancelled" and ask.answered_at < history.cancel_asked:
         yield "it is said to be cancelled, and nobody has asked for it"

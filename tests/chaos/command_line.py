@@ -22,26 +22,26 @@ class CommandLine:
         self._url = url
         self._record = record
 
-    def run(self, arguments: list[str], path: str, body: Any, *, key: str | None = None, given: str = "") -> Any:
-        """What it answers as JSON, `given` this as standard input. It is recorded as the POST of `body` to `path` that
+    def run(self, arguments: list[str], path: str, body: Any, *, key: str | None = None, input: str = "") -> Any:
+        """What it answers as JSON, `input` this as standard input. It is recorded as the POST of `body` to `path` that
         it is, under `key`, or one of its own, which nobody knows. Raises `LastbitError` where the command fails."""
         number = self._record.ask("POST", path, key or uuid.uuid4().hex, body)
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "lastbit", "--json", "--url", self._url, *arguments],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            input=given,
+            input=input,
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode in (0, 3):
-            answer = json.loads(done.stdout)
+        if process.returncode in (0, 3):
+            answer = json.loads(process.stdout)
             self._record.answered(number, 200, answer)
             return answer
-        if refused := _REFUSED.search(done.stderr):
-            status, code = int(refused[1]), refused[2]
+        if match := _REFUSED.search(process.stderr):
+            status, code = int(match[1]), match[2]
             self._record.answered(number, status, {"code": code})
-            raise errors.service_error(status, code, done.stderr)
-        self._record.lost(number, done.stderr)
-        raise errors.LastbitError(done.stderr)
+            raise errors.service_error(status, code, process.stderr)
+        self._record.lost(number, process.stderr)
+        raise errors.LastbitError(process.stderr)

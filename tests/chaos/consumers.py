@@ -35,25 +35,25 @@ PATIENCE = Retry(attempts=40, deadline=20, base=0.2, cap=2)
 class Messages:
     """Some of the queue, in the consumer's hands."""
 
-    def __init__(self, link: Link, taken: Iterable[tuple[int, Any]]) -> None:
+    def __init__(self, link: Link, deliveries: Iterable[tuple[int, Any]]) -> None:
         self._link = link
-        self._held = [(tag, item, Do(do)) for tag, (item, do) in taken]
+        self._held = [(tag, item, Do(action)) for tag, (item, action) in deliveries]
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
     @property
     def to_ack(self) -> list[str]:
-        return [item for _, item, do in self._held if do is Do.ACK]
+        return [item for _, item, action in self._held if action is Do.ACK]
 
     @property
     def to_fail(self) -> list[str]:
-        return [item for _, item, do in self._held if do is not Do.ACK]
+        return [item for _, item, action in self._held if action is not Do.ACK]
 
     def alone(self) -> Iterator[Messages]:
         """Each in a hand of its own."""
-        for tag, item, do in self._held:
-            yield Messages(self._link, [(tag, (item, do))])
+        for tag, item, action in self._held:
+            yield Messages(self._link, [(tag, (item, action))])
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
@@ -64,7 +64,7 @@ class Messages:
         except errors.LastbitError:
             self._link.back(tags)
         else:
-            if redriven := [(item, Do.ACK) for _, item, do in self._held if do is Do.REDRIVE]:
+            if redriven := [(item, Do.ACK) for _, item, action in self._held if action is Do.REDRIVE]:
                 self._link.put(redriven)
             self._link.done(tags)
 
@@ -80,9 +80,9 @@ class Way(Protocol):
 
 def consume(way: Way, link: Link) -> None:
     """Until told to end."""
-    while (taken := link.take("items", way.most)) is not None:
-        if taken:
-            way.resolve(Messages(link, taken))
+    while (deliveries := link.take("items", way.most)) is not None:
+        if deliveries:
+            way.resolve(Messages(link, deliveries))
 
 
 def _with_stranger(dice: random.Random, items: Sequence[str]) -> list[str]:
@@ -101,8 +101,8 @@ class Sync:
         self._dice = dice
 
     def resolve(self, messages: Messages) -> None:
-        for each in messages.alone() if self._dice.random() < 0.5 else [messages]:
-            self.send(each)
+        for part in messages.alone() if self._dice.random() < 0.5 else [messages]:
+            self.send(part)
 
     def send(self, messages: Messages) -> None:
         with messages.handled():
@@ -181,7 +181,7 @@ class CommandLines:
                 ("fail", "/v1/failures", messages.to_fail),
             ):
                 if items:
-                    self._lastbit.run([verb, "-"], path, {"items": items}, given="\n".join(items))
+                    self._lastbit.run([verb, "-"], path, {"items": items}, input="\n".join(items))
 
 
 class Masks:
@@ -212,9 +212,9 @@ class Masks:
         # As of a task that is run again: the same content, the same keys.
         posting = self._posting.Posting(self._connection, "masks", REASON, groups=random.choice([1, 8, 512]))
         with messages.handled():
-            for posted in self._posting.post(masks, posting):
-                if posted.error is not None:
-                    raise posted.error
+            for result in self._posting.post(masks, posting):
+                if result.error is not None:
+                    raise result.error
 
 
 class RepeatingMasks(Masks):
@@ -228,7 +228,7 @@ class RepeatingMasks(Masks):
     def acked(self, messages: Messages) -> list[str]:
         for item in messages.to_ack:
             self._sent[ItemId.parse(item).batch].append(item)
-        return [item for batch in {ItemId.parse(each).batch for each in messages.to_ack} for item in self._sent[batch]]
+        return [item for batch in {ItemId.parse(item).batch for item in messages.to_ack} for item in self._sent[batch]]
 
 
 def _bytes(mask: int) -> bytes:

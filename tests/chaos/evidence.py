@@ -39,10 +39,10 @@ class Ask:
         return self.status is not None and 200 <= self.status < 300
 
     def __str__(self) -> str:
-        came = f"{self.status} {json.dumps(self.answer)}" if self.status else f"lost: {self.lost or 'the asker died'}"
+        answer = f"{self.status} {json.dumps(self.answer)}" if self.status else f"lost: {self.lost or 'the asker died'}"
         after = f"{self.answered_at - self.at:.3f} s later " if self.status else ""
-        sent = f"{self.method} {self.path} {json.dumps(self.body)}"
-        return f"{self.at:.3f} {self.where} {self.key} {_cut(sent)}\n        → {after}{_cut(came)}"
+        request = f"{self.method} {self.path} {json.dumps(self.body)}"
+        return f"{self.at:.3f} {self.where} {self.key} {_cut(request)}\n        → {after}{_cut(answer)}"
 
 
 def _cut(text: str, longest: int = 600) -> str:
@@ -51,25 +51,25 @@ def _cut(text: str, longest: int = 600) -> str:
 
 def asks(folder: Path) -> list[Ask]:
     """All that was recorded, by time. A line that its writer died over is left out: nothing was sent."""
-    found: list[Ask] = []
+    requests: list[Ask] = []
     for path in sorted(folder.glob("*.jsonl")):
-        who = path.name.partition(".")[0]
-        mine: dict[int, Ask] = {}
+        actor = path.name.partition(".")[0]
+        by_number: dict[int, Ask] = {}
         with path.open() as lines:
             for number, text in enumerate(lines, 1):
                 if not text.endswith("\n"):
                     continue
                 line = json.loads(text)
                 if "m" in line:
-                    where = f"{path.name}:{number}"
-                    mine[line["n"]] = Ask(who, where, line["t"], line["m"], line["p"], line["k"], line["b"])
+                    position = f"{path.name}:{number}"
+                    by_number[line["n"]] = Ask(actor, position, line["t"], line["m"], line["p"], line["k"], line["b"])
                 elif "x" in line:
-                    mine[line["n"]].lost = line["x"]
+                    by_number[line["n"]].lost = line["x"]
                 else:
-                    ask = mine[line["n"]]
+                    ask = by_number[line["n"]]
                     ask.status, ask.answer, ask.answered_at = line["s"], line["a"], line["t"]
-        found += mine.values()
-    return sorted(found, key=lambda ask: ask.at)
+        requests += by_number.values()
+    return sorted(requests, key=lambda ask: ask.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _names(ask: Ask, batch: int, item: str | None) -> bool:
         answer = ask.answer if isinstance(ask.answer, dict) else {}
         if ask.path.startswith(f"/v1/batches/{batch}/") or (ask.path == "/v1/batches" and answer.get("id") == batch):
             return True
-        return any(told["batch"] == batch for told in answer.get("completed", ()))
+        return any(entry["batch"] == batch for entry in answer.get("completed", ()))
     if ask.path not in ("/v1/acks", "/v1/failures"):
         return False
     group = item.rpartition(":")[0]

@@ -45,8 +45,8 @@ class Holder:
         ):
             if growing := _growing(holding):
                 batch, group = dice.choice(growing)
-                this = (_groups.batch_id == batch, _groups.group_no == group)
-                holding.execute(sa.select(_groups.group_no).where(*this).with_for_update())
+                row = (_groups.batch_id == batch, _groups.group_no == group)
+                holding.execute(sa.select(_groups.group_no).where(*row).with_for_update())
                 if not self._see(watching, _WAITING, 3.0):
                     return
                 items = watching.scalar(sa.select(_batches["items"]).where(_batches.id == batch)) or 0
@@ -72,11 +72,11 @@ def _growing(tx: Connection) -> Sequence[tuple[int, int]]:
     pending: few flushes want it, so that the others go on."""
     live = (_batches.state == State.OPEN, _batches.group_size == GROWING_SIZE, _batches.journal_next == 0)
     newest = sa.select(_batches.id, _batches["items"]).where(*live).order_by(_batches.id.desc()).limit(8)
-    found = []
+    candidates = []
     for batch, items in tx.execute(newest).all():
         before = (_groups.batch_id == batch, _groups.group_no < items // GROWING_SIZE)
         groups = sa.select(_groups.group_no).where(*before, _groups.resolved_count < GROWING_SIZE)
         group = tx.scalar(groups.order_by(_groups.resolved_count.desc()).limit(1))
         if group is not None:
-            found.append((batch, group))
-    return found
+            candidates.append((batch, group))
+    return candidates

@@ -70,19 +70,19 @@ class Kept:
         """The process ids of those that it has started to share its work."""
         with self._lock:
             pid = None if self._process is None else self._process.pid
-        found = []
+        pids = []
         with contextlib.suppress(OSError):
             for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
                 if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
-        return found
+                    pids.append(int(child))
+        return pids
 
 
 class Keeper:
     """Looks after them from `with` on, until the end of it."""
 
-    def __init__(self, kept: list[Kept]) -> None:
-        self.kept = kept
+    def __init__(self, programs: list[Kept]) -> None:
+        self.kept = programs
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep)
 
@@ -92,8 +92,8 @@ class Keeper:
 
     def __exit__(self, *_: object) -> None:
         self.leave()
-        for each in self.kept:
-            each.kill()
+        for program in self.kept:
+            program.kill()
 
     def leave(self) -> None:
         """What ends from here on is not run again."""
@@ -102,5 +102,5 @@ class Keeper:
 
     def _keep(self) -> None:
         while not self._stop.wait(0.1):
-            for each in list(self.kept):
-                each.start()
+            for program in list(self.kept):
+                program.start()

@@ -27,7 +27,7 @@ class Post:
     @property
     def got(self) -> list[Got]:
         """All that came, whatever the answer was."""
-        return [got for receiver in self._receivers for got in receiver.got]
+        return [webhook for receiver in self._receivers for webhook in receiver.got]
 
     def know(self, secret: str) -> None:
         self._secrets.append(secret)
@@ -43,8 +43,8 @@ class Post:
         self._open.close()
 
     def _start(self) -> None:
-        opened = receiving(port=self._port, secrets=self._secrets)
-        self._receivers.append(self._open.enter_context(opened))
+        receiver = receiving(port=self._port, secrets=self._secrets)
+        self._receivers.append(self._open.enter_context(receiver))
 
     def _down(self, dice: random.Random) -> None:
         self._open.close()

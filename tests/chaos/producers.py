@@ -35,10 +35,10 @@ class SyncHand:
         self._client = client
 
     async def open(self, plan: Plan) -> Issued:
-        opened = self._client.open(
+        handle = self._client.open(
             key=plan.key, group_size=plan.group_size, items=plan.first, idempotency_key=f"open-{plan.key}"
         )
-        return opened.id, opened.ids
+        return handle.id, handle.ids
 
     async def extend(self, batch: int, count: int, key: str) -> ItemIds:
         return self._client.batch(batch).extend(count, idempotency_key=key)
@@ -55,10 +55,10 @@ class AsyncHand:
         self._client = client
 
     async def open(self, plan: Plan) -> Issued:
-        opened = await self._client.open(
+        handle = await self._client.open(
             key=plan.key, group_size=plan.group_size, items=plan.first, idempotency_key=f"open-{plan.key}"
         )
-        return opened.id, opened.ids
+        return handle.id, handle.ids
 
     async def extend(self, batch: int, count: int, key: str) -> ItemIds:
         return await self._client.batch(batch).extend(count, idempotency_key=key)
@@ -78,14 +78,14 @@ class CommandLineHand:
         body = {"key": plan.key, "group_size": plan.group_size, "items": plan.first}
         options = ["--key", plan.key, "--group-size", str(plan.group_size), "--items", str(plan.first)]
         key = f"open-{plan.key}"
-        said = self._lastbit.run(["open", *options, "--idempotency-key", key], "/v1/batches", body, key=key)
-        ids = range(said["start"], said["start"] + said["count"])
-        return said["id"], ItemIds(said["id"], said["group_size"], ids)
+        output = self._lastbit.run(["open", *options, "--idempotency-key", key], "/v1/batches", body, key=key)
+        ids = range(output["start"], output["start"] + output["count"])
+        return output["id"], ItemIds(output["id"], output["group_size"], ids)
 
     async def extend(self, batch: int, count: int, key: str) -> ItemIds:
         arguments = ["extend", str(batch), str(count), "--idempotency-key", key]
-        said = self._lastbit.run(arguments, f"/v1/batches/{batch}/items", {"count": count}, key=key)
-        return ItemIds(batch, said["group_size"], range(said["start"], said["start"] + said["count"]))
+        output = self._lastbit.run(arguments, f"/v1/batches/{batch}/items", {"count": count}, key=key)
+        return ItemIds(batch, output["group_size"], range(output["start"], output["start"] + output["count"]))
 
     async def seal(self, batch: int) -> None:
         self._lastbit.run(["seal", str(batch)], f"/v1/batches/{batch}/seal", None)
@@ -120,4 +120,4 @@ async def _do(hand: Hand, link: Link, dice: random.Random, tag: int, plan: Plan)
 
 def _publish(link: Link, plan: Plan, ids: ItemIds) -> None:
     messages = [(item, plan.do(number)) for number, item in zip(ids.numbers, ids, strict=True)]
-    link.put([(item, do) for item, do in messages if do is not None])
+    link.put([(item, action) for item, action in messages if action is not None])

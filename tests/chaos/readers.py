@@ -15,25 +15,25 @@ from tests.chaos.broker import Link
 def read(client: Client, link: Link, dice: random.Random) -> None:
     """Until told to end."""
     position = 0
-    met: deque[int] = deque(maxlen=50)
+    recent: deque[int] = deque(maxlen=50)
     while link.take("nothing", 1) is not None:
         with contextlib.suppress(errors.LastbitError):
             page = client.events(after=position, limit=dice.choice([1, 10, 1000]), wait=dice.choice([0, 1]))
             position = page.next
-            met.extend({event.batch for event in page.events if event.batch is not None})
-            for batch in dice.sample(list(met), min(3, len(met))):
+            recent.extend({event.batch for event in page.events if event.batch is not None})
+            for batch in dice.sample(list(recent), min(3, len(recent))):
                 client.batch(batch).refresh()
-            if met:
-                client.batch(dice.choice(list(met))).verify()
+            if recent:
+                client.batch(dice.choice(list(recent))).verify()
 
 
 def verify(client: Client, link: Link) -> None:
     """Until told to end."""
-    begun = 0.0
+    start = 0.0
     while link.take("nothing", 1) is not None:
-        if time.monotonic() < begun + 1:
+        if time.monotonic() < start + 1:
             continue
-        begun = time.monotonic()
+        start = time.monotonic()
         with contextlib.suppress(errors.LastbitError):
             for state in ("open", "sealed"):
                 for batch in client.batches(state=state):

@@ -21,9 +21,9 @@ from lastbit._protocol import Answer, Failure, Request
 
 
 class Record:
-    def __init__(self, folder: Path, who: str) -> None:
-        self.who = who
-        path = folder / f"{who}.{os.getpid()}.{uuid.uuid4().hex[:6]}.jsonl"
+    def __init__(self, folder: Path, actor: str) -> None:
+        self.who = actor
+        path = folder / f"{actor}.{os.getpid()}.{uuid.uuid4().hex[:6]}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._number = 0
 
@@ -43,8 +43,8 @@ class Record:
                 body = repr(body)
         self._write({"n": number, "s": status, "a": body})
 
-    def lost(self, number: int, why: str) -> None:
-        self._write({"n": number, "x": why})
+    def lost(self, number: int, cause: str) -> None:
+        self._write({"n": number, "x": cause})
 
     def _write(self, line: dict[str, Any]) -> None:
         text = json.dumps({"t": time.monotonic(), **line}, separators=(",", ":"))

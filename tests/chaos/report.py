@@ -53,20 +53,26 @@ class Report:
             f"{sum(ask.status == 503 for ask in asks):,} 503, {sum(ask.status is None for ask in asks):,} not "
             f"answered; {sum(attempts.values()) - len(attempts):,} were retries",
         )
-        for who in sorted({ask.who for ask in asks}):
-            mine = [ask for ask in asks if ask.who == who]
-            items = sum(wanted.size for ask, wanted in self.checks.wanted if ask.who == who and ask.good)
-            yield _line(f"  {who}", f"{len(mine):,} requests" + (f", {items:,} items answered" if items else ""))
+        for actor in sorted({ask.who for ask in asks}):
+            requests = [ask for ask in asks if ask.who == actor]
+            items = sum(request.size for ask, request in self.checks.wanted if ask.who == actor and ask.good)
+            yield _line(f"  {actor}", f"{len(requests):,} requests" + (f", {items:,} items answered" if items else ""))
         yield ""
         yield "What it checked"
         yield _line("checked", _listed(self.checks.checked))
         yield ""
         yield f"{len(self.violations)} VIOLATIONS" if self.violations else "No answer contradicts what is stored."
-        for each in self.violations[:SHOWN]:
-            place = f"item {each.item}: " if each.item else f"batch {each.batch}: " if each.batch is not None else ""
-            yield f"- {place}{each.says}"
-            named = self.evidence.about(each.batch, each.item) if each.batch is not None else []
-            for ask in each.asks or named:
+        for violation in self.violations[:SHOWN]:
+            place = (
+                f"item {violation.item}: "
+                if violation.item
+                else f"batch {violation.batch}: "
+                if violation.batch is not None
+                else ""
+            )
+            yield f"- {place}{violation.says}"
+            related = self.evidence.about(violation.batch, violation.item) if violation.batch is not None else []
+            for ask in violation.asks or related:
                 yield f"      {ask}"
         if len(self.violations) > SHOWN:
             yield f"… and {len(self.violations) - SHOWN} more"

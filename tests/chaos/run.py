@@ -96,7 +96,7 @@ class Run:
         dice = random.Random(seed)
         lanes = {
             "usual": Lane(drawn(seed), backlog),
-            "growing": Lane(growing(seed), backlog // 2, lost=0.05, fresh=True),
+            "growing": Lane(growing(seed), backlog // 2, lost_share=0.05, fresh=True),
         }
         self._broker = Broker(lanes, random.Random(dice.random()))
         self._post = Post()
@@ -116,18 +116,18 @@ class Run:
         self._makers = [
             Troublemaker(
                 troubles,
-                every,
+                seconds,
                 random.Random(dice.random()),
                 lambda: self._broker.counts["done"],
                 folder / "logs" / "troubles.log",
             )
-            for troubles, every in kinds
+            for troubles, seconds in kinds
         ]
 
     def go(self) -> Report:
         with Database(self._world.direct) as database:
             schema.migrate(database)
-        started = time.monotonic()
+        start = time.monotonic()
         keeper = Keeper([self._service])
         try:
             with keeper, Client(self._url, retry=Retry(attempts=10_000, deadline=PEACE, cap=0.2)) as client:
@@ -135,23 +135,23 @@ class Run:
                 webhook = client.webhooks.create(self._post.url)
                 self._post.know(webhook.secret)
                 keeper.kept += [*self._dispatchers, *self._actors]
-                self._harm(started)
-                left = self._let_it_end()
+                self._harm(start)
+                unfinished = self._let_it_end()
                 keeper.leave()
                 self._send_what_is_due(webhook.id)
-                verified = self._verified()
+                verification = self._verified()
                 # What it had begun when its clients gave up is done now, or never.
                 self._service.kill(signal.SIGTERM)
                 self._service.wait(60)
             with Database(self._world.direct) as database:
-                found = Evidence(
+                collected = Evidence(
                     evidence.asks(self._folder / "record"),
                     Stored.read(database),
                     self._broker.taken,
                     self._post.got,
                     webhook.position,
-                    verified,
-                    left,
+                    verification,
+                    unfinished,
                     _recounted(database),
                     self._world.differences(),
                     self._crashed(),
@@ -159,16 +159,16 @@ class Run:
         finally:
             self._broker.close()
             self._post.close()
-        made = sum((maker.made for maker in self._makers), Counter[str]())
+        troubles = sum((maker.made for maker in self._makers), Counter[str]())
         return Report(
             self._seed,
-            time.monotonic() - started,
+            time.monotonic() - start,
             self._world.facts(),
-            made,
+            troubles,
             self._broker.counts,
-            Counter({each.name: each.begun for each in keeper.kept}),
-            found,
-            Checks(found),
+            Counter({program.name: program.begun for program in keeper.kept}),
+            collected,
+            Checks(collected),
         )
 
     def _wait_for_the_service(self) -> None:
@@ -183,20 +183,20 @@ class Run:
 
     # Trouble.
 
-    def _harm(self, started: float) -> None:
+    def _harm(self, start: float) -> None:
         for maker in self._makers:
             maker.begin()
-        begun = told = time.monotonic()
+        start_of_round = last_report = time.monotonic()
         while not any(maker.failure for maker in self._makers):
             now = time.monotonic()
-            enough = all(maker.played for maker in self._makers) and len(self._broker.taken) >= self._batches
-            if now > begun + self._seconds * (1 if enough else LONGER):
+            is_enough = all(maker.played for maker in self._makers) and len(self._broker.taken) >= self._batches
+            if now > start_of_round + self._seconds * (1 if is_enough else LONGER):
                 break
-            if now > told + TELL:
-                told = now
-                self._tell(now - started)
+            if now > last_report + TELL:
+                last_report = now
+                self._tell(now - start)
             self._pause.wait(0.1)
-        self._tell(time.monotonic() - started)
+        self._tell(time.monotonic() - start)
         for maker in self._makers:
             maker.stop()
         for maker in self._makers:
@@ -206,10 +206,10 @@ class Run:
         self._world.settle()
 
     def _tell(self, seconds: float) -> None:
-        made = sum(maker.made.total() for maker in self._makers)
+        troubles = sum(maker.made.total() for maker in self._makers)
         self._say(
             f"{seconds:5.0f} s: {len(self._broker.taken)} batches begun, {self._broker.counts['done']:,} deliveries "
-            f"done, {self._broker.left:,} waiting, {made} troubles, {len(self._post.got):,} webhooks"
+            f"done, {self._broker.left:,} waiting, {troubles} troubles, {len(self._post.got):,} webhooks"
         )
 
     def _troubles(self) -> Mapping[str, Trouble]:
@@ -220,7 +220,7 @@ class Run:
             "other worker killed": self._kill_a_worker,
             "dispatcher killed": lambda dice: dice.choice(self._dispatchers).kill(),
             "dispatcher told to stop": lambda dice: dice.choice(self._dispatchers).kill(signal.SIGTERM),
-            **{f"{each.name} killed": functools.partial(_kill, each) for each in self._actors},
+            **{f"{program.name} killed": functools.partial(_kill, program) for program in self._actors},
             **self._post.troubles(),
         }
 
@@ -239,18 +239,18 @@ class Run:
         self._say("no more trouble: the rest is delivered and done in peace")
         self._broker.calm()
         self._broker.drained(PEACE)
-        left = self._broker.left
+        unfinished = self._broker.left
         self._broker.stop()
-        return left
+        return unfinished
 
     def _send_what_is_due(self, webhook: int) -> None:
         """As if the leases of the dispatchers that were killed were over: that takes a minute."""
-        for each in self._dispatchers:
-            each.kill()
-            each.wait(60)
-        known = tables.deliveries.c
+        for dispatcher in self._dispatchers:
+            dispatcher.kill()
+            dispatcher.wait(60)
+        columns = tables.deliveries.c
         with Database(self._world.direct) as database, database.engine.begin() as tx:
-            tx.execute(sa.update(tables.deliveries).where(known.state == "pending").values(due_at=tables.utc_now()))
+            tx.execute(sa.update(tables.deliveries).where(columns.state == "pending").values(due_at=tables.utc_now()))
         self._dispatchers[0].start()
         with Client(self._url) as client:
             last = client.events(limit=1).last
@@ -264,7 +264,7 @@ class Run:
         self._dispatchers[0].wait(60)
 
     def _verified(self) -> Any:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "lastbit", "--json", "--url", self._url, "verify", "--all"],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -272,26 +272,26 @@ class Run:
             text=True,
             check=False,
         )
-        assert done.returncode in (0, 3), done.stderr
-        return json.loads(done.stdout)
+        assert process.returncode in (0, 3), process.stderr
+        return json.loads(process.stdout)
 
     def _crashed(self) -> list[str]:
         """Actors have no reason to end but being killed. The service and the dispatchers may, where they are started
         while the database is away."""
         return [
-            f"{each.name} ended by itself: {dict(each.ended)}\n{each.log.read_text()[-2000:]}"
-            for each in self._actors
-            if any(each.ended)  # with another code than 0: that is how they end when they are told to
+            f"{program.name} ended by itself: {dict(program.ended)}\n{program.log.read_text()[-2000:]}"
+            for program in self._actors
+            if any(program.ended)  # with another code than 0: that is how they end when they are told to
         ]
 
     def _kept(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] = {}) -> Kept:
-        own = {"LASTBIT_DATABASE_URL": self._world.url, "TMPDIR": str(self._folder)}
+        variables = {"LASTBIT_DATABASE_URL": self._world.url, "TMPDIR": str(self._folder)}
         log = self._folder / "logs" / f"{name}.log"
-        return Kept(name, module, *arguments, log=log, environment={**SETTINGS, **environment, **own})
+        return Kept(name, module, *arguments, log=log, environment={**SETTINGS, **environment, **variables})
 
 
-def _kill(each: Kept, _: random.Random) -> None:
-    each.kill()
+def _kill(program: Kept, _: random.Random) -> None:
+    program.kill()
 
 
 def _recounted(database: Database) -> str | None:

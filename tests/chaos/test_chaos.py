@@ -56,15 +56,15 @@ def test_a_node_that_has_left_for_good_is_started_anew_though_no_node_has_the_ma
     with contextlib.closing(world):
         need("galera-4", world.available)
         world.start()
-        frozen, left, lone = world.nodes
-        with contextlib.closing(left.connect()) as connection, connection.cursor() as cursor:
+        frozen_node, evicted_node, lone = world.nodes
+        with contextlib.closing(evicted_node.connect()) as connection, connection.cursor() as cursor:
             cursor.execute("SET GLOBAL wsrep_cluster_address = ''")
-        assert left.membership() == LEFT
-        frozen.freeze()
+        assert evicted_node.membership() == LEFT
+        frozen_node.freeze()
         until(lambda: lone.membership() != "Primary", 60, lone.end_of_log)
         world.help()
         facts = world.facts()
         assert facts["clusters without a majority"] == facts["nodes that were started anew"] == 1
         until(lambda: lone.membership() == "Primary", 60, lone.end_of_log)
-        frozen.thaw()
+        frozen_node.thaw()
         world.settle()

@@ -18,25 +18,25 @@ STATES = {EARLY: "cancelled", LATE: "cancelled", WITHHELD: "sealed"}
 ACKED = {EARLY: 0, LATE: 2, WITHHELD: 2}
 
 
-def said_by_the_judge(*, applied: int, repeated: int, cancelled: int) -> set[str]:
+def said_by_the_judge(*, applied: int, repeats: int, cancelled: int) -> set[str]:
     """Of a report for two items of each batch, one of which had been acked before."""
     first = {"applied": 1, "repeated": 0, "rejected": [], "completed": []}
     report = {
         "applied": applied,
-        "repeated": repeated,
+        "repeated": repeats,
         "rejected": [{"reason": "cancelled", "count": cancelled}],
         "completed": [],
     }
-    sent = [f"{batch}:0:{index}" for batch in STATES for index in range(2)]
+    items = [f"{batch}:0:{index}" for batch in STATES for index in range(2)]
     asks = [
         *(_ask(batch, "/v1/batches", str(batch), None, _shown(batch, "open", 0)) for batch in STATES),
         _ask(5, f"/v1/batches/{EARLY}/cancel", "c", None, _shown(EARLY, "cancelled", 0)),
         _ask(6, "/v1/acks", "first", {"items": [f"{WITHHELD}:0:0"]}, first),
-        _ask(10, "/v1/acks", "report", {"items": sent, "failed": []}, report),
+        _ask(10, "/v1/acks", "report", {"items": items, "failed": []}, report),
         _ask(12, f"/v1/batches/{LATE}/cancel", "d", None, _shown(LATE, "cancelled", 2)),
     ]
     feed = [(batch, event) for batch, state in STATES.items() for event in ("opened", state)]
-    stored = Stored(
+    database_state = Stored(
         {batch: _row(batch) for batch in STATES},
         {(batch, 0): Group((1 << acked) - 1, 0) for batch, acked in ACKED.items()},
         [
@@ -53,14 +53,14 @@ def said_by_the_judge(*, applied: int, repeated: int, cancelled: int) -> set[str
         )
         for batch, state in STATES.items()
     ]
-    verified = {"ok": True, "batches": len(STATES)}
-    evidence = Evidence(asks, stored, plans, got=[], webhook_from=len(feed), verified=verified)
+    verification = {"ok": True, "batches": len(STATES)}
+    evidence = Evidence(asks, database_state, plans, got=[], webhook_from=len(feed), verified=verification)
     return {violation.says for violation in Checks(evidence).violations}
 
 
-def _ask(at: float, path: str, key: str, body: Any, answer: Any) -> Ask:
+def _ask(time: float, path: str, key: str, body: Any, answer: Any) -> Ask:
     """Answered half a second later."""
-    return Ask("somebody", f"record:{at}", at, "POST", path, key, body, 200, answer, at + 0.5)
+    return Ask("somebody", f"record:{time}", time, "POST", path, key, body, 200, answer, time + 0.5)
 
 
 def _shown(batch: int, state: str, acked: int) -> dict[str, Any]:
@@ -72,34 +72,34 @@ def _shown(batch: int, state: str, acked: int) -> dict[str, Any]:
 def _row(batch: int) -> Any:
     sealed_at = 1.0 if STATES[batch] == "sealed" else None
     counts = {"items": 3, "acked": ACKED[batch], "failed": 0, "journal_next": 0}
-    named = {"id": batch, "batch_key": str(batch), "state": STATES[batch], "group_size": 64}
-    return SimpleNamespace(**named, **counts, sealed_at=sealed_at)
+    columns = {"id": batch, "batch_key": str(batch), "state": STATES[batch], "group_size": 64}
+    return SimpleNamespace(**columns, **counts, sealed_at=sealed_at)
 
 
 def test_a_true_report_passes() -> None:
-    assert said_by_the_judge(applied=3, repeated=1, cancelled=2) == set()
+    assert said_by_the_judge(applied=3, repeats=1, cancelled=2) == set()
 
 
 def test_what_was_acked_before_is_not_applied_again() -> None:
     """As it would be where the database had lost the first ack."""
-    assert "4 are said to be applied, and 3 were not yet" in said_by_the_judge(applied=4, repeated=0, cancelled=2)
+    assert "4 are said to be applied, and 3 were not yet" in said_by_the_judge(applied=4, repeats=0, cancelled=2)
 
 
 def test_no_more_is_rejected_than_was_cancelled() -> None:
-    says = said_by_the_judge(applied=1, repeated=1, cancelled=4)
+    says = said_by_the_judge(applied=1, repeats=1, cancelled=4)
     assert "4 items are said to be of cancelled batches; 2 were, and 2 at most" in says
 
 
 def test_each_item_is_accounted_for() -> None:
-    says = said_by_the_judge(applied=3, repeated=0, cancelled=2)
+    says = said_by_the_judge(applied=3, repeats=0, cancelled=2)
     assert "6 items were sent, and as many were not accounted for" in says
 
 
 def test_half_a_webhook_has_not_arrived() -> None:
     """A dispatcher that is killed may be between head and body: that is no webhook with a bad signature."""
     with receiving() as receiver:
-        where = urlsplit(receiver.url)
-        with socket.create_connection((where.hostname, where.port)) as sender:
+        target = urlsplit(receiver.url)
+        with socket.create_connection((target.hostname, target.port)) as sender:
             sender.sendall(b"POST /hook HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\nhalf")
             sender.shutdown(socket.SHUT_WR)
             assert sender.recv(1) == b""  # it is over, then

@@ -26,13 +26,13 @@ class Troublemaker:
     clock, as in the record."""
 
     def __init__(
-        self, troubles: Mapping[str, Trouble], every: float, dice: random.Random, work: Callable[[], int], log: Path
+        self, troubles: Mapping[str, Trouble], interval: float, dice: random.Random, work: Callable[[], int], log: Path
     ) -> None:
         self.made: Counter[str] = Counter()
         self.failure: BaseException | None = None
         """Why it gave up: then the run says nothing."""
         self._troubles = troubles
-        self._every = every
+        self._every = interval
         self._work = work
         self._log = log
         self._dice = dice
@@ -68,12 +68,12 @@ class Troublemaker:
         except BaseException as error:  # noqa: BLE001  # it is raised in the run's own thread
             self.failure = error
 
-    def _note(self, what: str) -> None:
+    def _note(self, text: str) -> None:
         with self._log.open("a") as log:
-            log.write(f"{time.monotonic():.3f} {what}\n")
+            log.write(f"{time.monotonic():.3f} {text}\n")
 
     def _see_work(self) -> None:
-        wanted = self._work() + WORK
+        goal = self._work() + WORK
         until = time.monotonic() + LONGEST
-        while self._work() < wanted and time.monotonic() < until and not self._stop.wait(0.05):
+        while self._work() < goal and time.monotonic() < until and not self._stop.wait(0.05):
             pass

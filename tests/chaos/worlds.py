@@ -137,10 +137,10 @@ class OneServer:
         self._pause.wait(dice.uniform(1, 3))
         self._proxy.delay = 0
 
-    def _cut(self, where: Cut, dice: random.Random) -> None:
+    def _cut(self, cut: Cut, dice: random.Random) -> None:
         before = self._proxy.cuts
         self._proxy.every = dice.choice([1, 2, 5])
-        self._proxy.cut = where
+        self._proxy.cut = cut
         for _ in range(50):
             self._pause.wait(0.1)
             if self._proxy.cuts >= before + 5:
@@ -179,7 +179,7 @@ class ThreeNodes:
             "writer killed": lambda dice: self._killed(dice, self._cluster.front.current),
             "node restarted": self._restarted,
             "node frozen": self._frozen,
-            "node made anew": lambda dice: self._killed(dice, whole=True),
+            "node made anew": lambda dice: self._killed(dice, full_transfer=True),
             "front led elsewhere": self._led_elsewhere,
         }
 
@@ -195,26 +195,30 @@ class ThreeNodes:
         majority, as after a node was killed while the others didn't hear of each other, one of those that live is told
         that it has; a node that ended, has left or stays out is started anew."""
         deadline = time.monotonic() + PATIENCE
-        helped = time.monotonic()
+        last_help = time.monotonic()
         while not self._cluster.whole:
             assert time.monotonic() < deadline, "\n".join(node.end_of_log(4_000) for node in self._cluster.nodes)
             self._pause.wait(0.5)
-            if any(node.ended for node in self._cluster.nodes) or time.monotonic() - helped > FIND_BACK:
+            if any(node.ended for node in self._cluster.nodes) or time.monotonic() - last_help > FIND_BACK:
                 self.help()
-                helped = time.monotonic()
+                last_help = time.monotonic()
 
     def help(self) -> None:
         """See `settle`."""
-        said = {node: node.membership() for node in self._cluster.nodes if node.runs and not node.ended}
-        primary = "Primary" in said.values()
-        if not primary and (node := self._cluster.furthest([each for each in said if said[each] != LEFT])) is not None:
+        memberships = {node: node.membership() for node in self._cluster.nodes if node.runs and not node.ended}
+        primary = "Primary" in memberships.values()
+        if (
+            not primary
+            and (node := self._cluster.furthest([node for node in memberships if memberships[node] != LEFT]))
+            is not None
+        ):
             self._bootstrapped += 1
             node.bootstrap()
         for node in self._cluster.nodes:
-            if said.get(node) == LEFT or (primary and said.get(node) != "Primary"):
+            if memberships.get(node) == LEFT or (primary and memberships.get(node) != "Primary"):
                 self._started_anew += 1
                 node.kill()
-                node.start(whole=True, wait=False)
+                node.start(full_transfer=True, wait=False)
 
     def differences(self) -> list[str]:
         return self._cluster.differences(self._name)
@@ -225,11 +229,11 @@ class ThreeNodes:
     def close(self) -> None:
         self._cluster.remove()
 
-    def _killed(self, dice: random.Random, node: Node | None = None, *, whole: bool = False) -> None:
+    def _killed(self, dice: random.Random, node: Node | None = None, *, full_transfer: bool = False) -> None:
         node = node or dice.choice(self._cluster.nodes)
         node.kill()
         self._pause.wait(dice.uniform(0, 4))
-        self._rejoin(node, whole=whole)
+        self._rejoin(node, full_transfer=full_transfer)
 
     def _restarted(self, dice: random.Random) -> None:
         node = dice.choice(self._cluster.nodes)
@@ -249,7 +253,7 @@ class ThreeNodes:
         """Connections are made to one node, or to all in turns, from now on."""
         self._cluster.front.policy = dice.choice(["one", "all"])
 
-    def _rejoin(self, node: Node, *, whole: bool = False) -> None:
-        node.start(whole=whole, wait=False)
+    def _rejoin(self, node: Node, *, full_transfer: bool = False) -> None:
+        node.start(full_transfer=full_transfer, wait=False)
         self.settle()
         self._rejoined += 1

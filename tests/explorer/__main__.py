@@ -40,43 +40,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.explorer", description=__doc__.partition("\n")[0])
     parser.add_argument("--database", choices=workers.DATABASES, default="mariadb")
     commands = parser.add_subparsers(dest="command", required=True)
-    every = commands.add_parser("all", help="every combination")
-    every.add_argument("--of", type=int, choices=(2, 3), help="only of two, or only of three operations")
-    every.add_argument("--share", default="0/1", metavar="K/N", help="only each N-th combination, from the K-th on")
-    every.add_argument("--only", nargs="*", default=[], metavar="OPERATION", help="combinations with all of these")
-    every.add_argument("--progress", type=Path, metavar="FILE", help="go on where it ended")
-    every.add_argument("--first", action="store_true", help="end with the first finding")
-    every.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    broken = commands.add_parser("mutants", help="break the code as the tests of races do; each must be found")
-    broken.add_argument("names", nargs="*", metavar="NAME", help="only these")
-    broken.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    one = commands.add_parser("replay", help="run one schedule and print its steps")
-    one.add_argument("schedule", help="as a finding prints it: SCENE/VARIANT:OPERATION+OPERATION:STEPS")
-    given = parser.parse_args(arguments)
+    all_command = commands.add_parser("all", help="every combination")
+    all_command.add_argument("--of", type=int, choices=(2, 3), help="only of two, or only of three operations")
+    all_command.add_argument(
+        "--share", default="0/1", metavar="K/N", help="only each N-th combination, from the K-th on"
+    )
+    all_command.add_argument(
+        "--only", nargs="*", default=[], metavar="OPERATION", help="combinations with all of these"
+    )
+    all_command.add_argument("--progress", type=Path, metavar="FILE", help="go on where it ended")
+    all_command.add_argument("--first", action="store_true", help="end with the first finding")
+    all_command.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    mutants_command = commands.add_parser("mutants", help="break the code as the tests of races do; each must be found")
+    mutants_command.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    mutants_command.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    replay_command = commands.add_parser("replay", help="run one schedule and print its steps")
+    replay_command.add_argument("schedule", help="as a finding prints it: SCENE/VARIANT:OPERATION+OPERATION:STEPS")
+    options = parser.parse_args(arguments)
     mutants.from_environment()
-    if given.command == "replay":
-        combination, steps = parse(given.schedule)
-        with explored(), workers.DATABASES[given.database]() as database:
+    if options.command == "replay":
+        combination, steps = parse(options.schedule)
+        with explored(), workers.DATABASES[options.database]() as database:
             arena = Arena(database, every_stop=True)
-            found = replay(arena, combination, steps)
+            finding = replay(arena, combination, steps)
             arena.close()
-        print(found)
-        return 1 if found.what else 0
-    if given.command == "mutants":
-        return _find_mutants(given.names, given.processes)
-    return _explore(given)
+        print(finding)
+        return 1 if finding.what else 0
+    if options.command == "mutants":
+        return _find_mutants(options.names, options.processes)
+    return _explore(options)
 
 
 def _find_mutants(names: Sequence[str], processes: int) -> int:
     """Explore the code with each mutant in place that a test of races kills, until it is found."""
-    races = [each for each in mutants.MUTANTS if each.test.startswith(RACES) and (not names or each.name in names)]
-    missed = 0
+    races = [
+        mutant for mutant in mutants.MUTANTS if mutant.test.startswith(RACES) and (not names or mutant.name in names)
+    ]
+    misses = 0
     for mutant in races:
-        started = time.monotonic()
-        for many in (2, 3):
-            done = subprocess.run(
+        start = time.monotonic()
+        for size in (2, 3):
+            process = subprocess.run(
                 [
-                    *(sys.executable, "-m", "tests.explorer", "all", "--first", f"--of={many}"),
+                    *(sys.executable, "-m", "tests.explorer", "all", "--first", f"--of={size}"),
                     f"--processes={processes}",
                 ],
                 env={**os.environ, mutants.VARIABLE: mutant.name},
@@ -84,48 +90,50 @@ def _find_mutants(names: Sequence[str], processes: int) -> int:
                 text=True,
                 check=False,
             )
-            schedule = next((line for line in done.stdout.splitlines() if "/" in line and "+" in line), "")
-            if done.returncode:
+            schedule = next((line for line in process.stdout.splitlines() if "/" in line and "+" in line), "")
+            if process.returncode:
                 break
-        missed += not schedule
-        seconds = time.monotonic() - started
+        misses += not schedule
+        seconds = time.monotonic() - start
         print(f"{'FOUND ' if schedule else 'MISSED'} {mutant.name}, {seconds:.0f} s\n       {schedule}", flush=True)
-        if done.returncode and not schedule:
-            print(done.stderr, flush=True)
-    print(f"{len(races) - missed} of {len(races)} mutants were found")
-    return 1 if missed else 0
+        if process.returncode and not schedule:
+            print(process.stderr, flush=True)
+    print(f"{len(races) - misses} of {len(races)} mutants were found")
+    return 1 if misses else 0
 
 
-def _explore(given: argparse.Namespace) -> int:
-    started = time.monotonic()
-    done = _Progress(given.progress)
-    place, step = map(int, given.share.split("/"))
-    with explored(), workers.DATABASES[given.database]() as database:
+def _explore(options: argparse.Namespace) -> int:
+    start = time.monotonic()
+    progress = _Progress(options.progress)
+    place, step = map(int, options.share.split("/"))
+    with explored(), workers.DATABASES[options.database]() as database:
         arena = Arena(database)
-        wanted = [
-            (each, None if many == 2 else BOUND)
-            for many in ([given.of] if given.of else [2, 3])
-            for each in combinations(arena, many, PLACES[many], in_one=many > 2, without=LONG if many > 2 else ())
-            if set(given.only) <= set(each.operations)
+        tasks = [
+            (combination, None if size == 2 else BOUND)
+            for size in ([options.of] if options.of else [2, 3])
+            for combination in combinations(
+                arena, size, PLACES[size], in_one=size > 2, excluded_names=LONG if size > 2 else ()
+            )
+            if set(options.only) <= set(combination.operations)
         ][place::step]
         arena.close()
-    left = [each for each in wanted if str(each[0]) not in done.results]
-    print(f"{len(wanted):,} combinations, {len(wanted) - len(left):,} of them done before", flush=True)
-    schedules = sum(result["schedules"] for result in done.results.values())
-    with multiprocessing.get_context("spawn").Pool(given.processes, workers.begin, (given.database,)) as pool:
-        for count, (name, result) in enumerate(pool.imap_unordered(workers.search, left), 1):
-            done.add(name, result)
+    remaining = [task for task in tasks if str(task[0]) not in progress.results]
+    print(f"{len(tasks):,} combinations, {len(tasks) - len(remaining):,} of them done before", flush=True)
+    schedules = sum(result["schedules"] for result in progress.results.values())
+    with multiprocessing.get_context("spawn").Pool(options.processes, workers.begin, (options.database,)) as pool:
+        for count, (name, result) in enumerate(pool.imap_unordered(workers.search, remaining), 1):
+            progress.add(name, result)
             schedules += result["schedules"]
             for finding in result["findings"]:
                 print(finding, flush=True)
-            if given.first and result["findings"]:
+            if options.first and result["findings"]:
                 break
             if count % 100 == 0:
-                minutes = (time.monotonic() - started) / 60
-                print(f"{count:,} of {len(left):,}: {schedules:,} schedules, {minutes:.1f} min", flush=True)
-    findings = sum(len(result["findings"]) for result in done.results.values())
-    minutes = (time.monotonic() - started) / 60
-    print(f"{len(wanted):,} combinations, {schedules:,} schedules, {minutes:.1f} min: {findings} findings")
+                minutes = (time.monotonic() - start) / 60
+                print(f"{count:,} of {len(remaining):,}: {schedules:,} schedules, {minutes:.1f} min", flush=True)
+    findings = sum(len(result["findings"]) for result in progress.results.values())
+    minutes = (time.monotonic() - start) / 60
+    print(f"{len(tasks):,} combinations, {schedules:,} schedules, {minutes:.1f} min: {findings} findings")
     return 1 if findings else 0
 
 

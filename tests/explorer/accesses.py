@@ -70,21 +70,21 @@ _CLASHES: Final = {
 """By kind of a statement that is due, the kinds of statements of other sessions with which it doesn't commute."""
 
 
-def clashes(due: Access, later: Iterable[Access]) -> bool:
+def clashes(due: Access, later_accesses: Iterable[Access]) -> bool:
     """Whether a statement that is due doesn't commute with one of those that other sessions may still execute."""
     return any(
         due.table == other.table
         and other.kind in _CLASHES[due.kind]
         and _overlap(due.key, other.key)
         and (due.kind is Kind.PUBLISH or not due.held & other.held)
-        for other in later
+        for other in later_accesses
     )
 
 
-def _overlap(one: Key | None, other: Key | None) -> bool:
-    if one is None or other is None:
+def _overlap(first: Key | None, other: Key | None) -> bool:
+    if first is None or other is None:
         return True
-    return all(a is None or b is None or a & b for a, b in zip(one, other, strict=True))
+    return all(a is None or b is None or a & b for a, b in zip(first, other, strict=True))
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,17 @@ class Statement:
     exclusive: bool
     """It waits for the locks of these rows, and they are the only ones that it takes."""
 
-    def is_covered(self, held: frozenset[Row]) -> bool:
+    def is_covered(self, locked_rows: frozenset[Row]) -> bool:
         """Whether its transaction has locked all of its rows before, so that nobody else can change them, nor see what
         it writes before the COMMIT."""
-        return bool(self.rows) and held.issuperset(self.rows)
+        return bool(self.rows) and locked_rows.issuperset(self.rows)
 
-    def accesses(self, held: frozenset[Row]) -> list[Access]:
+    def accesses(self, locked_rows: frozenset[Row]) -> list[Access]:
         """What it touches in a transaction that has these rows locked."""
-        changed = {self.changed} if self.changed else self.tables if self.kind is Kind.LOCK else frozenset()
+        changed_tables = {self.changed} if self.changed else self.tables if self.kind is Kind.LOCK else frozenset()
         return [
-            Access(table, self.key, self.kind if table in changed else Kind.READ, held) for table in sorted(self.tables)
+            Access(table, self.key, self.kind if table in changed_tables else Kind.READ, locked_rows)
+            for table in sorted(self.tables)
         ]
 
     changed: str | None = None
@@ -121,18 +122,18 @@ def analyzed(text: str) -> Statement:
     """`text` has its parameters in it; without them no row is recognized."""
     text = re.sub(r"UTC_TIMESTAMP\(6\)|@\w+", "NULL", " ".join(text.split()))
     names = frozenset(name.lower() for name in _NAMES.findall(text))
-    written = _WRITES.match(text)
-    changed = written[1].lower() if written else None
+    match = _WRITES.match(text)
+    table_name = match[1].lower() if match else None
     locks = " FOR UPDATE" in text or "LOCK IN SHARE MODE" in text
-    kind = Kind.WRITE if changed else Kind.LOCK if locks else Kind.READ
+    kind = Kind.WRITE if table_name else Kind.LOCK if locks else Kind.READ
     key = _key(text, next(iter(names))) if len(names) == 1 else None
     rows: tuple[Row, ...] = ()
     if key is not None and all(key):
         (table,) = names
-        every = itertools.product(*(sorted(values, key=_order) for values in key if values))
-        rows = tuple((table, values) for values in every)
+        combinations = itertools.product(*(sorted(values, key=_order) for values in key if values))
+        rows = tuple((table, values) for values in combinations)
     waits = not any(words in text for words in ("SKIP LOCKED", "NOWAIT", "SHARE MODE"))
-    return Statement(names, kind, key, rows, bool(rows) and kind is not Kind.READ and waits, changed)
+    return Statement(names, kind, key, rows, bool(rows) and kind is not Kind.READ and waits, table_name)
 
 
 def _order(value: str) -> tuple[int, int | str]:
@@ -143,23 +144,23 @@ def _key(text: str, name: str) -> Key | None:
     table = tables.metadata.tables[name]
     columns = [column.name for column in table.primary_key]
     if insert := _INSERT.match(text):
-        if any(isinstance(each, sa.UniqueConstraint) for each in table.constraints):
+        if any(isinstance(constraint, sa.UniqueConstraint) for constraint in table.constraints):
             return None
         return _inserted(insert[1], insert[2], columns)
-    _, _, where = text.partition(" WHERE ")
-    if not where or " OR " in where or "SELECT" in where:
+    _, _, condition = text.partition(" WHERE ")
+    if not condition or " OR " in condition or "SELECT" in condition:
         return None
     column = rf"(?<![\w`.])(?:`?{name}`?\.)?`?%s`? (?:= ({_VALUE})|IN \(([^()]*)\))"
-    found = (re.search(column % each, where) for each in columns)
-    return tuple(_values(each[1] or each[2]) if each else None for each in found)
+    matches = (re.search(column % column_name, condition) for column_name in columns)
+    return tuple(_values(match[1] or match[2]) if match else None for match in matches)
 
 
 def _inserted(names: str, values: str, columns: Collection[str]) -> Key | None:
     places = [name.strip(" `") for name in names.split(",")]
     rows = [match.split(",") for match in _TUPLE.findall(values)]
-    if not rows or _TUPLE.sub("", values).strip(", ") or any(each not in places for each in columns):
+    if not rows or _TUPLE.sub("", values).strip(", ") or any(column_name not in places for column_name in columns):
         return None
-    return tuple(_values(",".join(row[places.index(each)] for row in rows)) for each in columns)
+    return tuple(_values(",".join(row[places.index(column_name)] for row in rows)) for column_name in columns)
 
 
 def _values(text: str) -> frozenset[str] | None:

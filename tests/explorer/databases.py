@@ -33,7 +33,7 @@ class Explored(Protocol):
     def waiting(self, sessions: Collection[Session]) -> set[Session]:
         """The sessions that wait for a lock now."""
 
-    def may_run(self, session: Session, others: Collection[Session]) -> bool:
+    def may_run(self, session: Session, sessions: Collection[Session]) -> bool:
         """Whether the session's next statement can be begun while the others stand where they are."""
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
@@ -75,18 +75,20 @@ class OnMariaDB:
         """Have the optimizer choose indexes as in a large database, and the same ones in each schedule: it would scan a
         table of a few rows, or not, and so lock rows that a statement doesn't name. The server runs with
         `innodb_stats_auto_recalc` off."""
-        own = "database_name = DATABASE()"
-        whole = "SELECT database_name, table_name, index_name, MAX(stat_name) AS last FROM mysql.innodb_index_stats"
+        own_tables = "database_name = DATABASE()"
+        statistics = (
+            "SELECT database_name, table_name, index_name, MAX(stat_name) AS last FROM mysql.innodb_index_stats"
+        )
         self.execute(
             [
                 f"UPDATE mysql.innodb_table_stats SET n_rows = {MANY}, clustered_index_size = {MANY // 100},"
-                f" sum_of_other_index_sizes = {MANY // 100} WHERE {own}",
-                f"UPDATE mysql.innodb_index_stats SET stat_value = {MANY // 100} WHERE {own}"
+                f" sum_of_other_index_sizes = {MANY // 100} WHERE {own_tables}",
+                f"UPDATE mysql.innodb_index_stats SET stat_value = {MANY // 100} WHERE {own_tables}"
                 " AND stat_name IN ('size', 'n_leaf_pages')",
-                f"UPDATE mysql.innodb_index_stats AS stats JOIN ({whole} WHERE stat_name LIKE 'n\\_diff%'"
+                f"UPDATE mysql.innodb_index_stats AS stats JOIN ({statistics} WHERE stat_name LIKE 'n\\_diff%'"
                 " GROUP BY 1, 2, 3) AS longest USING (database_name, table_name, index_name)"
                 f" SET stat_value = POW({MANY}, RIGHT(stat_name, 2) / RIGHT(last, 2))"
-                f" WHERE {own} AND stat_name LIKE 'n\\_diff%'",
+                f" WHERE {own_tables} AND stat_name LIKE 'n\\_diff%'",
                 "FLUSH TABLES",
             ]
         )
@@ -95,13 +97,13 @@ class OnMariaDB:
         ((row,),) = self.execute(["SHOW ENGINE INNODB STATUS"])
         text = row[2].partition("LIST OF TRANSACTIONS")[2]
         ids = {
-            int(found[1])
+            int(match[1])
             for part in text.split("---TRANSACTION ")
-            if "\nLOCK WAIT " in part and (found := re.search(r"MariaDB thread id (\d+)", part))
+            if "\nLOCK WAIT " in part and (match := re.search(r"MariaDB thread id (\d+)", part))
         }
         return {session for session in sessions if session.thread_id in ids}
 
-    def may_run(self, session: Session, others: Collection[Session]) -> bool:
+    def may_run(self, session: Session, sessions: Collection[Session]) -> bool:
         return True
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
@@ -140,8 +142,8 @@ class OnSQLite:
     def waiting(self, sessions: Collection[Session]) -> set[Session]:
         return set()
 
-    def may_run(self, session: Session, others: Collection[Session]) -> bool:
-        return session.next != "BEGIN IMMEDIATE" or not any(each.writing for each in others)
+    def may_run(self, session: Session, sessions: Collection[Session]) -> bool:
+        return session.next != "BEGIN IMMEDIATE" or not any(other.writing for other in sessions)
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
         self._connection.execute("BEGIN IMMEDIATE")

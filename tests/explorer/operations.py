@@ -61,17 +61,17 @@ def remove_ended(session: Session) -> Any:
 
 
 def claim(session: Session) -> Any:
-    claims, died = session.database.write(
+    claims, dead = session.database.write(
         lambda tx: deliveries.claim(tx, timedelta(minutes=1), 4, {}, 4),
     )
-    return sorted(each.delivery for each in claims), died
+    return sorted(claim.delivery for claim in claims), dead
 
 
 def record(session: Session) -> Any:
     event = feed.Event(2, "e2", "paid", None, "o1", None, datetime(2026, 1, 1, tzinfo=UTC))
-    mine = deliveries.Claim(2, b"claimed-claimed-", 1, "http://127.0.0.1/", "whsec_", event, event.at)
+    claim = deliveries.Claim(2, b"claimed-claimed-", 1, "http://127.0.0.1/", "whsec_", event, event.at)
     answer = SendResult(200, None, 1)
-    return session.database.write(lambda tx: deliveries.record(tx, mine, answer, Backoff(), 0.5))
+    return session.database.write(lambda tx: deliveries.record(tx, claim, answer, Backoff(), 0.5))
 
 
 def handle(event: int, version: int = 1, *, finish: bool = False, error: str | None = None) -> Operation:
@@ -157,9 +157,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(member) for key, member in value.items()}
     if isinstance(value, list | tuple | range):
-        return [_plain(each) for each in value]
+        return [_plain(element) for element in value]
     return value

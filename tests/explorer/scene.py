@@ -52,8 +52,8 @@ class Scene:
 
 def empty(names: Collection[str] | None = None) -> list[str]:
     """Statements that remove whatever a schedule has left in these tables; None: in all of them."""
-    emptied = [table.name for table in tables.metadata.sorted_tables if table.name not in _KEPT]
-    statements = [f"DELETE FROM {name}" for name in emptied if names is None or name in names]
+    table_names = [table.name for table in tables.metadata.sorted_tables if table.name not in _KEPT]
+    statements = [f"DELETE FROM {name}" for name in table_names if names is None or name in names]
     if names is None or "feed_head" in names:
         statements.append("UPDATE feed_head SET position = 3, trimmed = 0 WHERE id = 1")
     return statements
@@ -86,19 +86,19 @@ def _named(scene: Scene) -> list[int]:
 
 
 def _batches(scene: Scene) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
-    groups, named = groups_of(scene), _named(scene)
+    groups, entries = groups_of(scene), _named(scene)
     failed = sum(len(failed) for _, failed in groups.values())
-    resolved = sum(len(resolved) for resolved, _ in groups.values()) + len(named)
+    resolved = sum(len(resolved) for resolved, _ in groups.values()) + len(entries)
     yield tables.batches, _batch(1, "sealed", items=8, acked=7)
     yield tables.item_groups, _group(1, 0, set(range(8)) - {5}, set())
     state = "open" if scene.name == "growing" else "sealed"
     parent = {"parent_batch": 1, "parent_number": 5, "parent_group_size": SIZE}
     counts = {"items": ITEMS, "acked": resolved - failed, "failed": failed}
     yield tables.batches, _batch(2, state, journal_next=2 if scene.journaled else 0, **parent, **counts)
-    for number, (done, given_up) in groups.items():
-        yield tables.item_groups, _group(2, number, done, given_up)
+    for number, (bits, given_up) in groups.items():
+        yield tables.item_groups, _group(2, number, bits, given_up)
     if scene.journaled:
-        yield tables.ack_journal, {"batch_id": 2, "entry_no": 1, "numbers": journal.encode(named)}
+        yield tables.ack_journal, {"batch_id": 2, "entry_no": 1, "numbers": journal.encode(entries)}
     yield tables.failures, {"batch_id": 2, "number": 9, "reason": "broken", "failed_at": OLD}
     parent = {"parent_batch": 2, "parent_number": SIZE + 7, "parent_group_size": SIZE, "parent_due": "ack"}
     yield tables.batches, _batch(3, "complete", items=1, acked=1, ended_at=OLD, **parent)
@@ -128,11 +128,11 @@ def _bits(resolved: set[int], failed: set[int]) -> bitfield.Group:
 
 def warm(scene: Scene) -> dict[tuple[int, int], bitfield.Group]:
     """The groups of batch 2 as a process holds them that has just written them."""
-    loaded = {}
+    bits = {}
     for number, (resolved, failed) in groups_of(scene).items():
         issued = min(ITEMS - number * SIZE, SIZE)
-        loaded[2, number] = bitfield.Group.load(*_bits(resolved, failed).dump(issued), SIZE)
-    return loaded
+        bits[2, number] = bitfield.Group.load(*_bits(resolved, failed).dump(issued), SIZE)
+    return bits
 
 
 GROUP: Final = "workers"
@@ -144,8 +144,8 @@ def _companions() -> Iterator[tuple[sa.Table, dict[str, Any]]]:
     for name in (GROUP, definitions.group_of(PROCESS)):
         facts = {"partition_of": "crc32", "ttl_ms": 60_000, "release_ms": 30_000, "first_epoch": 0, "created_at": OLD}
         yield tables.consumer_groups, {"name": name, "partitions": 2, **facts}
-        seen = {"started_at": OLD, "last_seen": OLD, "lease_until": LATER}
-        yield tables.consumers, {"group_name": name, "worker": "w1", "session": "s1", "replaced": "", **seen}
+        lease_times = {"started_at": OLD, "last_seen": OLD, "lease_until": LATER}
+        yield tables.consumers, {"group_name": name, "worker": "w1", "session": "s1", "replaced": "", **lease_times}
         for partition in (0, 1):
             window = Snapshot(1, 1)
             yield (
@@ -213,8 +213,8 @@ _COMPARED: Final = [
 
 
 def _columns(table: sa.Table) -> list[str]:
-    hidden = _HIDDEN.get(table.name, set())
-    return [c.name for c in table.columns if c.name not in hidden and not isinstance(c.type, tables.Timestamp)]
+    hidden_columns = _HIDDEN.get(table.name, set())
+    return [c.name for c in table.columns if c.name not in hidden_columns and not isinstance(c.type, tables.Timestamp)]
 
 
 QUERIES: Final = [
@@ -229,15 +229,15 @@ QUERIES: Final = [
 """The statements that read the end of a schedule; `outcome` takes their rows."""
 
 
-def outcome(found: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, list[str]], list[str]]:
+def outcome(results: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, list[str]], list[str]]:
     """What came of a schedule: the rows by table, without times; each batch's bits, wherever they are stored. And what
     is wrong with them in any case, in words."""
     rows = {
         table.name: [normalized(repr(tuple(row))) for row in part]
-        for table, part in zip(_COMPARED, found, strict=False)
+        for table, part in zip(_COMPARED, results, strict=False)
     }
-    *_, prefixes, groups, entries = found
-    bits, trouble = _recount(found[_COMPARED.index(tables.batches)], dict(prefixes), groups, entries)
+    *_, prefixes, groups, entries = results
+    bits, trouble = _recount(results[_COMPARED.index(tables.batches)], dict(prefixes), groups, entries)
     rows["bits"] = bits
     return rows, trouble
 
@@ -250,31 +250,31 @@ def _recount(
     resolved: dict[tuple[int, int], bitarray] = {}
     failed: dict[tuple[int, int], bitarray] = {}
     for batch, number, blob, failed_blob, resolved_count, failed_count in groups:
-        where = f"batch {batch}, group {number}"
+        position = f"batch {batch}, group {number}"
         if batch not in batches:
-            trouble.append(f"{where}: its batch is gone")
+            trouble.append(f"{position}: its batch is gone")
             continue
         group = bitfield.Group.load(blob, failed_blob, resolved_count, failed_count, SIZE)
         try:
             group.check(max(0, min(SIZE, batches[batch]["items"] - number * SIZE)))
         except bitfield.Inconsistent as error:
-            trouble.append(f"{where}: {error}")
+            trouble.append(f"{position}: {error}")
         resolved[batch, number] = group.resolved
         failed[batch, number] = group.failed if group.failed is not None else zeros(SIZE, bitfield.ENDIAN)
         if (failed[batch, number] & ~group.resolved).any():
-            trouble.append(f"{where}: failed items are not resolved")
+            trouble.append(f"{position}: failed items are not resolved")
     for batch, recent in _journaled(entries).items():
         if batch not in batches:
             trouble.append(f"batch {batch}: its journal was left behind")
         for number, indexes in recent.items():
             for index in indexes:
                 resolved.setdefault((batch, number), zeros(SIZE, bitfield.ENDIAN))[index] = 1
-    shown = []
+    shown_batches = []
     for id, batch in sorted(batches.items()):
-        done = [(number, bits) for (of, number), bits in sorted(resolved.items()) if of == id]
-        given_up = [(number, bits) for (of, number), bits in sorted(failed.items()) if of == id and bits.any()]
+        acked_bits = [(number, bits) for (owner, number), bits in sorted(resolved.items()) if owner == id]
+        given_up = [(number, bits) for (owner, number), bits in sorted(failed.items()) if owner == id and bits.any()]
         failures = sum(bits.count() for _, bits in given_up)
-        counts = sum(bits.count() for _, bits in done) - failures, failures
+        counts = sum(bits.count() for _, bits in acked_bits) - failures, failures
         if (batch["acked"], batch["failed"]) != counts:
             trouble.append(f"batch {id}: counts say {batch['acked']} and {batch['failed']}, bits say {counts}")
         pending = batch["items"] - batch["acked"] - batch["failed"]
@@ -282,15 +282,15 @@ def _recount(
             trouble.append(f"batch {id}: it is {batch['state']} with {pending} pending")
         if any(not resolved.get((id, number), zeros(SIZE, bitfield.ENDIAN)).all() for number in range(prefixes[id])):
             trouble.append(f"batch {id}: a group below its full prefix is not full")
-        shown.append(f"{id}: resolved {_text(done)}, failed {_text(given_up)}")
-    return [normalized(each) for each in shown], trouble
+        shown_batches.append(f"{id}: resolved {_text(acked_bits)}, failed {_text(given_up)}")
+    return [normalized(batch) for batch in shown_batches], trouble
 
 
 def _journaled(entries: Sequence[Any]) -> dict[int, dict[int, Sequence[int]]]:
-    known: dict[int, journal.JournalState] = {}
+    columns: dict[int, journal.JournalState] = {}
     for batch, entry, numbers in entries:
-        known.setdefault(batch, journal.JournalState(0)).take_in(entry, numbers, SIZE)
-    return {batch: {g: named.indexes for g, named in each.unfolded.items()} for batch, each in known.items()}
+        columns.setdefault(batch, journal.JournalState(0)).take_in(entry, numbers, SIZE)
+    return {batch: {g: entry.indexes for g, entry in state.unfolded.items()} for batch, state in columns.items()}
 
 
 def _text(groups: Sequence[tuple[int, bitarray]]) -> str:

@@ -61,11 +61,11 @@ class Combination:
 
 def parse(text: str) -> tuple[Combination, list[int]]:
     """A schedule as it is printed: SCENE/VARIANT:OPERATION+OPERATION:STEPS."""
-    where, names, *steps = text.split(":")
+    place, names, *steps = text.split(":")
     operations = tuple(names.split("+"))
-    if unknown := set(operations) - OPERATIONS.keys():
-        raise ValueError(f"no such operation: {', '.join(sorted(unknown))}")
-    return Combination(Scene(*where.split("/")), operations), [int(step) for step in "".join(steps)]
+    if unknown_names := set(operations) - OPERATIONS.keys():
+        raise ValueError(f"no such operation: {', '.join(sorted(unknown_names))}")
+    return Combination(Scene(*place.split("/")), operations), [int(step) for step in "".join(steps)]
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Finding:
 
     def __str__(self) -> str:
         """The schedule to replay, what is wrong, and its steps."""
-        lines = [f"{self.combination}:{''.join(map(str, self.schedule))}", *(f"  {each}" for each in self.what)]
-        return "\n".join([*lines, *(f"    {each}" for each in self.steps)])
+        lines = [f"{self.combination}:{''.join(map(str, self.schedule))}", *(f"  {text}" for text in self.what)]
+        return "\n".join([*lines, *(f"    {step}" for step in self.steps)])
 
 
 Outcome = tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]
@@ -151,9 +151,9 @@ class Arena:
             session.taken = self.taken
             session.committing = self._note_commit
             if combination.scene.warm:
-                held = session.service.acks._bitfields
-                held.put(scenes.warm(combination.scene), held.era)
-                held.journal([2] if combination.scene.journaled else [])
+                bitfields = session.service.acks._bitfields
+                bitfields.put(scenes.warm(combination.scene), bitfields.era)
+                bitfields.journal([2] if combination.scene.journaled else [])
         for session, name in zip(self.sessions, combination.operations, strict=True):
             session.start(name, OPERATIONS[name])
             self._settle(session)
@@ -172,9 +172,9 @@ class Arena:
             last = number
         self._observe()
         if any(session.status != DONE for session in self.sessions):
-            stuck = [str(session.number) for session in self.sessions if session.status != DONE]
+            waiting = [str(session.number) for session in self.sessions if session.status != DONE]
             self._abandon()
-            raise Stuck(f"sessions {', '.join(stuck)} wait for each other, and the database doesn't say so")
+            raise Stuck(f"sessions {', '.join(waiting)} wait for each other, and the database doesn't say so")
         return True
 
     def ready(self) -> list[int]:
@@ -220,38 +220,38 @@ class Arena:
             profile.observed |= session.accesses
             profile.observed_parts = max(profile.observed_parts, session.parts)
 
-    def _note_commit(self, number: int, written: Collection[str]) -> None:
+    def _note_commit(self, number: int, tables: Collection[str]) -> None:
         """A session calls it before its COMMIT."""
-        self._dirty.update(written)
-        for table in written:
+        self._dirty.update(tables)
+        for table in tables:
             self.commits.setdefault(table, []).append(number)
 
-    def _settle(self, moved: Session) -> None:
+    def _settle(self, running_session: Session) -> None:
         """Until every session has stopped, ended, or waits for a lock, after one was moved on."""
-        wanted = moved.due.rows if moved.due is not None and moved.due.exclusive else ()
-        waits = any(not other.held.isdisjoint(wanted) for other in self.sessions if other is not moved)
-        waited, pause = 0.0, SUSPICION if waits else PATIENCE
-        while running := [each for each in self.sessions if each.status in (RUNNING, BLOCKED)]:
-            fresh = any(each.status == RUNNING for each in running)
-            if not fresh and not moved.releases:
+        rows = running_session.due.rows if running_session.due is not None and running_session.due.exclusive else ()
+        waits = any(not other.held.isdisjoint(rows) for other in self.sessions if other is not running_session)
+        elapsed, pause = 0.0, SUSPICION if waits else PATIENCE
+        while running := [session for session in self.sessions if session.status in (RUNNING, BLOCKED)]:
+            fresh = any(session.status == RUNNING for session in running)
+            if not fresh and not running_session.releases:
                 return
             try:
-                session = self._reports.get(timeout=pause if fresh or waited else 0.0001)
+                session = self._reports.get(timeout=pause if fresh or elapsed else 0.0001)
                 if session.number in self.blocked:
                     self.blocked.remove(session.number)
                 continue
             except queue.Empty:
-                waited += pause
+                elapsed += pause
             waiting = self.database.waiting(running)
             if not self._reports.empty():
                 continue
             if len(waiting) == len(running):
-                for each in running:
-                    each.status = BLOCKED
-                    if each.number not in self.blocked:
-                        self.blocked.append(each.number)
+                for session in running:
+                    session.status = BLOCKED
+                    if session.number not in self.blocked:
+                        self.blocked.append(session.number)
                 return
-            if waited > SILENCE:
+            if elapsed > SILENCE:
                 raise Stuck(f"session {running[0].number} neither ends nor waits for a lock")
 
     def _abandon(self) -> None:
@@ -261,7 +261,7 @@ class Arena:
         for session in self.sessions:
             if session.status == PAUSED:
                 session.go()
-        while any(each.status != DONE for each in self.sessions):
+        while any(session.status != DONE for session in self.sessions):
             self._reports.get(timeout=SILENCE)
 
     def outcome(self) -> tuple[Outcome, list[str]]:
@@ -276,10 +276,10 @@ class Arena:
     def verified(self) -> list[str]:
         """What the service itself finds wrong with the batches."""
         service = self.all[0].service
-        found = []
+        problems = []
         for (batch,) in self.database.execute(["SELECT id FROM batches WHERE state <> 'deleting'"])[0]:
-            found += [f"verify, batch {batch}: {fault}" for fault in service.batches.verify(batch).faults]
-        return found
+            problems += [f"verify, batch {batch}: {fault}" for fault in service.batches.verify(batch).faults]
+        return problems
 
     def _committed(self) -> object:
         return tuple(sorted((table, tuple(order)) for table, order in self.commits.items()))
@@ -287,7 +287,9 @@ class Arena:
     def state(self) -> object:
         """Equal for schedules that go on in the same way."""
         return (
-            tuple((each.seen, len(each.steps), each.status, each.in_transaction) for each in self.sessions),
+            tuple(
+                (session.seen, len(session.steps), session.status, session.in_transaction) for session in self.sessions
+            ),
             self._committed(),
             tuple(self.blocked),
         )
@@ -300,19 +302,19 @@ class Stuck(Exception):
 class Search:
     """All schedules of one combination with at most `bound` preemptions; None: with any number."""
 
-    def __init__(self, arena: Arena, combination: Combination, bound: int | None) -> None:
+    def __init__(self, arena: Arena, combination: Combination, preemptions: int | None) -> None:
         self._arena = arena
         self._combination = combination
-        self._bound = bound
+        self._bound = preemptions
         self.found = Searched()
 
     def run(self) -> Searched:
         """Up to the first finding."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                allowed = self._allowed()
-                self.found.outcomes = len(allowed)
-                while not self._finds(allowed) and self._arena.footprints.grow(self._combination):
+                outcomes = self._allowed()
+                self.found.outcomes = len(outcomes)
+                while not self._finds(outcomes) and self._arena.footprints.grow(self._combination):
                     pass
                 break
             except Diverged as error:
@@ -320,14 +322,14 @@ class Search:
                     self._report(list(self._arena.taken), [str(error)])
         return self.found
 
-    def _finds(self, allowed: Collection[Outcome]) -> bool:
+    def _finds(self, outcomes: Collection[Outcome]) -> bool:
         for schedule in self._schedules(self._bound):
             self.found.completed += 1
             outcome, trouble = self._arena.outcome()
             trouble += self._arena.verified()
             self.found.reached.add(outcome)
-            if outcome not in allowed:
-                trouble += _differences(outcome, allowed)
+            if outcome not in outcomes:
+                trouble += _differences(outcome, outcomes)
             if trouble:
                 self._report(schedule, trouble)
                 return True
@@ -335,39 +337,39 @@ class Search:
 
     def _allowed(self) -> set[Outcome]:
         """The outcomes of all orders of whole transactions."""
-        allowed = set()
-        for schedule in self._schedules(None, whole=True):
+        outcomes = set()
+        for schedule in self._schedules(None, serial=True):
             outcome, trouble = self._arena.outcome()
             if trouble:
-                self._report(schedule, ["one after the other: " + each for each in trouble])
-            allowed.add(outcome)
+                self._report(schedule, ["one after the other: " + problem for problem in trouble])
+            outcomes.add(outcome)
         self._arena.footprints.grow(self._combination)
-        return allowed
+        return outcomes
 
-    def _report(self, schedule: list[int], what: list[str]) -> None:
-        self.found.findings.append(Finding(self._combination, schedule, what, list(self._arena.steps)))
+    def _report(self, schedule: list[int], problems: list[str]) -> None:
+        self.found.findings.append(Finding(self._combination, schedule, problems, list(self._arena.steps)))
 
-    def _schedules(self, bound: int | None, *, whole: bool = False) -> Iterator[list[int]]:
-        """Run them; each that went to its end is yielded while the arena shows its outcome. `whole`: transactions are
+    def _schedules(self, preemptions: int | None, *, serial: bool = False) -> Iterator[list[int]]:
+        """Run them; each that went to its end is yielded while the arena shows its outcome. `serial`: transactions are
         not interleaved."""
-        branches = Branches(bound, whole=whole)
+        branches = Branches(preemptions, serial=serial)
         while branches.begin():
             self.found.schedules += 1
             try:
-                ended = self._arena.run(self._combination, branches.choose)
+                result = self._arena.run(self._combination, branches.choose)
             except Stuck as error:
                 self._report(list(self._arena.taken), [str(error)])
                 continue
-            if ended:
+            if result:
                 yield list(self._arena.taken)
 
 
 class Branches:
     """The schedules that are still to be run, each as the steps with which it begins."""
 
-    def __init__(self, bound: int | None, *, whole: bool) -> None:
-        self._bound = bound
-        self._whole = whole
+    def __init__(self, preemptions: int | None, *, serial: bool) -> None:
+        self._bound = preemptions
+        self._whole = serial
         self._open: list[tuple[list[int], int]] = [([], 0)]
         """And how many preemptions those steps take."""
         self._prefix: list[int] = []
@@ -395,15 +397,15 @@ class Branches:
         going_on = last if last in ready else None
         if not self._whole:
             ready = [number for number in ready if number == going_on or not arena.will_wait(number)] or ready
-        left = 0 if self._bound is None else self._bound - self._spent
+        budget = 0 if self._bound is None else self._bound - self._spent
         state = arena.state(), None if self._bound is None else going_on
-        if self._visited.get(state, -1) >= left:
+        if self._visited.get(state, -1) >= budget:
             return None
-        self._visited[state] = left
+        self._visited[state] = budget
         default = ready[0] if going_on is None else going_on
-        spent = self._spent if self._bound is None or going_on is None else self._spent + 1
-        if self._bound is None or spent <= self._bound:
-            self._open += [([*arena.schedule, other], spent) for other in ready if other != default]
+        cost = self._spent if self._bound is None or going_on is None else self._spent + 1
+        if self._bound is None or cost <= self._bound:
+            self._open += [([*arena.schedule, other], cost) for other in ready if other != default]
         return default
 
 
@@ -411,17 +413,19 @@ class Diverged(Exception):
     """A schedule did not repeat: it depends on more than the database and the schedule."""
 
 
-def _differences(outcome: Outcome, allowed: Iterable[Outcome]) -> list[str]:
+def _differences(outcome: Outcome, expected_outcomes: Iterable[Outcome]) -> list[str]:
     """Which parts of an outcome no serial order has."""
-    every = list(allowed)
+    outcomes = list(expected_outcomes)
     responses, rows = outcome
     lines = [
         f"response of session {number}: {response}"
         for number, response in enumerate(responses)
-        if all(response != other[0][number] for other in every)
+        if all(response != other[0][number] for other in outcomes)
     ]
     lines += [
-        f"{table}: {' | '.join(part)}" for table, part in rows if all(part != dict(other[1])[table] for other in every)
+        f"{table}: {' | '.join(part)}"
+        for table, part in rows
+        if all(part != dict(other[1])[table] for other in outcomes)
     ]
     if not lines:
         lines = [f"response of session {number}: {response}" for number, response in enumerate(responses)]
@@ -433,7 +437,7 @@ def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> F
     """Run one schedule, in an arena whose sessions stop before every statement; after its steps each session goes on to
     its end. What is wrong with it, if anything."""
     search = Search(arena, combination, None)
-    allowed = search._allowed()
+    outcomes = search._allowed()
 
     def choose(arena: Arena, ready: list[int], last: int | None) -> int:
         depth = len(arena.schedule)
@@ -444,8 +448,8 @@ def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> F
     arena.run(combination, choose)
     outcome, trouble = arena.outcome()
     trouble += arena.verified()
-    if outcome not in allowed:
-        trouble += _differences(outcome, allowed)
+    if outcome not in outcomes:
+        trouble += _differences(outcome, outcomes)
     return Finding(combination, list(arena.taken), trouble, list(arena.steps))
 
 
@@ -464,11 +468,11 @@ class Profile:
         self._later: dict[str, list[Access]] = {}
         self._answers: dict[Access, bool] = {}
 
-    def beside(self, others: Iterable[Profile]) -> None:
+    def beside(self, profiles: Iterable[Profile]) -> None:
         """Take these for the others of the combination."""
         self._answers = {}
         self._later = {}
-        for access in frozenset().union(*(other.accesses for other in others)):
+        for access in frozenset().union(*(other.accesses for other in profiles)):
             self._later.setdefault(access.table, []).append(access)
 
     def concerns(self, accesses: Collection[Access]) -> bool:
@@ -511,17 +515,17 @@ class Footprints:
         if len(combination.operations) == 1:
             return [Profile()]
         if combination != self._combination:
-            alone = [self._of(combination.scene, operation) for operation in combination.operations]
+            profiles = [self._of(combination.scene, operation) for operation in combination.operations]
             self._combination = combination
-            self._profiles = [Profile(each.accesses, each.parts) for each in alone]
+            self._profiles = [Profile(profile.accesses, profile.parts) for profile in profiles]
             self._acquaint()
         return self._profiles
 
     def grow(self, combination: Combination) -> bool:
         """Assume what was observed of the combination; whether that is more than before."""
-        grown = [profile.grow() for profile in self.of(combination)]
+        growths = [profile.grow() for profile in self.of(combination)]
         self._acquaint()
-        return any(grown)
+        return any(growths)
 
     def _acquaint(self) -> None:
         for number, profile in enumerate(self._profiles):
@@ -530,33 +534,39 @@ class Footprints:
     def touches(self, scene: Scene, operation: str, table: str) -> bool:
         return any(access.table == table for access in self._of(scene, operation).accesses)
 
-    def meet(self, scene: Scene, one: str, other: str) -> bool:
+    def meet(self, scene: Scene, first: str, other: str) -> bool:
         """Whether one of the two writes or locks what the other touches."""
-        mine, theirs = self._of(scene, one).accesses, self._of(scene, other).accesses
-        changed, changed_by_other = ({a.table for a in each if a.kind is not Kind.READ} for each in (mine, theirs))
-        return any(a.table in changed_by_other for a in mine) or any(a.table in changed for a in theirs)
+        first_accesses, other_accesses = self._of(scene, first).accesses, self._of(scene, other).accesses
+        changed_by_first, changed_by_other = (
+            {a.table for a in accesses if a.kind is not Kind.READ} for accesses in (first_accesses, other_accesses)
+        )
+        return any(a.table in changed_by_other for a in first_accesses) or any(
+            a.table in changed_by_first for a in other_accesses
+        )
 
     def connected(self, scene: Scene, operations: Sequence[str]) -> bool:
         """Whether the operations can't be taken apart into some that never meet the others."""
-        reached, left = {0}, set(range(1, len(operations)))
-        while more := {n for n in left if any(self.meet(scene, operations[n], operations[r]) for r in reached)}:
-            reached |= more
-            left -= more
-        return not left
+        connected, remaining = {0}, set(range(1, len(operations)))
+        while neighbours := {
+            n for n in remaining if any(self.meet(scene, operations[n], operations[r]) for r in connected)
+        }:
+            connected |= neighbours
+            remaining -= neighbours
+        return not remaining
 
 
 def combinations(
-    arena: Arena, many: int, places: Sequence[Scene], *, in_one: bool = False, without: Collection[str] = ()
+    arena: Arena, size: int, places: Sequence[Scene], *, in_one: bool = False, excluded_names: Collection[str] = ()
 ) -> Iterator[Combination]:
-    """All combinations of `many` operations, an operation with itself included, in every scene; where none of them
+    """All combinations of `size` operations, an operation with itself included, in every scene; where none of them
     touches an item group, which is what the scenes differ in, in the first one only. `in_one`: each in one scene only,
-    the next one in the next scene. None of the operations is one of `without`."""
+    the next one in the next scene. None of the operations is one of `excluded_names`."""
     footprints = arena.footprints
-    names = [each for each in OPERATIONS if each not in without]
-    for number, operations in enumerate(itertools.combinations_with_replacement(names, many)):
-        wanted = [places[number % len(places)]] if in_one else places
-        if not any(footprints.touches(places[0], each, "item_groups") for each in operations):
-            wanted = places[:1]
-        for scene in wanted:
+    names = [name for name in OPERATIONS if name not in excluded_names]
+    for number, operations in enumerate(itertools.combinations_with_replacement(names, size)):
+        scenes = [places[number % len(places)]] if in_one else places
+        if not any(footprints.touches(places[0], operation, "item_groups") for operation in operations):
+            scenes = places[:1]
+        for scene in scenes:
             if footprints.connected(scene, operations):
                 yield Combination(scene, operations)

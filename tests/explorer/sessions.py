@@ -51,9 +51,9 @@ class Abandoned(Exception):
 
 def normalized(text: str, ids: dict[str, str] | None = None) -> str:
     """Without times, and with generated ids numbered in the order in which they appear."""
-    numbered = {} if ids is None else ids
+    numbers = {} if ids is None else ids
     text = _TIME.sub("TIME", text)
-    return _NEW_ID.sub(lambda found: numbered.setdefault(found[0], f"new-{len(numbered) + 1}"), text)
+    return _NEW_ID.sub(lambda match: numbers.setdefault(match[0], f"new-{len(numbers) + 1}"), text)
 
 
 class PaysAtOnce(Payer):
@@ -141,7 +141,7 @@ class Session:
         """It stops before every statement, concern or not."""
         self.taken: list[int] = []
         """Where each statement that is executed is entered, by the session's number."""
-        self.committing: Callable[[int, Collection[str]], None] = lambda number, written: None
+        self.committing: Callable[[int, Collection[str]], None] = lambda number, rows: None
         """Called before each COMMIT, with the tables that the transaction has written."""
         self._ids: dict[str, str] = {}
         self._digest = hashlib.blake2b(digest_size=12)
@@ -188,19 +188,21 @@ class Session:
             self.status = DONE
             self._reports.put(self)
 
-    def _before(self, tx: Any, cursor: Any, text: str, parameters: Any, _: object, many: bool) -> None:
+    def _before(self, tx: Any, cursor: Any, text: str, parameters: Any, _: object, executemany: bool) -> None:
         if not self._exploring:
             return
         if text.startswith(("SET ", "SHOW ", "DO ")):
             self._snapshot_is_due |= "REPEATABLE READ" in text
             return
         commits = text == "COMMIT"
-        full = cursor.mogrify(text, parameters) if hasattr(cursor, "mogrify") and parameters and not many else text
+        full = (
+            cursor.mogrify(text, parameters) if hasattr(cursor, "mogrify") and parameters and not executemany else text
+        )
         self.due = None if commits else analyzed(full)
         accesses = self._published() if self.due is None else self.due.accesses(self.held)
-        covered = self.due is not None and self.due.is_covered(self.held)
-        alone = self._is_alone(text, () if covered else accesses)
-        if not self.abandoned and not alone:
+        is_covered = self.due is not None and self.due.is_covered(self.held)
+        is_alone = self._is_alone(text, () if is_covered else accesses)
+        if not self.abandoned and not is_alone:
             driver = tx.connection.dbapi_connection
             self.thread_id = driver.thread_id() if hasattr(driver, "thread_id") else 0
             self.next = text
@@ -224,17 +226,19 @@ class Session:
             self._in_part = False
             return
         self.accesses.update(accesses)
-        self.in_transaction |= not alone
+        self.in_transaction |= not is_alone
         self.writing |= text == "BEGIN IMMEDIATE"
-        self.releases |= not covered and any(each.kind is not Kind.READ for each in accesses)
-        self._unpublished.update(Access(each.table, each.key, each.kind) for each in accesses)
+        self.releases |= not is_covered and any(access.kind is not Kind.READ for access in accesses)
+        self._unpublished.update(Access(access.table, access.key, access.kind) for access in accesses)
         if self.due is not None and self.due.changed:
             self.written.add(self.due.changed)
 
     def _published(self) -> list[Access]:
         """What a COMMIT of the transaction changes for others: rows that it wrote are seen, others are unlocked."""
         kinds = {Kind.WRITE: Kind.PUBLISH, Kind.LOCK: Kind.LOCK}
-        return [Access(each.table, each.key, kinds[each.kind]) for each in self._unpublished if each.kind in kinds]
+        return [
+            Access(access.table, access.key, kinds[access.kind]) for access in self._unpublished if access.kind in kinds
+        ]
 
     def _is_alone(self, text: str, accesses: Collection[Access]) -> bool:
         """Whether it makes no difference to the others, nor they to it, when the statement is executed."""
@@ -275,9 +279,9 @@ class Session:
         self.drawn = 0
         self.releases = True
 
-    def _note(self, seen: object) -> None:
+    def _note(self, observation: object) -> None:
         if self._exploring:
-            text = repr(seen.args) if isinstance(seen, BaseException) else repr(seen)
+            text = repr(observation.args) if isinstance(observation, BaseException) else repr(observation)
             self._digest.update(normalized(text, self._ids).encode())
 
 
@@ -291,30 +295,30 @@ def explored() -> Iterator[None]:
     """The code as it is explored. Statements that travel together are executed one by one, so that a session can stop
     between them; retries don't pause; a session waits for a lock for as long as the explorer lets it; journals and
     chunks of a deletion are so small that a few items fill them; nothing is left to chance."""
-    together = statements.run
+    original_run = statements.run
 
     def run(tx: Any, *texts: str) -> list[Sequence[Sequence[Any]]]:
-        return [together(tx, text)[0] for text in texts]
+        return [original_run(tx, text)[0] for text in texts]
 
     write = Database.write
 
     def patiently(database: Database, *work: Any, lock_wait: float | None = None, **options: Any) -> Any:
         return write(database, *work, **options)
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(statements, "run", run)
-        patched.setattr(Database, "write", patiently)
-        patched.setattr(tenacity.nap, "time", SimpleNamespace(sleep=lambda seconds: None))
-        patched.setattr(database, "LOCK_WAIT", 600)
-        patched.setattr(purge, "CHUNK", 2)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(statements, "run", run)
+        patches.setattr(Database, "write", patiently)
+        patches.setattr(tenacity.nap, "time", SimpleNamespace(sleep=lambda seconds: None))
+        patches.setattr(database, "LOCK_WAIT", 600)
+        patches.setattr(purge, "CHUNK", 2)
         for name, value in {"FEW": 1, "LEAST": 3, "MOST": 3, "PORTION": 2}.items():
-            patched.setattr(journal, name, value)
+            patches.setattr(journal, name, value)
         chance = SimpleNamespace(urandom=_random_bytes, token_bytes=_random_bytes, shuffle=lambda values: None)
         chance.uuid4 = lambda: UUID(bytes=_random_bytes(16))
-        patched.setattr(call, "os", chance)
-        patched.setattr(deliveries, "secrets", chance)
-        patched.setattr(deliveries, "random", chance)
-        patched.setattr(inbox, "uuid", chance)
+        patches.setattr(call, "os", chance)
+        patches.setattr(deliveries, "secrets", chance)
+        patches.setattr(deliveries, "random", chance)
+        patches.setattr(inbox, "uuid", chance)
         structlog.configure(processors=[_drop])
         try:
             yield

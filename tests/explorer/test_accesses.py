@@ -48,11 +48,11 @@ def test_rows_that_the_own_transaction_has_locked_are_nobody_elses() -> None:
     assert update.is_covered(frozenset({BATCH_2}))
     assert not update.is_covered(frozenset())
     # Other sessions still read what it will have written, so it belongs to what they may meet.
-    assert [each.kind for each in update.accesses(frozenset({BATCH_2}))] == [Kind.WRITE]
+    assert [access.kind for access in update.accesses(frozenset({BATCH_2}))] == [Kind.WRITE]
 
 
 @pytest.mark.parametrize(
-    ("due", "later", "clash"),
+    ("due", "second", "clash"),
     [
         (Kind.READ, Kind.READ, False),
         (Kind.READ, Kind.LOCK, False),
@@ -65,17 +65,17 @@ def test_rows_that_the_own_transaction_has_locked_are_nobody_elses() -> None:
         (Kind.PUBLISH, Kind.LOCK, True),
     ],
 )
-def test_kinds_that_commute(due: Kind, later: Kind, clash: bool) -> None:
-    assert clashes(Access("batches", None, due), [Access("batches", None, later)]) is clash
-    assert not clashes(Access("batches", None, due), [Access("feed", None, later)])
+def test_kinds_that_commute(due: Kind, second: Kind, clash: bool) -> None:
+    assert clashes(Access("batches", None, due), [Access("batches", None, second)]) is clash
+    assert not clashes(Access("batches", None, due), [Access("feed", None, second)])
 
 
 def test_different_rows_commute_and_a_common_lock_keeps_two_transactions_apart() -> None:
-    two, three = (frozenset({"2"}),), (frozenset({"3"}),)
-    assert not clashes(Access("batches", two, Kind.WRITE), [Access("batches", three, Kind.WRITE)])
-    assert clashes(Access("batches", two, Kind.WRITE), [Access("batches", None, Kind.WRITE)])
-    guarded = [Access("failures", None, Kind.WRITE, frozenset({BATCH_2}))]
-    assert not clashes(Access("failures", None, Kind.WRITE, frozenset({BATCH_2})), guarded)
-    assert clashes(Access("failures", None, Kind.WRITE), guarded)
+    row_2, three = (frozenset({"2"}),), (frozenset({"3"}),)
+    assert not clashes(Access("batches", row_2, Kind.WRITE), [Access("batches", three, Kind.WRITE)])
+    assert clashes(Access("batches", row_2, Kind.WRITE), [Access("batches", None, Kind.WRITE)])
+    accesses = [Access("failures", None, Kind.WRITE, frozenset({BATCH_2}))]
+    assert not clashes(Access("failures", None, Kind.WRITE, frozenset({BATCH_2})), accesses)
+    assert clashes(Access("failures", None, Kind.WRITE), accesses)
     # A COMMIT releases the lock that kept them apart.
-    assert clashes(Access("failures", None, Kind.PUBLISH, frozenset({BATCH_2})), guarded)
+    assert clashes(Access("failures", None, Kind.PUBLISH, frozenset({BATCH_2})), accesses)

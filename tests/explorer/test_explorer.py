@@ -76,17 +76,17 @@ FOUND_BEFORE = [
 def test_what_was_found_before_is_not_found_again(arena: Arena, text: str) -> None:
     """Each combination in which the explorer found something."""
     combination, _ = parse(text)
-    found = Search(arena, combination, 2).run()
-    assert not found.findings, "\n".join(map(str, found.findings))
+    findings = Search(arena, combination, 2).run()
+    assert not findings.findings, "\n".join(map(str, findings.findings))
 
 
-def explore(arena: Arena, many: int, first: int, step: int) -> None:
-    """Search each `step`th combination of `many` operations, starting with the one numbered `first`."""
-    chosen = list(combinations(arena, many, SCENES, in_one=True, without=MANIFOLD))[first::step]
-    assert chosen
-    for combination in chosen:
-        found = Search(arena, combination, None if many == 2 else 2).run()
-        assert not found.findings, "\n".join(map(str, found.findings))
+def explore(arena: Arena, size: int, first: int, step: int) -> None:
+    """Search each `step`th combination of `size` operations, starting with the one numbered `first`."""
+    selection = list(combinations(arena, size, SCENES, in_one=True, excluded_names=MANIFOLD))[first::step]
+    assert selection
+    for combination in selection:
+        findings = Search(arena, combination, None if size == 2 else 2).run()
+        assert not findings.findings, "\n".join(map(str, findings.findings))
 
 
 @pytest.mark.mariadb
@@ -130,12 +130,12 @@ ALIKE = [
 def test_stops_that_are_left_out_hide_no_outcome(server: MariaDB, arena: Arena, text: str) -> None:
     """Stopping before every statement reaches the same outcomes, with more schedules."""
     combination, _ = parse(text)
-    few = Search(arena, combination, None).run()
-    everywhere = Arena(OnMariaDB(server), every_stop=True)
-    many = Search(everywhere, combination, None).run()
-    everywhere.close()
-    assert few.reached == many.reached
-    assert few.schedules < many.schedules
+    reduced = Search(arena, combination, None).run()
+    full_arena = Arena(OnMariaDB(server), every_stop=True)
+    complete = Search(full_arena, combination, None).run()
+    full_arena.close()
+    assert reduced.reached == complete.reached
+    assert reduced.schedules < complete.schedules
 
 
 @pytest.mark.mariadb
@@ -143,8 +143,8 @@ def test_a_schedule_is_replayed_by_its_steps(server: MariaDB, arena: Arena) -> N
     combination, _ = parse("growing/cold:ack-few+extend")
     arena.run(combination, lambda arena, ready, last: ready[-1])
     steps, (outcome, _) = list(arena.taken), arena.outcome()
-    everywhere = Arena(OnMariaDB(server), every_stop=True)
-    again = replay(everywhere, combination, steps)
-    assert again.schedule == steps
-    assert everywhere.outcome()[0] == outcome
-    everywhere.close()
+    full_arena = Arena(OnMariaDB(server), every_stop=True)
+    replayed = replay(full_arena, combination, steps)
+    assert replayed.schedule == steps
+    assert full_arena.outcome()[0] == outcome
+    full_arena.close()

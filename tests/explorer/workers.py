@@ -59,8 +59,12 @@ def begin(database: str) -> None:
     multiprocessing.util.Finalize(None, resources.close, exitpriority=10)
 
 
-def search(wanted: tuple[Combination, int | None]) -> tuple[str, dict[str, object]]:
-    combination, bound = wanted
-    found = Search(_arena, combination, bound).run()
-    result = {"schedules": found.schedules, "outcomes": found.outcomes, "findings": list(map(str, found.findings))}
+def search(task: tuple[Combination, int | None]) -> tuple[str, dict[str, object]]:
+    combination, preemptions = task
+    findings = Search(_arena, combination, preemptions).run()
+    result = {
+        "schedules": findings.schedules,
+        "outcomes": findings.outcomes,
+        "findings": list(map(str, findings.findings)),
+    }
     return str(combination), result

@@ -13,10 +13,10 @@ SEED: Final = int(os.environ.get("LASTBIT_FUZZ_SEED", "0")) or (random.randrange
 """Of what is drawn without Hypothesis, which has ways of its own to repeat."""
 
 
-def examples(few: int, many: int) -> Any:
-    """The settings of a Hypothesis test that tries so many: `few`, or `many` in a long run."""
+def examples(small: int, large: int) -> Any:
+    """The settings of a Hypothesis test that tries so many: `small`, or `large` in a long run."""
     return settings(
-        max_examples=many if LONG else few,
+        max_examples=large if LONG else small,
         derandomize=not LONG,
         deadline=None,
         database=None,

@@ -59,9 +59,9 @@ def parsed(body: bytes) -> Any:
     return value
 
 
-def fields(value: Any, known: set[str]) -> Object:
+def fields(value: Any, names: set[str]) -> Object:
     """Every occurrence of every field has to be good; the last one counts."""
-    if not isinstance(value, Object) or not {name for name, _ in value} <= known:
+    if not isinstance(value, Object) or not {name for name, _ in value} <= names:
         raise Refused(422)
     return value
 
@@ -104,36 +104,36 @@ def array(value: Any) -> list[Any]:
 
 
 def mask_of(value: Any) -> tuple[int, int, str]:
-    found: dict[str, Any] = {}
-    for name, each in fields(value, {"batch", "group", "bits"}):
-        found[name] = text_of(each) if name == "bits" else integer(each)
-    if len(found) < 3:
+    members: dict[str, Any] = {}
+    for name, member in fields(value, {"batch", "group", "bits"}):
+        members[name] = text_of(member) if name == "bits" else integer(member)
+    if len(members) < 3:
         raise Refused(422)
-    return found["batch"], found["group"], found["bits"]
+    return members["batch"], members["group"], members["bits"]
 
 
 def meaning(verb: str, body: bytes, group_sizes: dict[int, int]) -> dict[str, Any]:
     """The request that the body is. Raises `Refused`."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for name, value in fields(parsed(body or b"{}"), {"items", "groups"} | ({"reason"} if verb == "fail" else set())):
         if name == "items":
-            found[name] = [text_of(each) for each in array(value)]
+            members[name] = [text_of(element) for element in array(value)]
         elif name == "groups":
-            found[name] = [mask_of(each) for each in array(value)]
+            members[name] = [mask_of(element) for element in array(value)]
         else:
-            found[name] = None if value is None else text_of(value)
-            if len(found[name] or "") > 4000:
+            members[name] = None if value is None else text_of(value)
+            if len(members[name] or "") > 4000:
                 raise Refused(422)
-    if not found.keys() & {"items", "groups"}:
+    if not members.keys() & {"items", "groups"}:
         raise Refused(422)
-    items, groups = found.get("items", []), found.get("groups", [])
+    items, groups = members.get("items", []), members.get("groups", [])
     if len(items) > MAX_IDS or len(groups) > MAX_GROUPS:
         raise Refused(413)
     request = {
         "verb": verb,
-        "items": [list(item_of(each)) for each in items],
+        "items": [list(item_of(item)) for item in items],
         "masks": [[batch, group, bits_of(bits).hex()] for batch, group, bits in groups],
-        "reason": found.get("reason"),
+        "reason": members.get("reason"),
     }
     for batch, _, bits in request["masks"]:
         if len(bits) // 2 > group_sizes.get(batch, 32768) // 8:
@@ -156,7 +156,7 @@ class Bench(NamedTuple):
 
     def bits(self) -> dict[int, tuple[set[int], set[int]]]:
         """Acked and failed numbers, as the database has them."""
-        found = {}
+        field_by_batch = {}
         for batch in self.batches:
             size, issued = self.model.batches[batch].group_size, self.model.batches[batch].items
             resolved, failed = set(), set()
@@ -168,8 +168,8 @@ class Bench(NamedTuple):
                         lowest = value & -value
                         numbers.add(group * size + lowest.bit_length() - 1)
                         value ^= lowest
-            found[batch] = (resolved - failed, failed)
-        return found
+            field_by_batch[batch] = (resolved - failed, failed)
+        return field_by_batch
 
     def expected_bits(self) -> dict[int, tuple[set[int], set[int]]]:
         return {batch: (self.model.batches[batch].acked, self.model.batches[batch].failed) for batch in self.batches}
@@ -185,18 +185,18 @@ def bench() -> Iterator[Bench]:
     }
     with served() as server:
         model = Model()
-        made = []
+        batches = []
         for size, items, sealed in SIZES:
             request = {"verb": "open", "opening": {"group_size": size, "items": items, "sealed": sealed, "key": "k"}}
             batch = perform(server.service, request)["batch"]
             model.perform(request, batch)
-            made.append(batch)
-        request = {"verb": "cancel", "batch": made[-1]}
+            batches.append(batch)
+        request = {"verb": "cancel", "batch": batches[-1]}
         perform(server.service, request)
         model.perform(request)
-        assert model.batches[made[-1]].state is State.CANCELLED
-        assert made == list(range(1, len(SIZES) + 1)), "the bodies have these ids"
-        yield Bench(server, model, made, schemas)
+        assert model.batches[batches[-1]].state is State.CANCELLED
+        assert batches == list(range(1, len(SIZES) + 1)), "the bodies have these ids"
+        yield Bench(server, model, batches, schemas)
 
 
 WAYS: Final = ("plain", "cut", "chunked", "close")
@@ -209,20 +209,20 @@ def sent(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | N
         head += b"Content-Type: %b\r\n" % content_type
     if way == "close":
         head += b"Connection: close\r\n"
-    edges = sorted({0, *(cut % (len(body) + 1) for cut in cuts), len(body)})
+    edges = sorted({0, *(place % (len(body) + 1) for place in cuts), len(body)})
     parts = [body[start:end] for start, end in itertools.pairwise(edges)]
     if way == "chunked":
-        whole = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
-        message = [head + b"Transfer-Encoding: chunked\r\n\r\n" + whole + b"0\r\n\r\n"]
+        stream = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+        message = [head + b"Transfer-Encoding: chunked\r\n\r\n" + stream + b"0\r\n\r\n"]
     else:
         message = [head + b"Content-Length: %d\r\n\r\n" % len(body)]
         message = [message[0], *parts] if way == "cut" else [message[0] + body]
     connection = bench.server.connect(AckProtocol)
     connection.feed(*message)
-    found = connection.until_answered() or answers(connection.transport.written)
+    replies = connection.until_answered() or answers(connection.transport.written)
     connection.lose()
-    assert len(found) == 1
-    return found[0]
+    assert len(replies) == 1
+    return replies[0]
 
 
 def held(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]) -> int:
@@ -230,18 +230,18 @@ def held(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | N
     is_json = content_type is not None and content_type.split(b";")[0].strip().lower() == b"application/json"
     answer = sent(bench, verb, way, body, content_type, cuts)
     request: dict[str, Any] = {}
-    wanted = 200
+    expected_status = 200
     try:
         if body and not is_json:
             raise Refused(415)
         request = meaning(verb, body, bench.group_sizes)
-    except Refused as refused:
-        wanted = refused.args[0]
-    assert answer.status == wanted, answer.content
-    if wanted != 200:
+    except Refused as refusal:
+        expected_status = refusal.args[0]
+    assert answer.status == expected_status, answer.content
+    if expected_status != 200:
         problem = answer.json()
         assert answer.headers["content-type"] == "application/problem+json"
-        assert problem["status"] == wanted
+        assert problem["status"] == expected_status
         if answer.status == 422:
             assert problem["errors"][0]["place"].startswith("body")
     else:
@@ -254,11 +254,11 @@ def held(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | N
 def said(answer: dict[str, Any]) -> dict[str, Any]:
     """In the words of the model."""
     rejected = []
-    for each in answer["rejected"]:
-        where = each["item"] if "item" in each else each["group"]
-        assert ("group" in each) == ("count" in each)
-        rejected.append([each["reason"], [int(part) for part in where.split(":")], each.get("count", 1)])
-    completed = {each.pop("batch"): each for each in answer["completed"]}
+    for rejection in answer["rejected"]:
+        name = rejection["item"] if "item" in rejection else rejection["group"]
+        assert ("group" in rejection) == ("count" in rejection)
+        rejected.append([rejection["reason"], [int(part) for part in name.split(":")], rejection.get("count", 1)])
+    completed = {entry.pop("batch"): entry for entry in answer["completed"]}
     return answer | {"rejected": sorted(rejected), "completed": completed}
 
 

@@ -111,9 +111,9 @@ def valid_data_is_taken(ctx: Any, response: Any, case: Any) -> None:
         if "\ufffd" in unquote(response.request.url):
             return  # a per cent sign was sent as it is, and made an escape of what follows it, of no character
         places = response.json().get("errors", [])
-        for each in places:
+        for value in places:
             if not any(
-                re.fullmatch(place, each["place"]) and re.search(said, each["expected"])
+                re.fullmatch(place, value["place"]) and re.search(said, value["expected"])
                 for place, said in EXCUSED.items()
             ):
                 raise
@@ -141,17 +141,17 @@ def all_methods_are_allowed(ctx: Any, response: Any, case: Any) -> None:
     try:
         allow_header_conformance(ctx, response, case)
     except Failure:
-        shared = case.path.startswith(("/v1/processes/{process}/{instance}", "/v1/tallies/{tally}/apply"))
-        if not shared or set(response.headers["allow"][0].split(", ")) != {"GET", "POST"}:
+        shares_path = case.path.startswith(("/v1/processes/{process}/{instance}", "/v1/tallies/{tally}/apply"))
+        if not shares_path or set(response.headers["allow"][0].split(", ")) != {"GET", "POST"}:
             raise
 
 
 class Service:
     """One that knows a token of each role, with a thing of each kind in it."""
 
-    def __init__(self, url: str, *, guarded: bool = True) -> None:
+    def __init__(self, url: str, *, with_tokens: bool = True) -> None:
         self.url = url
-        self.guarded = guarded
+        self.guarded = with_tokens
         self.session = requests.Session()
         self.admin = httpx.Client(base_url=url, timeout=30, headers=self.headers("admin"))
         self.asked = 0
@@ -174,17 +174,17 @@ class Service:
             self._done("POST", f"/v1/batches/{batch['id']}/cancel", {})
         self.webhook = self._done("POST", "/v1/webhooks", {"url": "http://127.0.0.1:9/"})["id"]
         self._done("PUT", "/v1/consumer-groups/g", {"partitions": 4})
-        held = self._done("POST", "/v1/consumer-groups/g/sync", {"worker": "w", "session": "s"})
-        snapshot = {"worker": "w", "epoch": held["assigned"][0]["epoch"], "snapshot": SNAPSHOT}
-        self._done("PUT", f"/v1/consumer-groups/g/partitions/{held['assigned'][0]['partition']}/position", snapshot)
+        lease = self._done("POST", "/v1/consumer-groups/g/sync", {"worker": "w", "session": "s"})
+        snapshot = {"worker": "w", "epoch": lease["assigned"][0]["epoch"], "snapshot": SNAPSHOT}
+        self._done("PUT", f"/v1/consumer-groups/g/partitions/{lease['assigned'][0]['partition']}/position", snapshot)
         self._done("PUT", "/v1/processes/p", {"partitions": 1})
         self._done("POST", "/v1/events", {"events": [{"id": f"e{number}", "type": "t", "key": "i", "data": {"a": 1}}]})
-        synced = self._done("POST", "/v1/consumer-groups/process.p/sync", {"worker": "w", "session": "s"})
-        fence = {"worker": "w", "epoch": synced["assigned"][0]["epoch"]}
+        process_lease = self._done("POST", "/v1/consumer-groups/process.p/sync", {"worker": "w", "session": "s"})
+        fence = {"worker": "w", "epoch": process_lease["assigned"][0]["epoch"]}
         event = {"id": f"e{number}", "position": self._done("GET", "/v1/events", None)["last"]}
         handled = {"event": event, "fence": fence, "version": number, "state": {"n": number}}
-        more = {"commands": [{"type": "c", "step": f"s{number}"}], "timers": [{"timer": "t", "after": 1000}]}
-        self._done("POST", "/v1/processes/p/i/handle", {**handled, **more})
+        changes = {"commands": [{"type": "c", "step": f"s{number}"}], "timers": [{"timer": "t", "after": 1000}]}
+        self._done("POST", "/v1/processes/p/i/handle", {**handled, **changes})
         source = {"topic": "t", "partition": 0, "offset": number}
         self._done("POST", "/v1/tallies/t/apply", {"entries": [{"key": "k", "delta": 1, "source": source}]})
 
@@ -210,23 +210,23 @@ QUIET: Final = {
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    yield from _services(guarded=True)
+    yield from _services(with_tokens=True)
 
 
 @pytest.fixture(scope="module")
 def open_service() -> Iterator[Service]:
     """Without tokens."""
-    yield from _services(guarded=False)
+    yield from _services(with_tokens=False)
 
 
-def _services(*, guarded: bool) -> Iterator[Service]:
-    known = {"LASTBIT_TOKENS": "\n".join(token.line() for token in KNOWN)} if guarded else {}
-    with sqlite_file() as url, running_service(url, **QUIET, **known) as running:
-        made = Service(running.url, guarded=guarded)
+def _services(*, with_tokens: bool) -> Iterator[Service]:
+    environment = {"LASTBIT_TOKENS": "\n".join(token.line() for token in KNOWN)} if with_tokens else {}
+    with sqlite_file() as url, running_service(url, **QUIET, **environment) as running:
+        service = Service(running.url, with_tokens=with_tokens)
         print(f"LASTBIT_FUZZ_SEED={SEED}")
-        yield made
-        print(f"{made.asked:,} requests were judged")
-        made.close()
+        yield service
+        print(f"{service.asked:,} requests were judged")
+        service.close()
 
 
 NAMES: Final = {"group": "g", "process": "p", "instance": "i", "worker": "w", "tally": "t", "key": "k"}
@@ -266,9 +266,9 @@ def _ask(case: Any, service: Service, caller: str | None) -> Any:
     """The answer, of which an endless one is not read."""
     service.asked += 1
     if case.path == STREAM and case.method == "GET":
-        asked = case.as_transport_kwargs(base_url=service.url, headers=service.headers(caller))
-        asked.pop("session", None)
-        with service.session.request(**asked, stream=True, timeout=30) as answer:
+        request = case.as_transport_kwargs(base_url=service.url, headers=service.headers(caller))
+        request.pop("session", None)
+        with service.session.request(**request, stream=True, timeout=30) as answer:
             if answer.status_code != 200:
                 answer.content  # noqa: B018  # it is read
                 case.validate_response(answer, headers=service.headers(caller), **_checks(service, case))
@@ -290,21 +290,25 @@ def _ask(case: Any, service: Service, caller: str | None) -> Any:
 def _checks(service: Service, case: Any) -> dict[str, Any]:
     from schemathesis.checks import CHECKS
 
-    excluded = {positive_data_acceptance.__name__, allow_header_conformance.__name__}
+    excluded_checks = {positive_data_acceptance.__name__, allow_header_conformance.__name__}
     if not service.guarded:
         # It asks for no token, which a document for all services can't say; and Schemathesis sends a wrong one or none
         # as bad data.
-        excluded |= {"ignored_auth", "missing_required_header", "negative_data_rejection"}
+        excluded_checks |= {"ignored_auth", "missing_required_header", "negative_data_rejection"}
     parameters = case.operation.definition.raw.get("parameters", ())
-    known = {each["name"]: each["schema"].get("type") for each in parameters if each["in"] == "query"}
-    sent = case.query or {}
+    types = {
+        parameter["name"]: parameter["schema"].get("type") for parameter in parameters if parameter["in"] == "query"
+    }
+    query = case.query or {}
     # A value and a list of it alone are written alike, and so are an empty list and nothing.
-    wrong = [sent[name] for name in sent if name in known and (known[name] == "array") != isinstance(sent[name], list)]
-    alike = wrong and not any(isinstance(each, list) and len(each) > 1 for each in wrong)
-    if set(sent) - set(known) or alike:
+    wrong = [
+        query[name] for name in query if name in types and (types[name] == "array") != isinstance(query[name], list)
+    ]
+    alike = wrong and not any(isinstance(value, list) and len(value) > 1 for value in wrong)
+    if set(query) - set(types) or alike:
         # One that nobody knows is ignored; and what else is bad of such a request may be its token, which `_ask` mends.
-        excluded |= {"negative_data_rejection"}
-    return {"excluded_checks": [check for check in CHECKS.get_all() if check.__name__ in excluded]}
+        excluded_checks |= {"negative_data_rejection"}
+    return {"excluded_checks": [check for check in CHECKS.get_all() if check.__name__ in excluded_checks]}
 
 
 @WHOLE.parametrize()
@@ -322,10 +326,10 @@ def test_callers_who_may_not_are_told_so(case: Any, service: Service, caller: st
     """401 without a token; with one, what the operation says of its role: never an answer that it doesn't name."""
     _aim(case, service)
     answer = _ask(case, service, caller)
-    asked = case.operation.definition.raw["security"]
-    if caller is None and asked:
+    requirements = case.operation.definition.raw["security"]
+    if caller is None and requirements:
         assert answer.status_code == 401
-    elif caller is not None and asked and [caller] not in [each["token"] for each in asked]:
+    elif caller is not None and requirements and [caller] not in [requirement["token"] for requirement in requirements]:
         assert answer.status_code == 403
     else:
         assert answer.status_code not in (401, 403)

@@ -35,43 +35,43 @@ class Done:
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Served, Seen]]:
     """Its acks are noted and answered at once, so that all is done in turn."""
-    seen = Seen()
+    requests = Seen()
     with served() as running:
         app: Any = running.app
         parse, inner = app.parse, app.app
 
         def noted(verb: Any, key: Any, content: bytes, caller: Any) -> Any:
-            seen.append((f"{verb} {key!r}", content))
+            requests.append((f"{verb} {key!r}", content))
             return parse(verb, key, content, caller)
 
         async def passed_on(scope: Any, receive: Any, send: Any) -> None:
-            seen.append((f"{scope['method']} {scope['path']}", b""))
+            requests.append((f"{scope['method']} {scope['path']}", b""))
             await inner(scope, receive, send)
 
         app.parse, app.app = noted, passed_on
-        app.submit = lambda call, to: to(Done())
-        yield running, seen
+        app.submit = lambda call, future: future(Done())
+        yield running, requests
 
 
 def heard(server: tuple[Served, Seen], kind: Any, parts: list[bytes]) -> tuple[list[tuple[str, bytes]], list[Any]]:
     """The requests that the protocol made of the bytes, and the answers: statuses and bodies."""
-    running, seen = server
-    seen.clear()
+    running, requests = server
+    requests.clear()
     connection = running.connect(kind)
-    refused: list[int] = []
+    refusals: list[int] = []
     try:
         connection.feed(*parts)
     except LocalProtocolError:
         # Of h11: it has said that it closes, and uvicorn would say 400 to what comes then and is no request.
-        refused = [400]
+        refusals = [400]
         connection.transport.close()
     # uvicorn says 400 to a transfer coding that it does not know; we say 501.
-    told = re.findall(
+    statuses = re.findall(
         rb"HTTP/1\.1 ([2-5]\d\d) ", connection.transport.written.replace(b"HTTP/1.1 501 ", b"HTTP/1.1 400 ")
     )
-    closed = connection.transport.closed
+    is_closed = connection.transport.closed
     connection.lose()
-    return list(seen), [*map(int, told), *refused, closed]
+    return list(requests), [*map(int, statuses), *refusals, is_closed]
 
 
 BODY = b'{"items":["7:0:1"]}'
@@ -140,26 +140,26 @@ def requests(draw: st.DrawFn) -> bytes:
 
 def fitting(before: bytes, line: bytes) -> bytes:
     """A head whose length is of all that comes behind the first one, as if that one's body were so long."""
-    behind = len(before) - before.find(b"\r\n\r\n") - 4
+    body_length = len(before) - before.find(b"\r\n\r\n") - 4
     head = assembled([*PLAIN_HEAD[:3], line, b"Content-Length: 0000"], b"\r\n", b"")
-    return head.replace(b"0000", b"%04d" % (behind + len(head)))
+    return head.replace(b"0000", b"%04d" % (body_length + len(head)))
 
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
     """What a client sends: requests one after the other, cut anywhere, sometimes with a byte of it changed."""
-    sent = draw(st.lists(st.one_of(requests(), st.just(PLAIN), st.just(MALFORMED)), min_size=1, max_size=4))
+    parts = draw(st.lists(st.one_of(requests(), st.just(PLAIN), st.just(MALFORMED)), min_size=1, max_size=4))
     if draw(st.booleans()):
-        sent.append(fitting(b"".join(sent), draw(st.sampled_from(LINES))))
-    whole = b"".join(sent)
+        parts.append(fitting(b"".join(parts), draw(st.sampled_from(LINES))))
+    stream = b"".join(parts)
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
-        place = draw(st.integers(0, len(whole) - 1))
+        place = draw(st.integers(0, len(stream) - 1))
         kind = draw(st.integers(0, 2))
         new = draw(st.sampled_from([b"\r", b"\n", b" ", b"\t", b"\x00", b":", b"0", b"\xff", b"\r\n", b"\x0b", b"A"]))
-        whole = whole[:place] + (b"" if kind == 1 else new) + whole[place + (kind != 2) :]
-    cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=3)))
-    edges = [0, *cuts, len(whole)]
-    return [whole[start:end] for start, end in itertools.pairwise(edges) if start < end]
+        stream = stream[:place] + (b"" if kind == 1 else new) + stream[place + (kind != 2) :]
+    cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=3)))
+    edges = [0, *cuts, len(stream)]
+    return [stream[start:end] for start, end in itertools.pairwise(edges) if start < end]
 
 
 REFUSED = [400, True]
@@ -182,16 +182,16 @@ UPGRADED = assembled([STARTS[0], *UPGRADE, *PLAIN_HEAD[1:]], b"\r\n", BODY)
 def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, Seen], parts: list[bytes]) -> None:
     """The same requests with the same bodies, the same answers and the same end, however they are cut and whatever was
     remembered of earlier heads."""
-    seen, told = heard(server, Http1Protocol, parts)
+    requests, statuses = heard(server, Http1Protocol, parts)
     for _ in range(2):  # with what it has remembered by then
-        same, answered = heard(server, AckProtocol, parts)
-        if told[-2:] == REFUSED:
+        fast_requests, fast_statuses = heard(server, AckProtocol, parts)
+        if statuses[-2:] == REFUSED:
             # When it meets what is no request the server drops those that wait for an answer before them, and says 400
             # in the place of the answer that it owes. We have done and answered more of them by then, or say nothing.
-            assert answered[-1]
-            assert same[: len(seen)] == seen
+            assert fast_statuses[-1]
+            assert fast_requests[: len(requests)] == requests
         else:
-            assert (same, answered) == (seen, told)
+            assert (fast_requests, fast_statuses) == (requests, statuses)
 
 
 @given(streams())
@@ -203,49 +203,51 @@ def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, 
 def test_two_parsers_never_see_two_things_in_the_same_bytes(server: tuple[Served, Seen], parts: list[bytes]) -> None:
     """A proxy that reads as another server does could be made to pass on what we take for a second request. So where
     h11, which is strict, goes on, we see what it sees; and where we see more than it, it has refused."""
-    ours, (*_, _) = heard(server, AckProtocol, parts)
-    theirs, (*told, _) = heard(server, H11Protocol, parts)
-    absolute = [place for place, (what, _) in enumerate(theirs) if ABSOLUTE.match(what)]
+    fast_requests, (*_, _) = heard(server, AckProtocol, parts)
+    h11_requests, (*h11_statuses, _) = heard(server, H11Protocol, parts)
+    absolute = [place for place, (target, _) in enumerate(h11_requests) if ABSOLUTE.match(target)]
     if absolute:
         # We take a proxy's form of a path for that path, as a server has to; uvicorn on h11 knows no such path.
-        ours, theirs = ours[: absolute[0]], theirs[: absolute[0]]
-    common = min(len(ours), len(theirs))
-    assert ours[:common] == theirs[:common]
-    if len(ours) > common:
-        assert 400 in told, "h11 waits for more where we have gone on"
+        fast_requests, h11_requests = fast_requests[: absolute[0]], h11_requests[: absolute[0]]
+    common = min(len(fast_requests), len(h11_requests))
+    assert fast_requests[:common] == h11_requests[:common]
+    if len(fast_requests) > common:
+        assert 400 in h11_statuses, "h11 waits for more where we have gone on"
 
 
 @pytest.mark.parametrize("start", STARTS[:3])
-@pytest.mark.parametrize("chunked", [False, True])
-def test_an_offer_of_another_protocol_changes_nothing(server: tuple[Served, Seen], start: bytes, chunked: bool) -> None:
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_an_offer_of_another_protocol_changes_nothing(
+    server: tuple[Served, Seen], start: bytes, is_chunked: bool
+) -> None:
     """Not what the request says, nor where the next one begins, however both come and whatever is still under way."""
-    length = b"Transfer-Encoding: chunked" if chunked else PLAIN_HEAD[-1]
-    body = BODIES[3] if chunked else BODY
+    length = b"Transfer-Encoding: chunked" if is_chunked else PLAIN_HEAD[-1]
+    body = BODIES[3] if is_chunked else BODY
     lines = [start, *PLAIN_HEAD[1:3], length]
-    whole = assembled([*lines, *UPGRADE], b"\r\n", body) * 2 + PLAIN
-    wanted = heard(server, AckProtocol, [assembled(lines, b"\r\n", body) * 2 + PLAIN])
-    assert len(wanted[0]) == 3
-    assert heard(server, AckProtocol, [bytes([each]) for each in whole]) == wanted
-    for cut in range(len(whole) + 1):
-        assert heard(server, AckProtocol, [whole[:cut], whole[cut:]]) == wanted, cut
+    stream = assembled([*lines, *UPGRADE], b"\r\n", body) * 2 + PLAIN
+    expected_result = heard(server, AckProtocol, [assembled(lines, b"\r\n", body) * 2 + PLAIN])
+    assert len(expected_result[0]) == 3
+    assert heard(server, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
+    for place in range(len(stream) + 1):
+        assert heard(server, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
     running, _ = server
-    running.app.submit, submit = lambda call, to: None, running.app.submit
+    running.app.submit, submit = lambda call, future: None, running.app.submit
     try:
-        seen, answered = heard(server, AckProtocol, [PLAIN, whole])
+        requests, statuses = heard(server, AckProtocol, [PLAIN, stream])
     finally:
         running.app.submit = submit
-    assert (seen, answered) == ([("ack None", BODY)], [False])
+    assert (requests, statuses) == ([("ack None", BODY)], [False])
 
 
 def test_an_offer_costs_an_ack_nothing(server: tuple[Served, Seen]) -> None:
     """Its head is remembered as others are, and not read again."""
     assert heard(server, AckProtocol, [UPGRADED]) == ([("ack None", BODY)], [200, False])
-    running, seen = server
-    seen.clear()
+    running, requests = server
+    requests.clear()
     connection = running.connect(AckProtocol)
     connection.protocol.parser = None
     connection.feed(UPGRADED)
-    assert seen == [("ack None", BODY)]
+    assert requests == [("ack None", BODY)]
     connection.lose()
 
 
@@ -263,19 +265,19 @@ def test_what_is_said_to_junk_is_no_answer_to_what_came_before_it(server: tuple[
     """Of two requests on a connection the first is done, whatever the second is: its caller is told so, or nothing."""
     assert heard(server, AckProtocol, [junk[:1], junk[1:]])[1] in ([400, True], [413, True])
     running, _ = server
-    running.app.submit, submit = lambda call, to: None, running.app.submit
+    running.app.submit, submit = lambda call, future: None, running.app.submit
     try:
         for parts in ([PLAIN + junk[:1], junk[1:]], [PLAIN, junk[:1], junk[1:]], [PLAIN + PLAIN + junk[:1], junk[1:]]):
-            seen, answered = heard(server, AckProtocol, parts)
-            assert (seen, answered) == ([("ack None", BODY)], [True])
+            requests, statuses = heard(server, AckProtocol, parts)
+            assert (requests, statuses) == ([("ack None", BODY)], [True])
     finally:
         running.app.submit = submit
 
 
 def test_a_request_that_has_its_answer_gets_no_second_one(server: tuple[Served, Seen]) -> None:
     """Nor half of one and another in its middle: what is junk behind an answer ends the connection."""
-    begun = assembled([b"POST /nowhere HTTP/1.1", LINES[0], CHUNKED], b"\r\n", b"")
-    assert heard(server, AckProtocol, [begun, b"no length"])[1] == [404, True]
+    first = assembled([b"POST /nowhere HTTP/1.1", LINES[0], CHUNKED], b"\r\n", b"")
+    assert heard(server, AckProtocol, [first, b"no length"])[1] == [404, True]
     running, _ = server
     app: Any = running.app
 
@@ -286,34 +288,34 @@ def test_a_request_that_has_its_answer_gets_no_second_one(server: tuple[Served, 
 
     app.app, inner = half, app.app
     try:
-        assert heard(server, AckProtocol, [begun, b"no length"])[1] == [200, True]
+        assert heard(server, AckProtocol, [first, b"no length"])[1] == [200, True]
     finally:
         app.app = inner
 
 
 @pytest.mark.parametrize("head", [b"CONNECT x:443 HTTP/1.1", b"CONNECT /v1/acks HTTP/1.1"])
 def test_no_tunnel_is_opened(server: tuple[Served, Seen], head: bytes) -> None:
-    whole = assembled([head, *PLAIN_HEAD[1:]], b"\r\n", BODY) + PLAIN
-    for parts in ([whole], [whole[: -len(PLAIN)], PLAIN]):
+    stream = assembled([head, *PLAIN_HEAD[1:]], b"\r\n", BODY) + PLAIN
+    for parts in ([stream], [stream[: -len(PLAIN)], PLAIN]):
         assert heard(server, AckProtocol, parts) == ([], REFUSED)
 
 
 def test_every_byte_is_a_place_to_cut_at(server: tuple[Served, Seen]) -> None:
     """In a plain request, one in chunks, and between pipelined ones, before and after the head is known."""
-    chunked = assembled([*PLAIN_HEAD[:3], b"Transfer-Encoding: chunked"], b"\r\n", BODIES[3])
-    whole = PLAIN + chunked + PLAIN
-    wanted = [("ack None", BODY)] * 3, [200, 200, 200, False]
-    for cut in range(len(whole) + 1):
-        assert heard(server, AckProtocol, [whole[:cut], whole[cut:]]) == wanted, cut
-    for cut in range(len(PLAIN)):
-        assert heard(server, AckProtocol, [PLAIN, PLAIN[:cut], PLAIN[cut:]])[0] == [("ack None", BODY)] * 2
-    assert heard(server, AckProtocol, [bytes([each]) for each in whole]) == wanted
+    chunked_head = assembled([*PLAIN_HEAD[:3], b"Transfer-Encoding: chunked"], b"\r\n", BODIES[3])
+    stream = PLAIN + chunked_head + PLAIN
+    expected_result = [("ack None", BODY)] * 3, [200, 200, 200, False]
+    for place in range(len(stream) + 1):
+        assert heard(server, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
+    for place in range(len(PLAIN)):
+        assert heard(server, AckProtocol, [PLAIN, PLAIN[:place], PLAIN[place:]])[0] == [("ack None", BODY)] * 2
+    assert heard(server, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
 
 
 def test_a_head_is_remembered_with_its_own_body_alone(server: tuple[Served, Seen]) -> None:
     """Not with what the next one in the same packet says, where the first was refused at once."""
     second = fitting(MALFORMED, b"X: 2")
-    seen, answered = heard(server, AckProtocol, [MALFORMED + second])
-    assert (seen, answered) == ([("ack None", MALFORMED[-len(BODY) :])], [422, False])
-    seen, answered = heard(server, AckProtocol, [PLAIN + PLAIN[: len(second)]])
-    assert (seen[0], answered[0]) == (("ack None", BODY), 200)
+    requests, statuses = heard(server, AckProtocol, [MALFORMED + second])
+    assert (requests, statuses) == ([("ack None", MALFORMED[-len(BODY) :])], [422, False])
+    requests, statuses = heard(server, AckProtocol, [PLAIN + PLAIN[: len(second)]])
+    assert (requests[0], statuses[0]) == (("ack None", BODY), 200)

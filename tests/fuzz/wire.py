@@ -65,19 +65,19 @@ class Answer:
         return json.loads(self.content)
 
 
-def answers(written: bytes) -> list[Answer]:
-    found = []
-    while written:
-        head, end, rest = written.partition(b"\r\n\r\n")
-        assert end, f"half an answer: {written!r}"
+def answers(data: bytes) -> list[Answer]:
+    replies = []
+    while data:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        assert end, f"half an answer: {data!r}"
         start, *lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         status, length = int(start.split()[1]), int(headers.get("content-length", "0"))
         assert len(rest) >= length
         if status >= 200:
-            found.append(Answer(status, headers, rest[:length]))
-        written = rest[length:]
-    return found
+            replies.append(Answer(status, headers, rest[:length]))
+        data = rest[length:]
+    return replies
 
 
 class Served:
@@ -96,11 +96,11 @@ class Served:
 
 
 class Connection:
-    def __init__(self, served: Served, kind: Any) -> None:
-        self.loop = served.loop
+    def __init__(self, server: Served, kind: Any) -> None:
+        self.loop = server.loop
         self.state = ServerState()
         # Its limits are uvicorn's own; `api.__main__` changes none that judges bytes.
-        config = uvicorn.Config(served.app, http=kind, log_config=None, access_log=False, proxy_headers=False)
+        config = uvicorn.Config(server.app, http=kind, log_config=None, access_log=False, proxy_headers=False)
         config.load()
         self.transport = Transport()
         self.protocol: Any = kind(config=config, server_state=self.state, app_state={}, _loop=self.loop)

@@ -43,17 +43,17 @@ class Mutant:
         module = importlib.import_module(module_name)
         *outer, name = path.split(".")
         owner = module
-        for each in outer:
-            owner = getattr(owner, each)
+        for name in outer:
+            owner = getattr(owner, name)
         source = textwrap.dedent(inspect.getsource(getattr(owner, name)))
         for old, new in ((self.old, self.new), *self.also):
             if source.count(old) != 1:
                 raise AssertionError(f"{self.name}: {old!r} stands {source.count(old)} times in {self.where}")
             source = source.replace(old, new)
         source = "from __future__ import annotations\n" + source
-        made: dict[str, object] = {}
-        exec(compile(source, f"<mutant {self.name}>", "exec"), vars(module), made)
-        setattr(owner, name, made[name])
+        namespace: dict[str, object] = {}
+        exec(compile(source, f"<mutant {self.name}>", "exec"), vars(module), namespace)
+        setattr(owner, name, namespace[name])
 
 
 _RACES = "test_races.py::"
@@ -1881,13 +1881,13 @@ def from_environment() -> None:
     """Put the mutant in place that the environment names; once, though several folders of tests ask for it."""
     name = os.environ.get(VARIABLE)
     if name:
-        next(each for each in MUTANTS if each.name == name).put_in_place()
+        next(mutant for mutant in MUTANTS if mutant.name == name).put_in_place()
 
 
 def _run(mutant: Mutant) -> tuple[bool, str]:
     """Whether the test failed by its own doing, and the first line of why."""
-    started = time.monotonic()
-    done = subprocess.run(
+    start = time.monotonic()
+    process = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:xdist"),
             f"{Path(__file__).parent / mutant.test}",
@@ -1897,31 +1897,31 @@ def _run(mutant: Mutant) -> tuple[bool, str]:
         text=True,
         check=False,
     )
-    failed = done.returncode == 1 and re.search(r"^FAILED ", done.stdout, re.MULTILINE) is not None
-    if not failed and done.returncode != 0:
-        return False, f"the test did not run:\n{done.stdout}{done.stderr}"
-    reason = re.search(r"^\S+:\d+: (.*)$", done.stdout, re.MULTILINE)
-    return failed, f"{reason[1][:120] if reason else ''} ({time.monotonic() - started:.0f} s)"
+    failed = process.returncode == 1 and re.search(r"^FAILED ", process.stdout, re.MULTILINE) is not None
+    if not failed and process.returncode != 0:
+        return False, f"the test did not run:\n{process.stdout}{process.stderr}"
+    reason = re.search(r"^\S+:\d+: (.*)$", process.stdout, re.MULTILINE)
+    return failed, f"{reason[1][:120] if reason else ''} ({time.monotonic() - start:.0f} s)"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.guarantees.mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    given = parser.parse_args()
-    chosen = [each for each in MUTANTS if not given.names or each.name in given.names]
-    if unknown := set(given.names) - {each.name for each in chosen}:
-        parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
-    survived = 0
-    with concurrent.futures.ThreadPoolExecutor(given.processes) as pool:
-        for mutant, (killed, why) in zip(chosen, pool.map(_run, chosen), strict=True):
-            survived += not killed
+    options = parser.parse_args()
+    selection = [mutant for mutant in MUTANTS if not options.names or mutant.name in options.names]
+    if unknown_names := set(options.names) - {mutant.name for mutant in selection}:
+        parser.error(f"no such mutant: {', '.join(sorted(unknown_names))}")
+    survivors = 0
+    with concurrent.futures.ThreadPoolExecutor(options.processes) as pool:
+        for mutant, (is_killed, reason) in zip(selection, pool.map(_run, selection), strict=True):
+            survivors += not is_killed
             print(
-                f"{'KILLED  ' if killed else 'SURVIVED'} {mutant.name}\n         by {mutant.test}\n         {why}",
+                f"{'KILLED  ' if is_killed else 'SURVIVED'} {mutant.name}\n         by {mutant.test}\n         {reason}",
                 flush=True,
             )
-    print(f"{len(chosen) - survived} of {len(chosen)} mutants were killed")
-    return 1 if survived else 0
+    print(f"{len(selection) - survivors} of {len(selection)} mutants were killed")
+    return 1 if survivors else 0
 
 
 if __name__ == "__main__":

@@ -46,19 +46,19 @@ class Queue:
             if not self.waiting:
                 self.now = self._next
                 continue
-            begun = self.now
+            start = self.now
             before = self.admission.limit
-            self.admission.taking(begun, begun - self.waiting[0])
+            self.admission.taking(start, start - self.waiting[0])
             limit = self.admission.limit
             while before is None and limit is not None and len(self.waiting) > limit:
                 self.waiting.popleft()
-                self.refused.append(begun)
-            count = min(len(self.waiting), self.admission.flush_limit(begun, FLUSH_UNITS))
-            taken = [self.waiting.popleft() for _ in range(count)]
+                self.refused.append(start)
+            count = min(len(self.waiting), self.admission.flush_limit(start, FLUSH_UNITS))
+            arrivals = [self.waiting.popleft() for _ in range(count)]
             seconds_taken = self.disk.lone + count * self.disk.unit
             self.now += seconds_taken
             self._come(rate, min(self.now, end))
-            self.took += [(self.now, self.now - came) for came in taken]
+            self.took += [(self.now, self.now - arrival) for arrival in arrivals]
             self.admission.flushed(self.now, count, seconds_taken)
         return self
 
@@ -73,8 +73,8 @@ class Queue:
             self._next += 1 / rate
 
     def p99(self, since: float, until: float = float("inf")) -> float:
-        took = sorted(each for at, each in self.took if since <= at < until)
-        return took[len(took) * 99 // 100]
+        waits = sorted(wait for time, wait in self.took if since <= time < until)
+        return waits[len(waits) * 99 // 100]
 
 
 DISKS = [Disk(0.001, 0.0002), Disk(0.004, 0.002), Disk(0.03, 0.0005), Disk(0.0005, 0.0005)]
@@ -85,22 +85,24 @@ def test_ten_times_too_much_is_admitted_as_far_as_it_can_be_answered_soon(disk: 
     """For a minute: the 99th percentile of the admitted is within five times that of a sustainable load, most of what
     the disk can do is done, and after it everybody is taken again at once."""
     queue = Queue(disk).offer(0.01 / disk.lone, 5)  # now and then one
-    begun = queue.now
+    start = queue.now
     queue.offer(0.7 * disk.most, 10)
     assert not queue.refused
-    calm, flooded = queue.p99(begun), queue.now
+    calm, flood_start = queue.p99(start), queue.now
     queue.offer(10 * disk.most, 60)
-    over = queue.now
+    flood_end = queue.now
     # And of large calls as long as it takes to commit those that may always wait, after as many and a lone one.
-    always = 2 * (disk.lone + LEAST * disk.unit) + disk.lone + disk.unit
-    assert queue.p99(flooded, over) <= max(5 * calm, 0.05, always)
-    done = sum(1 for at, _ in queue.took if flooded <= at < over)
-    assert done >= 0.7 * disk.most * (over - flooded)
-    assert done + sum(1 for at in queue.refused if at < over) >= 0.99 * 10 * disk.most * (over - flooded)
+    allowance = 2 * (disk.lone + LEAST * disk.unit) + disk.lone + disk.unit
+    assert queue.p99(flood_start, flood_end) <= max(5 * calm, 0.05, allowance)
+    answers = sum(1 for time, _ in queue.took if flood_start <= time < flood_end)
+    assert answers >= 0.7 * disk.most * (flood_end - flood_start)
+    assert answers + sum(1 for time in queue.refused if time < flood_end) >= 0.99 * 10 * disk.most * (
+        flood_end - flood_start
+    )
     queue.offer(0.7 * disk.most, 10)
-    assert not [at for at in queue.refused if at > over + 1]
+    assert not [time for time in queue.refused if time > flood_end + 1]
     assert queue.admission.limit is None
-    assert queue.p99(over + 1) <= 1.5 * calm
+    assert queue.p99(flood_end + 1) <= 1.5 * calm
 
 
 def test_a_burst_is_taken_whole() -> None:
@@ -117,9 +119,9 @@ def test_a_disk_that_becomes_slow_is_given_larger_flushes() -> None:
     queue = Queue(Disk(0.001, 0.00005)).offer(14_000, 5)
     queue.disk = Disk(0.02, 0.00005)
     queue.offer(14_000, 10)
-    settled = queue.now
+    settled_at = queue.now
     queue.offer(14_000, 5)
-    assert not [at for at in queue.refused if at > settled]
+    assert not [time for time in queue.refused if time > settled_at]
     queue.disk = Disk(0.001, 0.00005)
     queue.offer(14_000, 5)
     assert queue.p99(queue.now - 3) < SHORT * 2
@@ -142,7 +144,7 @@ def test_a_thousand_consumers_who_wait_for_their_answers_are_served(disk: Disk) 
     """Of one hot batch, say: each acks its next item when it was told of the last one. All that the disk can do is
     done, and nobody is sent away."""
     admission = Admission()
-    now, done = 0.0, 0
+    now, answers = 0.0, 0
     waiting = deque([0.0] * 1000)
     while now < 20:
         admission.taking(now, now - waiting[0])
@@ -152,10 +154,10 @@ def test_a_thousand_consumers_who_wait_for_their_answers_are_served(disk: Disk) 
             waiting.popleft()
         seconds = disk.lone + count * disk.unit
         now += seconds
-        done += count
+        answers += count
         waiting += [now] * count
         admission.flushed(now, count, seconds)
-    assert done >= 0.8 * 20 * disk.most
+    assert answers >= 0.8 * 20 * disk.most
 
 
 def test_without_overload_there_is_no_bound_and_no_lone_flush() -> None:
@@ -185,17 +187,17 @@ def test_the_target_lies_between_what_is_short_and_what_is_long() -> None:
 
 def test_who_refuses_says_when_it_began_and_when_it_ended() -> None:
     """Not before waits were long for a while; not after one was short, while others are still refused."""
-    told: list[bool] = []
-    admission = Admission(AFTER, told.append)
+    decisions: list[bool] = []
+    admission = Admission(AFTER, decisions.append)
     admission.taking(0, 1)
     admission.taking(AFTER * 0.9, 1)
     assert admission.limit is None
     admission.taking(AFTER * 1.1, 1)
-    assert told == [True]
+    assert decisions == [True]
     assert admission.limit is not None
     admission.refused(1)
     admission.taking(1 + CALM / 2, 0)
-    assert told == [True]
+    assert decisions == [True]
     admission.taking(1 + CALM * 2, 0)
-    assert told == [True, False]
+    assert decisions == [True, False]
     assert admission.limit is None

@@ -41,24 +41,24 @@ def meet(
     service: Service, first: Callable[[Connection], T], second: Callable[[], Any], table: str = "batches"
 ) -> tuple[T, Any]:
     """Hold `first` right before its commit until `second` has come to a lock in the table; then let both end."""
-    held, met = threading.Event(), threading.Event()
+    lock_held, second_waits = threading.Event(), threading.Event()
 
     def hold(tx: Connection) -> T:
         result = first(tx)
-        held.set()
-        assert met.wait(60)
+        lock_held.set()
+        assert second_waits.wait(60)
         return result
 
     @sa.event.listens_for(service.database.engine, "before_cursor_execute")
     def arrives(connection: object, cursor: object, text: str, *_: object) -> None:
-        if held.is_set() and ("BEGIN IMMEDIATE" in text or (table in text and "FOR UPDATE" in text)):
-            met.set()
+        if lock_held.is_set() and ("BEGIN IMMEDIATE" in text or (table in text and "FOR UPDATE" in text)):
+            second_waits.set()
 
     with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(service.database.write, hold)
-        assert held.wait(60)
+        first_call = pool.submit(service.database.write, hold)
+        assert lock_held.wait(60)
         other = pool.submit(second)
-        return one.result(60), other.result(60)
+        return first_call.result(60), other.result(60)
 
 
 def unit(batch: int, group: int, index: int) -> Unit:
@@ -69,8 +69,10 @@ def test_an_extend_that_races_the_close_is_part_of_what_is_closed(service: Servi
     """There, items could be added while the batch closed, and nobody waited for them."""
     batch = new(service, 1)
     ack(service, (batch, 0, 0))
-    extended, sealed = meet(service, lambda tx: batches.extend(tx, batch, 2, None), lambda: service.batches.seal(batch))
-    assert (extended.start, extended.count) == (1, 2)
+    extension, sealed = meet(
+        service, lambda tx: batches.extend(tx, batch, 2, None), lambda: service.batches.seal(batch)
+    )
+    assert (extension.start, extension.count) == (1, 2)
     assert (sealed.batch.items, sealed.newly, sealed.batch.state) == (3, False, State.SEALED)
     with pytest.raises(errors.BatchSealed):
         service.batches.extend(batch, 1)
@@ -97,8 +99,8 @@ def test_of_two_racing_last_acks_one_is_told_that_it_completed_the_batch(service
     )
     assert first.completed is None
     assert second.completed[batch].newly
-    again = ack(service, (batch, 0, 0))
-    assert (again.repeated, again.completed[batch].newly) == (1, False)
+    repeat = ack(service, (batch, 0, 0))
+    assert (repeat.repeated, repeat.completed[batch].newly) == (1, False)
 
 
 def test_the_same_last_ack_twice_at_once_is_told_twice_and_news_once(service: Service) -> None:
@@ -128,11 +130,11 @@ def test_an_ack_does_not_trust_its_id(service: Service) -> None:
         (0, 0, 0): "unknown_batch",
     }
     answer = ack(service, *strangers, (small, 0, 1))
-    assert {tuple(each.item): each.reason for each in answer.rejected if each.item} == strangers
+    assert {tuple(rejection.item): rejection.reason for rejection in answer.rejected if rejection.item} == strangers
     assert (answer.applied, answer.repeated) == (1, 0)
     masks = [(small, 0, b"\xff"), (small, 7, b"\x01"), (large + 1000, 0, b"\x03")]
     answer = service.acks.ack(Call.of(Verb.ACK, (), masks)).result(60)
-    assert {(each.reason, each.group, each.count) for each in answer.rejected} == {
+    assert {(rejection.reason, rejection.group, rejection.count) for rejection in answer.rejected} == {
         ("unknown_item", (small, 0), 3),
         ("unknown_item", (small, 7), 1),
         ("unknown_batch", (large + 1000, 0), 2),
@@ -140,28 +142,32 @@ def test_an_ack_does_not_trust_its_id(service: Service) -> None:
     assert (answer.applied, answer.repeated) == (4, 1)
     assert (service.batches.get(small).acked, service.batches.get(large).acked) == (5, 0)
     with service.database.engine.connect() as tx:
-        known = tables.item_groups.c
-        assert tx.execute(sa.select(known.batch_id, known.group_no)).all() == [(small, 0)]
+        columns = tables.item_groups.c
+        assert tx.execute(sa.select(columns.batch_id, columns.group_no)).all() == [(small, 0)]
 
 
 def time_passes(service: Service, *ids: int, days: int = LONG_AGO) -> None:
-    known = tables.batches.c
+    columns = tables.batches.c
     with service.database.engine.begin() as tx:
-        for row in tx.execute(sa.select(known.id, known.updated_at, known.ended_at).where(known.id.in_(ids))).all():
+        for row in tx.execute(
+            sa.select(columns.id, columns.updated_at, columns.ended_at).where(columns.id.in_(ids))
+        ).all():
             past = {"updated_at": row.updated_at, "ended_at": row.ended_at}
-            moved = {name: value - janitor.timedelta(days=days) for name, value in past.items() if value is not None}
-            tx.execute(sa.update(tables.batches).where(known.id == row.id).values(moved))
+            shifted_times = {
+                name: value - janitor.timedelta(days=days) for name, value in past.items() if value is not None
+            }
+            tx.execute(sa.update(tables.batches).where(columns.id == row.id).values(shifted_times))
 
 
 def test_a_batch_that_is_being_acked_is_not_reaped(service: Service) -> None:
     """There, acks didn't touch the batch, and the reaper took it from under its consumers."""
-    acked, failed, repeated, silent = (new(service, 2, sealed=True) for _ in range(4))
-    ack(service, (repeated, 0, 0))
-    time_passes(service, acked, failed, repeated, silent)
-    ack(service, (acked, 0, 0), (repeated, 0, 0))
+    acked, failed, repeating, silent = (new(service, 2, sealed=True) for _ in range(4))
+    ack(service, (repeating, 0, 0))
+    time_passes(service, acked, failed, repeating, silent)
+    ack(service, (acked, 0, 0), (repeating, 0, 0))
     service.acks.ack(Call.of(Verb.FAIL, [(failed, 0, 0)])).result(60)
     report = janitor.run_once(service.database, janitor.Policy())
-    assert sorted(report.expired_sealed) == sorted([repeated, silent])
+    assert sorted(report.expired_sealed) == sorted([repeating, silent])
     assert report.deleted == []
     assert {service.batches.get(batch).state for batch in (acked, failed)} == {State.SEALED}
     assert ack(service, (acked, 0, 1)).completed[acked].newly
@@ -184,8 +190,8 @@ def test_a_batch_without_items_is_reaped_like_any_other(service: Service) -> Non
 def test_adding_no_items_is_legal(service: Service) -> None:
     """There, adding 0 items failed, and each producer had to know that."""
     batch = new(service, 0)
-    extended = service.batches.extend(batch, 0, "nothing")
-    assert (extended.start, extended.count, extended.batch.items) == (0, 0, 0)
+    extension = service.batches.extend(batch, 0, "nothing")
+    assert (extension.start, extension.count, extension.batch.items) == (0, 0, 0)
     service.batches.extend(batch, 5)
     assert (service.batches.extend(batch, 0).start, service.batches.extend(batch, 0, "nothing").start) == (5, 0)
     assert service.batches.get(batch).items == 5
@@ -199,9 +205,9 @@ def test_a_retried_add_issues_the_same_items_and_the_batch_ends(service: Service
     first = service.batches.extend(batch, 4, "chunk-1")
     service.batches.extend(batch, 2, "chunk-2")
     for state in (State.OPEN, State.SEALED, State.COMPLETE):
-        again = service.batches.extend(batch, 4, "chunk-1")
-        assert (again.start, again.count, again.replayed) == (first.start, 4, True)
-        assert (again.batch.items, again.batch.state) == (9, state)
+        repeat = service.batches.extend(batch, 4, "chunk-1")
+        assert (repeat.start, repeat.count, repeat.replayed) == (first.start, 4, True)
+        assert (repeat.batch.items, repeat.batch.state) == (9, state)
         with pytest.raises(errors.IdempotencyKeyReused):
             service.batches.extend(batch, 5, "chunk-1")
         if state is State.OPEN:
@@ -216,10 +222,12 @@ def test_ids_of_deleted_batches_never_come_back(service: Service) -> None:
     for batch in ids:
         service.batches.delete(batch)
     service.stop()
-    reopened = Service(Database(service.database.url.render_as_string(hide_password=False)), combiner=Inline)
-    assert new(reopened, 1) > max(ids)
-    assert {each.reason for each in ack(reopened, *((batch, 0, 0) for batch in ids)).rejected} == {"unknown_batch"}
-    reopened.stop()
+    new_service = Service(Database(service.database.url.render_as_string(hide_password=False)), combiner=Inline)
+    assert new(new_service, 1) > max(ids)
+    assert {rejection.reason for rejection in ack(new_service, *((batch, 0, 0) for batch in ids)).rejected} == {
+        "unknown_batch"
+    }
+    new_service.stop()
 
 
 @pytest.mark.mariadb
@@ -247,7 +255,7 @@ def test_batch_keys_that_differ_in_case_or_blanks_are_different(service: Service
     """MariaDB's default collations would find all of them under each of them."""
     ids = {key: new(service, 1, key=key) for key in SPELLINGS}
     for key, batch in ids.items():
-        assert [each.id for each in service.batches.page(key=key).batches] == [batch]
+        assert [batch_.id for batch_ in service.batches.page(key=key).batches] == [batch]
         assert service.batches.get(batch).key == key
         assert ack(service, (batch, 0, 0)).completed == {}
         assert service.batches.seal(batch).batch.key == key
@@ -257,12 +265,12 @@ def test_batch_keys_that_differ_in_case_or_blanks_are_different(service: Service
 def test_open_keys_that_differ_in_case_or_blanks_are_different(service: Service) -> None:
     """Two producers whose keys look alike get two batches."""
     keys = ["Job-A", "job-a", "job-a "]
-    opened = [service.batches.open(batches.Opening(items=1), key) for key in keys]
-    assert len({each.batch.id for each in opened}) == 3
-    assert not any(each.replayed for each in opened)
-    for key, before in zip(keys, opened, strict=True):
-        again = service.batches.open(batches.Opening(items=1), key)
-        assert (again.batch.id, again.replayed) == (before.batch.id, True)
+    openings = [service.batches.open(batches.Opening(items=1), key) for key in keys]
+    assert len({opening.batch.id for opening in openings}) == 3
+    assert not any(opening.replayed for opening in openings)
+    for key, before in zip(keys, openings, strict=True):
+        repeat = service.batches.open(batches.Opening(items=1), key)
+        assert (repeat.batch.id, repeat.replayed) == (before.batch.id, True)
 
 
 def test_extend_keys_that_differ_in_case_or_blanks_are_different(service: Service) -> None:

@@ -46,11 +46,11 @@ def documented(heading: str) -> list[str]:
 
 def run(commands: str, folder: Path, places: dict[str, str]) -> None:
     """As a person would, in the folder; `places` are this machine's for those of the page."""
-    for theirs, ours in places.items():
-        commands = commands.replace(theirs, ours)
+    for documented, actual in places.items():
+        commands = commands.replace(documented, actual)
     environment = {**os.environ, "HOME": str(folder)}
-    done = subprocess.run(["sh", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{commands}\n{done.stderr}"
+    process = subprocess.run(["sh", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, f"{commands}\n{process.stderr}"
 
 
 @dataclass
@@ -66,11 +66,11 @@ class Before:
 def back_up_under_load(url: str, back_up: Callable[[], None]) -> Before:
     with Database(url) as database:
         schema.migrate(database)
-        shared = open_shared(database)
+        shared_batch = open_shared(database)
     with running_service(url) as running:
-        with Load(running.url, shared) as load:
+        with Load(running.url, shared_batch) as load:
             load.reaches(100)
-            before = Before(shared, len(load.acked[shared]), list(load.finished))
+            before = Before(shared_batch, len(load.acked[shared_batch]), list(load.finished))
             back_up()
             load.reaches(50)  # it stood in nobody's way
         with Database(url) as database:
@@ -82,8 +82,8 @@ def back_up_under_load(url: str, back_up: Callable[[], None]) -> Before:
 def assert_restored(url: str, before: Before) -> None:
     """All that had been answered before the backup is there, all batches add up, and ids don't come back."""
     with Database(url) as database:
-        found = {each.about: each for each in checks.check(database) if each.verdict is Verdict.BROKEN}
-        assert found == {}
+        findings = {finding.about: finding for finding in checks.check(database) if finding.verdict is Verdict.BROKEN}
+        assert findings == {}
         service = Service(database, combiner=Inline)
         for batch in before.finished:
             assert service.batches.get(batch).succeeded
@@ -92,11 +92,11 @@ def assert_restored(url: str, before: Before) -> None:
         assert [event.position for event in events] == list(range(1, len(events) + 1))
     with running_service(url) as running:
         environment = {**os.environ, "LASTBIT_URL": running.url}
-        done = run_module("lastbit", "verify", "--all", "--json", environment=environment)
-        assert done.returncode == 0, done.stdout + done.stderr
-        told: dict[str, Any] = json.loads(done.stdout)
-        assert told["ok"]
-        assert told["batches"] > len(before.finished)
+        process = run_module("lastbit", "verify", "--all", "--json", environment=environment)
+        assert process.returncode == 0, process.stdout + process.stderr
+        report: dict[str, Any] = json.loads(process.stdout)
+        assert report["ok"]
+        assert report["batches"] > len(before.finished)
         assert httpx.post(f"{running.url}/v1/batches", json={}).json()["id"] >= NEXT_ID
 
 

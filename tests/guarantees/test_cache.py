@@ -47,12 +47,12 @@ def test_processes_that_take_turns_at_a_group_see_each_others_bits(database: Dat
             numbers = set(dice.sample(range(4 * SIZE), dice.choice((1, 2, 40))))
             verb = dice.choice((Verb.ACK, Verb.ACK, Verb.FAIL))
             answer = ack(service, batch, *numbers, verb=verb)
-            changed = numbers - acked if verb is Verb.ACK else numbers - acked - failed
-            assert (answer.applied, answer.repeated) == (len(changed), len(numbers - changed))
+            news = numbers - acked if verb is Verb.ACK else numbers - acked - failed
+            assert (answer.applied, answer.repeated) == (len(news), len(numbers - news))
             if verb is Verb.ACK:
                 acked, failed = acked | numbers, failed - numbers
             else:
-                failed |= changed
+                failed |= news
         assert processes[0].batches.verify(batch).ok
         assert processes[0].batches.get(batch).succeeded
 
@@ -64,8 +64,8 @@ def test_nothing_is_held_that_was_rolled_back(database: Database, monkeypatch: p
     for _ in range(3):
         batch = service.batches.open(Opening(group_size=SIZE, items=SIZE)).batch.id
         ack(service, batch, 3, 5)
-        with monkeypatch.context() as broken:
-            broken.setattr("core.acks.completion.write", lambda *_: 1 / 0)
+        with monkeypatch.context() as patches:
+            patches.setattr("core.acks.completion.write", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 ack(service, batch, 7)
         answer = ack(service, batch, 7, 3)
@@ -111,14 +111,14 @@ def test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice(database: 
     """Connections are made as more are needed, and stay. None of them makes the process forget what it holds."""
     service = Service(database, combiner=Inline)
     batch = one_acked(service)
-    made: list[object] = []
+    connections: list[object] = []
     read: list[str] = []
-    sa.event.listen(database.engine, "connect", lambda *_: made.append(None))
-    sa.event.listen(database.engine, "before_cursor_execute", lambda *of: read.append(str(of[2])))
+    sa.event.listen(database.engine, "connect", lambda *_: connections.append(None))
+    sa.event.listen(database.engine, "before_cursor_execute", lambda *event_args: read.append(str(event_args[2])))
     for item in (10, 11, 12):
         crowd(database)
         assert ack(service, batch, 9, item).applied == 1
-    assert len(made) == 29
+    assert len(connections) == 29
     assert not any("resolved, failed FROM item_groups" in text for text in read), "its blob was read again"
     assert service.batches.verify(batch).ok
 
@@ -131,8 +131,8 @@ def test_what_was_held_is_forgotten_when_a_connection_broke(mariadb: MariaDB, ma
     other_bits(url_of(mariadb_database))
     with contextlib.closing(mariadb.connect()) as admin, admin.cursor() as cursor:
         cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [mariadb_database.url.database])
-        for (each,) in cursor.fetchall():
-            cursor.execute(f"KILL HARD CONNECTION {each}")
+        for (value,) in cursor.fetchall():
+            cursor.execute(f"KILL HARD CONNECTION {value}")
     assert_forgotten(service, batch)
 
 
@@ -145,10 +145,10 @@ def test_what_was_held_is_forgotten_when_the_server_was_restarted(mortal_mariadb
         batch = one_acked(service)
         database.dispose()
         crowd(database)
-        again = before = int(time.time())
-        while again == before:  # a start takes less than a second here
+        second = before = int(time.time())
+        while second == before:  # a start takes less than a second here
             mortal_mariadb.stop()
-            again = int(time.time())
+            second = int(time.time())
             mortal_mariadb.start()
         other_bits(url_of(database))
         database.dispose()
@@ -205,17 +205,17 @@ def test_a_group_that_grew_keeps_bits_beyond_its_stored_blob(database: Database)
 
 def test_only_so_many_are_held() -> None:
     """The oldest go first; nothing is put back that was taken before everything was forgotten."""
-    held = BitfieldCache(capacity=2)
-    held.put({(1, n): Group(Group.empty(SIZE).resolved, None, n, 0) for n in range(3)}, held.era)
-    assert held.take((1, 0), 0, 0) is None
-    assert held.take((1, 1), 7, 0) is None, "its counts are others"
-    taken = held.take((1, 2), 2, 0)
-    assert taken is not None
-    assert held.take((1, 2), 2, 0) is None, "it was taken"
-    before = held.era
-    held.clear()
-    held.put({(1, 2): taken}, before)
-    assert held.take((1, 2), 2, 0) is None
+    cache = BitfieldCache(capacity=2)
+    cache.put({(1, n): Group(Group.empty(SIZE).resolved, None, n, 0) for n in range(3)}, cache.era)
+    assert cache.take((1, 0), 0, 0) is None
+    assert cache.take((1, 1), 7, 0) is None, "its counts are others"
+    groups = cache.take((1, 2), 2, 0)
+    assert groups is not None
+    assert cache.take((1, 2), 2, 0) is None, "it was taken"
+    before = cache.era
+    cache.clear()
+    cache.put({(1, 2): groups}, before)
+    assert cache.take((1, 2), 2, 0) is None
 
 
 class Counted(dict[int, Group]):
@@ -234,26 +234,26 @@ def test_a_commit_costs_the_same_however_many_batches_are_held() -> None:
     def known(next: int, groups: int) -> JournalState:
         return JournalState(next, Counted({number: Group.empty(SIZE) for number in range(groups)}))
 
-    held = BitfieldCache(capacity=15_000)
+    cache = BitfieldCache(capacity=15_000)
     for batch in range(5000):
-        held.put({}, held.era, {batch: known(1, 3)})
+        cache.put({}, cache.era, {batch: known(1, 3)})
     Counted.asked = 0
-    taken = held.take_state(7)
-    assert taken is not None
-    taken.groups[3] = Group.empty(SIZE)
-    held.put({}, held.era, {7: taken})
+    taken_groups = cache.take_state(7)
+    assert taken_groups is not None
+    taken_groups.groups[3] = Group.empty(SIZE)
+    cache.put({}, cache.era, {7: taken_groups})
     assert Counted.asked < 10
-    assert held.take_state(0) is None, "the batch that was put back first made room"
-    assert held.journaled(0)
+    assert cache.take_state(0) is None, "the batch that was put back first made room"
+    assert cache.journaled(0)
     for batch in range(1, 5000):
-        taken = held.take_state(batch)
-        assert taken is not None
-        assert len(taken.groups) == (4 if batch == 7 else 3)
-    held.put({}, held.era, {1: known(1, 15_000), 2: known(2, 1)})
-    assert held.take_state(1) is None
-    assert held.take_state(2) is not None
-    held.put({}, held.era, {3: known(5, 1)})
-    held.put({}, held.era, {3: known(4, 1)})
-    latest = held.take_state(3)
+        taken_groups = cache.take_state(batch)
+        assert taken_groups is not None
+        assert len(taken_groups.groups) == (4 if batch == 7 else 3)
+    cache.put({}, cache.era, {1: known(1, 15_000), 2: known(2, 1)})
+    assert cache.take_state(1) is None
+    assert cache.take_state(2) is not None
+    cache.put({}, cache.era, {3: known(5, 1)})
+    cache.put({}, cache.era, {3: known(4, 1)})
+    latest = cache.take_state(3)
     assert latest is not None
     assert latest.next == 5, "an older transaction puts its batch back later"

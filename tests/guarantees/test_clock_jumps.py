@@ -58,12 +58,12 @@ def becomes(condition: Callable[[], bool]) -> None:
 def waiting(url: str, batch: int, seconds: int = 2) -> Iterator[None]:
     """Meanwhile somebody waits for the batch's end, and somebody for events of a type that nobody appends:
     no longer than they said, and no shorter."""
-    took: dict[str, float] = {}
+    durations: dict[str, float] = {}
 
     def wait(path: str) -> None:
-        began = time.monotonic()
+        start = time.monotonic()
         httpx.get(f"{url}/v1/{path}wait={seconds}", timeout=PATIENT).raise_for_status()
-        took[path] = time.monotonic() - began
+        durations[path] = time.monotonic() - start
 
     threads = [
         threading.Thread(target=wait, args=(path,)) for path in (f"batches/{batch}?", "events?after=0&type=none.such&")
@@ -73,8 +73,8 @@ def waiting(url: str, batch: int, seconds: int = 2) -> Iterator[None]:
     yield
     for thread in threads:
         thread.join()
-    assert len(took) == 2
-    assert all(seconds - 0.1 <= each < PATIENT for each in took.values()), took
+    assert len(durations) == 2
+    assert all(seconds - 0.1 <= duration < PATIENT for duration in durations.values()), durations
 
 
 def set_timer(database: Database, name: str, after: timedelta) -> None:
@@ -88,7 +88,9 @@ def fired(database: Database) -> list[str]:
 
 
 def all_alive(*processes: ServiceProcess | subprocess.Popen[bytes]) -> bool:
-    return all((each.process if isinstance(each, ServiceProcess) else each).poll() is None for each in processes)  # type: ignore[union-attr]
+    return all(
+        (process.process if isinstance(process, ServiceProcess) else process).poll() is None for process in processes
+    )  # type: ignore[union-attr]
 
 
 def test_the_clock_of_the_service_and_its_jobs_may_jump(
@@ -110,7 +112,7 @@ def test_the_clock_of_the_service_and_its_jobs_may_jump(
         receiver.secrets.append(client.webhooks.create(receiver.url, types=["batch.completed"]).secret)
         idle = client.open(items=1, expires_in=3600)
         client.groups.create("clocks", partitions=2, ttl=PATIENT * 5)
-        held = client.groups.sync("clocks", "worker", "session").assigned
+        leases = client.groups.sync("clocks", "worker", "session").assigned
         set_timer(mariadb_database, "in an hour", timedelta(hours=1))
         with Everything(service) as load:
             for days in (2, -4, 0):
@@ -118,20 +120,20 @@ def test_the_clock_of_the_service_and_its_jobs_may_jump(
                     load.reaches(2)  # they wait by now
                     clock.jump(days)
                     load.reaches(20)
-                assert client.groups.sync("clocks", "worker", "session").assigned == held
+                assert client.groups.sync("clocks", "worker", "session").assigned == leases
                 set_timer(mariadb_database, f"{days}", timedelta())
                 becomes(lambda days=days: f"{days}" in fired(mariadb_database))  # type: ignore[misc]
                 if days:
-                    with job("janitor") as refused:
-                        assert refused.wait(PATIENT) == 1
-                        assert refused.stderr is not None
-                        assert b"the database's clock differs from this machine's" in refused.stderr.read()
+                    with job("janitor") as rejected_job:
+                        assert rejected_job.wait(PATIENT) == 1
+                        assert rejected_job.stderr is not None
+                        assert b"the database's clock differs from this machine's" in rejected_job.stderr.read()
             assert all_alive(service, dispatcher)
         assert client.batch(idle.id).refresh().state == "open"
         assert fired(mariadb_database) == ["2", "-4", "0"]
-        wanted = {f"batch:{batch}:completed" for batch in load.finished}
-        becomes(lambda: wanted <= {got.id for got in list(receiver.got)})
-        assert all(got.valid for got in receiver.got)
+        expected_ids = {f"batch:{batch}:completed" for batch in load.finished}
+        becomes(lambda: expected_ids <= {webhook.id for webhook in list(receiver.got)})
+        assert all(webhook.valid for webhook in receiver.got)
     assert_nothing_lost(load, mariadb_url)
 
 
@@ -150,10 +152,10 @@ def jumping(request: pytest.FixtureRequest, clock: WallClock) -> Iterator[tuple[
         yield database, stack.enter_context(running_service(url, **environment))
 
 
-def commit(client: Client, worker: str, held: Granted) -> None:
+def commit(client: Client, worker: str, lease: Granted) -> None:
     window = AckWindow()
     window.track(1)
-    client.groups.commit("clocks", held.partition, worker=worker, epoch=held.epoch, snapshot=window.snapshot())
+    client.groups.commit("clocks", lease.partition, worker=worker, epoch=lease.epoch, snapshot=window.snapshot())
 
 
 def pass_of_the_jobs(database: Database) -> None:
@@ -180,29 +182,29 @@ def test_the_clock_of_the_database_may_jump(jumping: tuple[Database, ServiceProc
             clock.jump(2)
             load.reaches(20)
         second = client.groups.sync("clocks", "second", "2").assigned
-        assert [each.partition for each in second] == [each.partition for each in first] == [0, 1]
-        for lost, taken in zip(first, second, strict=True):
-            assert taken.epoch > lost.epoch
+        assert [lease.partition for lease in second] == [lease.partition for lease in first] == [0, 1]
+        for old_lease, new_lease in zip(first, second, strict=True):
+            assert new_lease.epoch > old_lease.epoch
             with pytest.raises(StaleEpoch):
-                commit(client, "first", lost)
-            commit(client, "second", taken)
+                commit(client, "first", old_lease)
+            commit(client, "second", new_lease)
         pass_of_the_jobs(database)
         becomes(lambda: client.batch(idle.id).refresh().state == "expired")
-        assert [each.reason for each in client.ack(f"{idle.id}:0:0").rejected] == ["expired"]
+        assert [rejection.reason for rejection in client.ack(f"{idle.id}:0:0").rejected] == ["expired"]
         becomes(lambda: fired(database) == ["in an hour"])
-        ahead = client.open().refresh()
-        assert ahead.created_at - before > timedelta(days=1)
+        newer = client.open().refresh()
+        assert newer.created_at - before > timedelta(days=1)
 
         with waiting(service.url, load.shared):
             load.reaches(2)
             clock.jump(-4)
             load.reaches(20)
-        behind = client.open().refresh()
-        assert behind.created_at < before
-        assert behind.id > ahead.id
-        assert [each.id for each in client.batches() if each.id in (ahead.id, behind.id)] == [
-            behind.id,
-            ahead.id,
+        older = client.open().refresh()
+        assert older.created_at < before
+        assert older.id > newer.id
+        assert [batch.id for batch in client.batches() if batch.id in (newer.id, older.id)] == [
+            older.id,
+            newer.id,
         ]
         # A lease that was given in the future ends with its ttl all the same.
         becomes(lambda: len(client.groups.sync("clocks", "third", "3").assigned) == 2)

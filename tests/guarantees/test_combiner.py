@@ -70,7 +70,7 @@ class Gated:
 
 
 @pytest.fixture(params=[Inline, Combiner])
-def either(request: pytest.FixtureRequest, database: Database) -> Iterator[Service]:
+def any_service(request: pytest.FixtureRequest, database: Database) -> Iterator[Service]:
     """A service with the combiner, and one with its twin."""
     combiner: Callable[[Commit], Acks] = request.param
     service = Service(database, combiner=combiner)
@@ -80,12 +80,12 @@ def either(request: pytest.FixtureRequest, database: Database) -> Iterator[Servi
 
 @contextlib.contextmanager
 def gated(database: Database, **options: Any) -> Iterator[Gated]:
-    made = Gated(database, **options)
+    gate = Gated(database, **options)
     try:
-        yield made
+        yield gate
     finally:
-        made.gate.opened.set()
-        made.service.stop()
+        gate.gate.opened.set()
+        gate.service.stop()
 
 
 def new(service: Service, items: int, *, sealed: bool = True) -> int:
@@ -105,69 +105,71 @@ def break_counts(database: Database, batch: int) -> None:
 # The combiner and its twin.
 
 
-def test_a_call_is_answered_with_what_it_changed_in_all_its_batches(either: Service) -> None:
+def test_a_call_is_answered_with_what_it_changed_in_all_its_batches(any_service: Service) -> None:
     """Applied, repeated, rejected and completed of a call are those of its parts together."""
-    one, other = new(either, 2), new(either, GROUP + 1)
-    assert ack(either, (one, 0, 0)).applied == 1
-    call = Call.of(Verb.ACK, [(one, 0, 0), (one, 0, 1), (one, 0, 2), (10**9, 0, 0)], [(other, 0, b"\xff" * 8)])
-    answer = either.acks.ack(call).result(30)
+    first, other = new(any_service, 2), new(any_service, GROUP + 1)
+    assert ack(any_service, (first, 0, 0)).applied == 1
+    call = Call.of(Verb.ACK, [(first, 0, 0), (first, 0, 1), (first, 0, 2), (10**9, 0, 0)], [(other, 0, b"\xff" * 8)])
+    answer = any_service.acks.ack(call).result(30)
     assert (answer.applied, answer.repeated) == (GROUP + 1, 1)
-    assert sorted((each.reason, str(each.item)) for each in answer.rejected) == [
+    assert sorted((rejection.reason, str(rejection.item)) for rejection in answer.rejected) == [
         ("unknown_batch", f"{10**9}:0:0"),
-        ("unknown_item", f"{one}:0:2"),
+        ("unknown_item", f"{first}:0:2"),
     ]
-    assert {batch: each.newly for batch, each in answer.completed.items()} == {one: True}
-    assert either.batches.get(other).pending == 1
+    assert {batch: completion.newly for batch, completion in answer.completed.items()} == {first: True}
+    assert any_service.batches.get(other).pending == 1
 
 
-def test_a_call_without_items_is_answered_at_once(either: Service) -> None:
+def test_a_call_without_items_is_answered_at_once(any_service: Service) -> None:
     """There is nothing to commit, so nothing is waited for."""
-    assert either.acks.ack(Call.of(Verb.ACK)).result(0) == AckResult()
+    assert any_service.acks.ack(Call.of(Verb.ACK)).result(0) == AckResult()
 
 
-def test_many_callers_at_once_are_each_answered_and_one_is_told_newly(either: Service) -> None:
+def test_many_callers_at_once_are_each_answered_and_one_is_told_newly(any_service: Service) -> None:
     """Twelve threads ack a batch in strides, each item twice; all add up, and one call completed it."""
-    batch = new(either, 5 * GROUP)
+    batch = new(any_service, 5 * GROUP)
 
     def consume(worker: int) -> list[AckResult]:
-        return [ack(either, (batch, *divmod(number, GROUP))) for number in range(worker // 2, 5 * GROUP, 6)]
+        return [ack(any_service, (batch, *divmod(number, GROUP))) for number in range(worker // 2, 5 * GROUP, 6)]
 
     with ThreadPoolExecutor(12) as pool:
         answers = [answer for part in pool.map(consume, range(12)) for answer in part]
-    assert sum(each.applied for each in answers) == sum(each.repeated for each in answers) == 5 * GROUP
-    assert [each.completed[batch].newly for each in answers if batch in each.completed].count(True) == 1
-    assert either.batches.verify(batch).ok
-    assert either.batches.get(batch).state is State.COMPLETE
+    assert sum(answer.applied for answer in answers) == sum(answer.repeated for answer in answers) == 5 * GROUP
+    assert [answer.completed[batch].newly for answer in answers if batch in answer.completed].count(True) == 1
+    assert any_service.batches.verify(batch).ok
+    assert any_service.batches.get(batch).state is State.COMPLETE
 
 
-def test_a_call_of_more_groups_than_a_flush_takes_goes_in_chunks_and_gets_one_answer(either: Service) -> None:
+def test_a_call_of_more_groups_than_a_flush_takes_goes_in_chunks_and_gets_one_answer(any_service: Service) -> None:
     """1,100 groups in one call: three transactions, one answer, told newly once and again to its retry."""
     groups = 2 * UNIT_GROUPS + 76
-    batch = new(either, groups * GROUP)
+    batch = new(any_service, groups * GROUP)
     masks = [(batch, group, b"\xff" * 8) for group in range(groups)]
     for attempt in range(2):
-        answer = either.acks.ack(Call.of(Verb.ACK, (), masks, idempotency_key="all")).result(30)
+        answer = any_service.acks.ack(Call.of(Verb.ACK, (), masks, idempotency_key="all")).result(30)
         assert (answer.applied, answer.repeated)[attempt] == groups * GROUP
         assert not answer.rejected
-        assert [(each.newly, each.newly_succeeded) for each in answer.completed.values()] == [(True, True)]
-    assert either.batches.verify(batch).ok
+        assert [(completion.newly, completion.newly_succeeded) for completion in answer.completed.values()] == [
+            (True, True)
+        ]
+    assert any_service.batches.verify(batch).ok
 
 
-def test_a_batch_whose_counts_are_broken_fails_alone(either: Service) -> None:
+def test_a_batch_whose_counts_are_broken_fails_alone(any_service: Service) -> None:
     """Counts that can't be are surfaced, not clamped, and only to those who bring items of that batch."""
-    broken, sound = new(either, 3), new(either, 3)
-    break_counts(either.database, broken)
+    damaged, sound = new(any_service, 3), new(any_service, 3)
+    break_counts(any_service.database, damaged)
     with pytest.raises(errors.InconsistentBatch):
-        ack(either, (broken, 0, 0))
-    assert ack(either, (sound, 0, 0)).applied == 1
+        ack(any_service, (damaged, 0, 0))
+    assert ack(any_service, (sound, 0, 0)).applied == 1
     with pytest.raises(errors.InconsistentBatch):
-        ack(either, (broken, 0, 0), (sound, 0, 1))
-    assert not either.batches.verify(broken).ok
-    assert either.batches.verify(broken).counted_acked == 0
+        ack(any_service, (damaged, 0, 0), (sound, 0, 1))
+    assert not any_service.batches.verify(damaged).ok
+    assert any_service.batches.verify(damaged).counted_acked == 0
     # The other part of that call may be applied or not; sending it again is right in any case.
-    again = ack(either, (sound, 0, 1), (sound, 0, 2))
-    assert again.applied + again.repeated == 2
-    assert either.batches.get(sound).state is State.COMPLETE
+    repeat = ack(any_service, (sound, 0, 1), (sound, 0, 2))
+    assert repeat.applied + repeat.repeated == 2
+    assert any_service.batches.get(sound).state is State.COMPLETE
 
 
 # The combiner.
@@ -184,8 +186,8 @@ def test_merged_calls_share_one_flush_and_one_of_them_is_told_newly(database: Da
         gate.gate.opened.set()
         answers = [future.result(30) for future in futures]
         assert [len(flush) for flush in gate.gate.flushes] == [1, 101]
-        assert [(each.applied, each.repeated) for each in answers] == [(1, 0)] * 100
-        assert [each.completed[batch].newly for each in answers] == [False] * 99 + [True]
+        assert [(answer.applied, answer.repeated) for answer in answers] == [(1, 0)] * 100
+        assert [answer.completed[batch].newly for answer in answers] == [False] * 99 + [True]
         assert (late.result(30).applied, late.result(30).repeated) == (0, 1)
         assert late.result(30).completed[batch].newly is False
 
@@ -200,11 +202,11 @@ def test_the_same_item_of_several_callers_counts_for_the_first(database: Databas
         gate.gate.opened.set()
         answers = [future.result(30) for future in futures]
         assert len(gate.gate.flushes) == 2
-        assert [each.applied for each in answers] == [1, 1, 0, 0]
-        assert [each.repeated for each in answers] == [0, 0, 1, 1]
-        told = [each.completed[batch] for each in answers]
-        assert [each.newly for each in told] == [True, False, False, False]
-        assert [each.newly_succeeded for each in told] == [False, True, False, False]
+        assert [answer.applied for answer in answers] == [1, 1, 0, 0]
+        assert [answer.repeated for answer in answers] == [0, 0, 1, 1]
+        completions = [answer.completed[batch] for answer in answers]
+        assert [completion.newly for completion in completions] == [True, False, False, False]
+        assert [completion.newly_succeeded for completion in completions] == [False, True, False, False]
         assert gate.service.batches.get(batch).succeeded
 
 
@@ -238,35 +240,35 @@ def test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place(
     refused before it is queued."""
     admission = Shut()
     with gated(database, admission=admission) as gate:
-        one, other = new(gate.service, 20), new(gate.service, 20)
+        first, other = new(gate.service, 20), new(gate.service, 20)
         gate.occupy()
-        queued = [
+        calls = [
             gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, index)]))
             for index in range(4)
-            for batch in (one, other)
+            for batch in (first, other)
         ]
-        both = gate.service.acks.ack(Call.of(Verb.ACK, [(one, 0, 19), (other, 0, 19)]))
+        call_of_both = gate.service.acks.ack(Call.of(Verb.ACK, [(first, 0, 19), (other, 0, 19)]))
         assert not gate.service.acks.is_full()
         gate.gate.opened.set()
-        sent_away = [future for future in queued if isinstance(future.exception(30), errors.Overloaded)]
-        assert sent_away == queued
-        assert both.result(30).applied == 2  # the newest of each batch
-        assert [gate.service.batches.get(batch).acked for batch in (one, other)] == [1, 1]
+        sent_away = [future for future in calls if isinstance(future.exception(30), errors.Overloaded)]
+        assert sent_away == calls
+        assert call_of_both.result(30).applied == 2  # the newest of each batch
+        assert [gate.service.batches.get(batch).acked for batch in (first, other)] == [1, 1]
 
         gate.gate.opened.clear()
         while gate.gate.came.acquire(blocking=False):
             pass
         gate.occupy()
-        waiting = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])) for batch in (one, other)]
+        waiting = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])) for batch in (first, other)]
         assert gate.service.acks.is_full()
         with pytest.raises(errors.Overloaded, match="more acks come"):
-            gate.service.acks.ack(Call.of(Verb.ACK, [(one, 0, 1)]))
+            gate.service.acks.ack(Call.of(Verb.ACK, [(first, 0, 1)]))
         admission.shut = False
         gate.gate.opened.set()
         assert [future.result(30).applied for future in waiting] == [1, 1]
-        assert ack(gate.service, (one, 0, 18)).applied == 1
+        assert ack(gate.service, (first, 0, 18)).applied == 1
         assert not gate.service.acks.is_full()
-        assert [gate.service.batches.verify(batch).ok for batch in (one, other)] == [True, True]
+        assert [gate.service.batches.verify(batch).ok for batch in (first, other)] == [True, True]
 
 
 def test_large_calls_are_sent_away_before_they_fill_the_memory(database: Database) -> None:
@@ -305,9 +307,9 @@ def test_a_hot_batch_does_not_keep_others_waiting(database: Database) -> None:
         hot, quiet = new(gate.service, 2 * UNIT_GROUPS * GROUP), new(gate.service, 1)
         gate.occupy()
         futures = [gate.service.acks.ack(Call.of(Verb.ACK, [(hot, group, 0)])) for group in range(2 * UNIT_GROUPS)]
-        alone = gate.service.acks.ack(Call.of(Verb.ACK, [(quiet, 0, 0)]))
+        lone_call = gate.service.acks.ack(Call.of(Verb.ACK, [(quiet, 0, 0)]))
         gate.gate.opened.set()
-        assert alone.result(30).completed[quiet].newly
+        assert lone_call.result(30).completed[quiet].newly
         assert sum(future.result(30).applied for future in futures) == 2 * UNIT_GROUPS
         assert quiet in {unit.batch for unit in gate.gate.flushes[1]}
         assert len(gate.gate.flushes) == 4
@@ -324,12 +326,12 @@ def test_a_large_call_of_failures_goes_in_pieces_and_others_come_between(databas
         masks = [(large, group, b"\xff" * (GROUP // 8)) for group in range(groups)]
         gate.occupy()
         failed = gate.service.acks.ack(Call.of(Verb.FAIL, masks=masks, reason="gone"))
-        alone = gate.service.acks.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
-        behind = gate.service.acks.ack(Call.of(Verb.ACK, [(large, groups, 0)]))
+        lone_call = gate.service.acks.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
+        later_call = gate.service.acks.ack(Call.of(Verb.ACK, [(large, groups, 0)]))
         gate.gate.opened.set()
         assert failed.result(60).applied == groups * GROUP
-        assert alone.result(30).completed[other].newly
-        assert behind.result(30).applied == 1
+        assert lone_call.result(30).completed[other].newly
+        assert later_call.result(30).applied == 1
         flushes = gate.gate.flushes[1:]
         sizes = [
             sum(mask.count() for unit in flush if unit.reason is not None for mask in unit.masks.values())
@@ -360,24 +362,24 @@ def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Datab
         gate.gate.opened.clear()
         while gate.gate.came.acquire(blocking=False):
             pass
-        stored = [groups * GROUP]
+        counts = [groups * GROUP]
 
         def count(tx: Connection) -> None:
-            stored.append(tx.exec_driver_sql("SELECT COUNT(*) FROM failures").scalar_one())
+            counts.append(tx.exec_driver_sql("SELECT COUNT(*) FROM failures").scalar_one())
 
         sa.event.listen(database.engine, "commit", count)
         gate.occupy()
         redriven = gate.service.acks.ack(Call.of(Verb.ACK, masks=masks))
-        alone = gate.service.acks.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
+        lone_call = gate.service.acks.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
         gate.gate.opened.set()
         assert redriven.result(60).applied == groups * GROUP
         assert redriven.result(60).completed[large].newly_succeeded
-        assert alone.result(30).completed[other].newly
-        assert all(0 <= more - less <= flush.REDRIVEN for more, less in itertools.pairwise(stored))
-        assert stored[-1] == 0
-        others = [{unit.batch for unit in flush} == {large} for flush in gate.gate.flushes[before + 1 :]]
-        assert others[0] is False, "the other batch waited"
-        assert others[-1] is True
+        assert lone_call.result(30).completed[other].newly
+        assert all(0 <= later_count - earlier <= flush.REDRIVEN for later_count, earlier in itertools.pairwise(counts))
+        assert counts[-1] == 0
+        flushes = [{unit.batch for unit in flush} == {large} for flush in gate.gate.flushes[before + 1 :]]
+        assert flushes[0] is False, "the other batch waited"
+        assert flushes[-1] is True
         assert gate.service.batches.ranges(large, "failed", 0, 1)[1].ranges == []
         with database.engine.connect() as tx:
             assert tx.scalar(sa.select(sa.func.count()).select_from(tables.failures)) == 0
@@ -390,7 +392,7 @@ def test_a_mask_that_is_rejected_in_pieces_is_rejected_once(database: Database) 
     call = Call.of(Verb.FAIL, masks=[(batch, group, b"\xff" * 1024) for group in (0, 1)], reason="x" * 4000)
     answer = service.acks.ack(call).result(60)
     assert (answer.applied, answer.repeated) == (8000, 0)
-    assert [(each.reason, each.group, each.count) for each in answer.rejected] == [
+    assert [(rejection.reason, rejection.group, rejection.count) for rejection in answer.rejected] == [
         ("unknown_item", (batch, 0), 192),
         ("unknown_item", (batch, 1), 8192),
     ]
@@ -401,13 +403,13 @@ def test_a_broken_batch_stays_out_of_the_others_flushes(database: Database) -> N
     """Once it has failed, whoever redelivers its items makes no merged flush fail; when it was mended, it is a batch
     like any other."""
     with gated(database) as gate:
-        broken, sound = new(gate.service, 3), new(gate.service, 10)
-        break_counts(database, broken)
+        damaged, sound = new(gate.service, 3), new(gate.service, 10)
+        break_counts(database, damaged)
         gate.gate.opened.set()
         with pytest.raises(errors.InconsistentBatch):
-            ack(gate.service, (broken, 0, 0))
+            ack(gate.service, (damaged, 0, 0))
         for index in range(3):
-            calls = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for batch in (broken, sound)]
+            calls = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, index)])) for batch in (damaged, sound)]
             assert calls[1].result(30).applied == 1
             with pytest.raises(errors.InconsistentBatch):
                 calls[0].result(30)
@@ -415,26 +417,26 @@ def test_a_broken_batch_stays_out_of_the_others_flushes(database: Database) -> N
         flushes = gate.gate.flushes
         before = len(flushes)
         with pytest.raises(errors.InconsistentBatch):
-            ack(gate.service, (broken, 0, 0), (sound, 0, 3))
+            ack(gate.service, (damaged, 0, 0), (sound, 0, 3))
         assert not [flush for flush in flushes if len({unit.batch for unit in flush}) > 1]
         assert sum(unit.batch == sound for flush in flushes[before:] for unit in flush) == 1
         with database.engine.begin() as tx:
-            batches.update(tx, broken, acked=0)
-        assert ack(gate.service, (broken, 0, 0)).applied == 1
-        ack(gate.service, (broken, 0, 1))
+            batches.update(tx, damaged, acked=0)
+        assert ack(gate.service, (damaged, 0, 0)).applied == 1
+        ack(gate.service, (damaged, 0, 1))
         assert gate.gate.lock_waits[-1] == 0, "it is still set aside"
 
 
 def test_a_broken_batch_is_tried_now_and_then(database: Database) -> None:
     """However often its items are delivered again: there is a pause between two tries."""
     with gated(database) as gate:
-        broken = new(gate.service, 50)
-        break_counts(database, broken)
+        damaged = new(gate.service, 50)
+        break_counts(database, damaged)
         gate.gate.opened.set()
         locks = time.monotonic()
         for index in range(4):
             with pytest.raises(errors.InconsistentBatch):
-                ack(gate.service, (broken, 0, index))
+                ack(gate.service, (damaged, 0, index))
         assert len(gate.gate.flushes) == 4
         assert time.monotonic() - locks >= 3 * aside.PAUSE
 
@@ -469,9 +471,9 @@ def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, m
     monkeypatch.setattr(lanes, "time", Clock)
 
     def measured(name: str) -> float:
-        found = REGISTRY.get_sample_value(f"lastbit_flush_{name}")
-        assert found is not None
-        return found
+        sample = REGISTRY.get_sample_value(f"lastbit_flush_{name}")
+        assert sample is not None
+        return sample
 
     with Database(sqlite_url) as database:
         schema.migrate(database)
@@ -487,7 +489,7 @@ def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, m
             now += 1000
             ack(gate.service, (batch, 0, 9))  # an idle service: nothing of the old wait is left
         after = measured("wait_seconds_count"), measured("wait_seconds_sum"), measured("units_sum")
-        assert [this - that for this, that in zip(after, before, strict=True)] == [5, 300, 7]
+        assert [new - old for new, old in zip(after, before, strict=True)] == [5, 300, 7]
 
 
 @pytest.fixture
@@ -502,58 +504,60 @@ def impatient(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.mark.mariadb
 def test_a_row_that_a_stranger_holds_does_not_stall_other_batches(impatient: Service) -> None:
     """Calls of the stuck batch wait for it apart; all others go on, and the stuck ones end when it is free."""
-    stuck, free = new(impatient, 2), new(impatient, 20)
-    with locked(impatient.database, stuck):
-        waiting = impatient.acks.ack(Call.of(Verb.ACK, [(stuck, 0, 0)]))
+    locked_batch, free = new(impatient, 2), new(impatient, 20)
+    with locked(impatient.database, locked_batch):
+        waiting = impatient.acks.ack(Call.of(Verb.ACK, [(locked_batch, 0, 0)]))
         assert ack(impatient, (free, 0, 0)).applied == 1
-        behind = impatient.acks.ack(Call.of(Verb.ACK, [(stuck, 0, 1), (free, 0, 1)]))
+        waiting_call = impatient.acks.ack(Call.of(Verb.ACK, [(locked_batch, 0, 1), (free, 0, 1)]))
         assert [ack(impatient, (free, 0, index)).applied for index in range(2, 20)] == [1] * 18
         assert not waiting.done()
-        assert not behind.done()
+        assert not waiting_call.done()
     assert waiting.result(30).applied == 1
-    assert behind.result(30).applied == 2
-    assert behind.result(30).completed[stuck].newly
+    assert waiting_call.result(30).applied == 2
+    assert waiting_call.result(30).completed[locked_batch].newly
     assert impatient.batches.get(free).state is State.COMPLETE
 
 
 @pytest.mark.mariadb
 def test_a_row_that_stays_locked_ends_its_own_calls_in_a_lock_timeout(impatient: Service) -> None:
     """Nobody waits for ever: a call whose row is never free is told to come back, and then succeeds."""
-    stuck = new(impatient, 1)
-    with locked(impatient.database, stuck):
+    locked_batch = new(impatient, 1)
+    with locked(impatient.database, locked_batch):
         with pytest.raises(errors.LockTimeout):
-            ack(impatient, (stuck, 0, 0))
+            ack(impatient, (locked_batch, 0, 0))
         with impatient.database.engine.connect() as tx:
             assert tx.scalar(sa.select(sa.func.count()).select_from(tables.item_groups)) == 0
-    assert ack(impatient, (stuck, 0, 0)).completed[stuck].newly
+    assert ack(impatient, (locked_batch, 0, 0)).completed[locked_batch].newly
 
 
 @pytest.mark.mariadb
 def test_a_batch_that_stays_locked_is_not_merged_again(impatient: Service) -> None:
     """Not even after its calls have failed: only the first one made a flush of the main lane wait."""
     with gated(impatient.database) as gate:
-        stuck, free = new(gate.service, 3), new(gate.service, 20)
+        locked_batch, free = new(gate.service, 3), new(gate.service, 20)
         gate.gate.opened.set()
-        with locked(impatient.database, stuck):
+        with locked(impatient.database, locked_batch):
             for index in range(2):
-                waiting = gate.service.acks.ack(Call.of(Verb.ACK, [(stuck, 0, index)]))
+                waiting = gate.service.acks.ack(Call.of(Verb.ACK, [(locked_batch, 0, index)]))
                 assert [ack(gate.service, (free, 0, 5 * index + n)).applied for n in range(5)] == [1] * 5
                 assert isinstance(waiting.exception(60), errors.LockTimeout)
-            merged = [flush for flush, waits in zip(gate.gate.flushes, gate.gate.lock_waits, strict=True) if not waits]
-            assert sum(unit.batch == stuck for flush in merged for unit in flush) == 1
-        assert ack(gate.service, (stuck, 0, 0)).applied == 1
+            merged_flushes = [
+                flush for flush, waits in zip(gate.gate.flushes, gate.gate.lock_waits, strict=True) if not waits
+            ]
+            assert sum(unit.batch == locked_batch for flush in merged_flushes for unit in flush) == 1
+        assert ack(gate.service, (locked_batch, 0, 0)).applied == 1
         assert gate.gate.lock_waits[-1] > 0
-        assert ack(gate.service, (stuck, 0, 1)).applied == 1
+        assert ack(gate.service, (locked_batch, 0, 1)).applied == 1
         assert gate.gate.lock_waits[-1] == 0, "it is still set aside"
 
 
 @pytest.mark.mariadb
 def test_of_two_locked_batches_one_does_not_wait_for_the_other(impatient: Service) -> None:
     """The one that is free again is acked while the other one is still being tried."""
-    one, other = new(impatient, 2), new(impatient, 2)
-    with locked(impatient.database, one):
+    first_batch, other = new(impatient, 2), new(impatient, 2)
+    with locked(impatient.database, first_batch):
         with locked(impatient.database, other):
-            first = impatient.acks.ack(Call.of(Verb.ACK, [(one, 0, 0)]))
+            first = impatient.acks.ack(Call.of(Verb.ACK, [(first_batch, 0, 0)]))
             second = impatient.acks.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
             assert ack(impatient, (new(impatient, 1), 0, 0)).applied == 1  # both were tried
         assert second.result(30).applied == 1
@@ -566,20 +570,20 @@ def test_reasons_of_neighbouring_groups_are_removed_and_written_at_once(mariadb_
     """A transaction that removes all reasons of a group doesn't wait for one that has written those of the next one."""
     service = Service(mariadb_database, combiner=Inline)
     batch = service.batches.open(batches.Opening(group_size=8192, items=3 * 8192)).batch.id
-    whole = [(batch, group, b"\xff" * 1024) for group in range(2)]
-    service.acks.ack(Call.of(Verb.FAIL, masks=whole[:1], reason="gone")).result(60)
-    written, redriven = threading.Event(), threading.Event()
+    masks = [(batch, group, b"\xff" * 1024) for group in range(2)]
+    service.acks.ack(Call.of(Verb.FAIL, masks=masks[:1], reason="gone")).result(60)
+    written_event, redriven = threading.Event(), threading.Event()
 
     def fail_the_next(tx: sa.Connection) -> None:
         (unit,) = Call.of(Verb.FAIL, [(batch, 1, 0)], reason="gone").chunks()
         locks = flush._begin(tx, [unit], BitfieldCache())
         locks.state.reasons[batch, 8192] = "gone"
         flush._write_reasons(tx, locks.state)
-        written.set()
+        written_event.set()
         assert redriven.wait(60)
 
     def redrive(tx: sa.Connection) -> None:
-        (unit,) = Call.of(Verb.ACK, masks=whole[:1]).chunks()
+        (unit,) = Call.of(Verb.ACK, masks=masks[:1]).chunks()
         locks = flush._begin(tx, [unit], BitfieldCache())
         outcome = apply.admit(locks.state, unit)
         flush._load(tx, locks.state, BitfieldCache(), locks.groups)
@@ -589,7 +593,7 @@ def test_reasons_of_neighbouring_groups_are_removed_and_written_at_once(mariadb_
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(mariadb_database.write, fail_the_next)
-        assert written.wait(60)
+        assert written_event.wait(60)
         try:
             mariadb_database.write(redrive, lock_waits=0)
         finally:

@@ -60,11 +60,11 @@ class Worker:
     def sync(self, *drained: int) -> Synced:
         saying: list[tuple[int, int | None]] = [(number, None) for number in drained]
         saying += [(number, self.epochs[number]) for number in self.release if self.drains]
-        synced = self.service.consumer_groups.sync(self.group, Caller(self.name, self.session, self.capacity, saying))
-        self.epochs = {held.partition: held.epoch for held in synced.assigned}
-        self.release = synced.release
+        answer = self.service.consumer_groups.sync(self.group, Caller(self.name, self.session, self.capacity, saying))
+        self.epochs = {lease.partition: lease.epoch for lease in answer.assigned}
+        self.release = answer.release
         assert set(self.release) <= self.epochs.keys()
-        return synced
+        return answer
 
     def fence(self, partition: int) -> Fence:
         return Fence(self.group, partition, self.name, self.epochs[partition])
@@ -78,29 +78,29 @@ def made(service: Service, partitions: int, group: str = "g", ttl: float = TTL, 
 
 
 def owners(service: Service, group: str = "g") -> dict[int, str | None]:
-    return {each.partition: each.owner for each in service.consumer_groups.get(group).positions}
+    return {position.partition: position.owner for position in service.consumer_groups.get(group).positions}
 
 
 def settle(workers: list[Worker], clock: Clock | None = None) -> None:
     """Sync them in turns until nothing changes any more."""
-    still = 0
+    quiet_rounds = 0
     for _ in range(3 + 3 * len(workers)):
         before = [dict(worker.epochs) for worker in workers]
         for worker in workers:
             worker.sync()
             if clock is not None:
                 clock.go(TTL / 3 / len(workers))
-        same = before == [worker.epochs for worker in workers] and not any(worker.release for worker in workers)
-        still = still + 1 if same else 0
-        if still == 2:
+        is_unchanged = before == [worker.epochs for worker in workers] and not any(worker.release for worker in workers)
+        quiet_rounds = quiet_rounds + 1 if is_unchanged else 0
+        if quiet_rounds == 2:
             return
     raise AssertionError("they never came to rest")
 
 
 def shared(workers: list[Worker]) -> list[int]:
     """How many partitions each holds; each one is held once."""
-    held = [partition for worker in workers for partition in worker.epochs]
-    assert len(held) == len(set(held))
+    partition_number = [partition for worker in workers for partition in worker.epochs]
+    assert len(partition_number) == len(set(partition_number))
     return sorted(len(worker.epochs) for worker in workers)
 
 
@@ -111,9 +111,9 @@ def clock(database: Database) -> Clock:
 
 @pytest.fixture
 def mariadb_service(mariadb_database: Database) -> Iterator[Service]:
-    opened = Service(mariadb_database, combiner=Inline)
-    yield opened
-    opened.stop()
+    service = Service(mariadb_database, combiner=Inline)
+    yield service
+    service.stop()
 
 
 # Any sequence.
@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
 
     def sync(self, worker: Worker, *drained: int) -> Synced | None:
         try:
-            synced = worker.sync(*drained)
+            answer = worker.sync(*drained)
         except errors.SessionReplaced:
             assert worker not in self.alive.values()
             worker.epochs = {}
@@ -158,19 +158,19 @@ class Machine(RuleBasedStateMachine):
             assert self.told.setdefault(place, worker) is worker, f"{place} was somebody else's"
         for partition, row in self.look().items():
             assert (row.owner == worker.name) == (partition in worker.epochs)
-        assert {held.epoch for held in synced.assigned} <= {row.epoch for row in self.rows.values()}
-        return synced
+        assert {lease.epoch for lease in answer.assigned} <= {row.epoch for row in self.rows.values()}
+        return answer
 
     def look(self) -> dict[int, Any]:
         """All that is in the tables; nothing of it went back."""
         with self.service.database.engine.connect() as tx:
             rows = {row.partition_no: row for row in tx.execute(sa.select(tables.positions))}
-            leased = tx.execute(sa.select(tables.consumers)).all()
+            leases = tx.execute(sa.select(tables.consumers)).all()
         for number, row in rows.items():
             before = self.rows.get(number, row)
             assert row.epoch >= before.epoch
             assert row.owner in (before.owner, None) or row.epoch > before.epoch, "an owner without an epoch of its own"
-            assert row.owner is None or row.owner in {each.worker for each in leased}
+            assert row.owner is None or row.owner in {lease.worker for lease in leases}
         self.rows = rows
         return rows
 
@@ -217,8 +217,10 @@ class Machine(RuleBasedStateMachine):
         """Everybody writes under what it was ever told of a partition; only the last one may, while it is its owner."""
         partition %= self.partitions
         row = self.rows[partition]
-        told = sorted((epoch, worker.name) for (number, epoch), worker in self.told.items() if number == partition)
-        for epoch, name in told[-6:]:
+        owners_told = sorted(
+            (epoch, worker.name) for (number, epoch), worker in self.told.items() if number == partition
+        )
+        for epoch, name in owners_told[-6:]:
             current = (name, epoch) == (row.owner, row.epoch)
             try:
                 self.service.consumer_groups.commit(Fence("g", partition, name, epoch), Snapshot(epoch, epoch))
@@ -243,9 +245,9 @@ class Machine(RuleBasedStateMachine):
         self.start(name, drains=True)
         self.come_to_rest()
         after = owners(self.service)
-        moved = {partition for partition in after if after[partition] != before[partition]}
-        assert {after[partition] for partition in moved} <= {name}
-        assert len(moved) <= -(-self.partitions // len(self.alive))
+        moves = {partition for partition in after if after[partition] != before[partition]}
+        assert {after[partition] for partition in moves} <= {name}
+        assert len(moves) <= -(-self.partitions // len(self.alive))
 
     def come_to_rest(self) -> None:
         """At its end everybody has been told what it holds."""
@@ -304,15 +306,15 @@ def test_shares_are_equal_within_capacities(
 ) -> None:
     """All is shared if the capacities allow it; who has less than another has as much as it takes, or one less; of
     equals, the larger share is whose that holds more."""
-    found = shares.targets(holding, capacities, partitions)
-    assert found.keys() == holding.keys()
-    most = {worker: partitions if (cap := capacities.get(worker)) is None else cap for worker in holding}
-    assert sum(found.values()) == min(partitions, sum(most.values()))
-    for one, other in itertools.permutations(found, 2):
-        assert found[one] <= most[one]
-        assert found[one] >= min(most[one], found[other] - 1)
-        if found[one] < found[other] and found[one] < most[one]:
-            assert (-holding[other], other) < (-holding[one], one)
+    result = shares.targets(holding, capacities, partitions)
+    assert result.keys() == holding.keys()
+    limits = {worker: partitions if (cap := capacities.get(worker)) is None else cap for worker in holding}
+    assert sum(result.values()) == min(partitions, sum(limits.values()))
+    for first, other in itertools.permutations(result, 2):
+        assert result[first] <= limits[first]
+        assert result[first] >= min(limits[first], result[other] - 1)
+        if result[first] < result[other] and result[first] < limits[first]:
+            assert (-holding[other], other) < (-holding[first], first)
 
 
 def test_a_capacity_is_kept_and_the_others_take_more(database: Database, clock: Clock) -> None:
@@ -355,19 +357,19 @@ def test_a_worker_that_joins_takes_its_share_and_nothing_else_moves(
     """At most ceil(P / (n + 1)) partitions move, all of them to the newcomer; when it leaves, only they move again."""
     service = Service(database, combiner=Inline)
     made(service, partitions)
-    there = [Worker(service, f"worker-{number}") for number in range(workers)]
-    settle(there, clock)
+    members = [Worker(service, f"worker-{number}") for number in range(workers)]
+    settle(members, clock)
     before = owners(service)
     newcomer = Worker(service, "a-newcomer")  # the first by name, so it would win a tie
-    settle([newcomer, *there], clock)
-    between = owners(service)
-    moved = {partition for partition in before if before[partition] != between[partition]}
-    assert {between[partition] for partition in moved} <= {newcomer.name}
-    assert len(moved) == len(newcomer.epochs) <= -(-partitions // (workers + 1))
+    settle([newcomer, *members], clock)
+    middle = owners(service)
+    moves = {partition for partition in before if before[partition] != middle[partition]}
+    assert {middle[partition] for partition in moves} <= {newcomer.name}
+    assert len(moves) == len(newcomer.epochs) <= -(-partitions // (workers + 1))
     service.consumer_groups.leave("g", newcomer.name)
-    settle(there, clock)
+    settle(members, clock)
     after = owners(service)
-    assert {partition for partition in after if after[partition] != between[partition]} == moved
+    assert {partition for partition in after if after[partition] != middle[partition]} == moves
 
 
 def drains_at_once(owner: Worker, newcomer: Worker) -> None:
@@ -410,14 +412,14 @@ def test_kcl_1718_1765_no_hand_over_gets_stuck(
     owner, newcomer = Worker(service, "owner"), Worker(service, "newcomer")
     owner.sync()
     newcomer.sync()
-    begun = clock.now
+    start = clock.now
     while len(newcomer.epochs) < 2:
-        assert clock.now - begun <= timedelta(seconds=TTL + release)
+        assert clock.now - start <= timedelta(seconds=TTL + release)
         clock.go(1)
         owner_does(owner, newcomer)
         newcomer.sync()
-    held = owners(service)
-    assert sum(each == newcomer.name for each in held.values()) == len(newcomer.epochs)
+    owner_by_partition = owners(service)
+    assert sum(owner == newcomer.name for owner in owner_by_partition.values()) == len(newcomer.epochs)
 
 
 def test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays(database: Database, clock: Clock) -> None:
@@ -428,10 +430,10 @@ def test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays(data
     owner.sync()
     newcomer.sync()
     assert owner.sync().release == [2, 3]
-    deadline = [each.release_by for each in service.consumer_groups.get("g").positions]
+    deadline = [position.release_by for position in service.consumer_groups.get("g").positions]
     clock.go(3)
     assert owner.sync().release == [2, 3]
-    assert [each.release_by for each in service.consumer_groups.get("g").positions] == deadline
+    assert [position.release_by for position in service.consumer_groups.get("g").positions] == deadline
     assert owner.sync(2).release == [3]
     assert owner.sync(2).release == [3], "it is said again as its answer was lost; somebody else may have it by now"
     newcomer.sync()
@@ -551,25 +553,25 @@ def test_a_clock_that_jumps_back_keeps_nobody_waiting(database: Database, clock:
     """Neither a dead worker's lease nor a deadline lasts longer than if it were given now."""
     service = Service(database, combiner=Inline)
     made(service, 3)
-    dead, stuck, other = Worker(service, "dead"), Worker(service, "stuck", drains=False), Worker(service, "other")
+    dead, slow, other = Worker(service, "dead"), Worker(service, "stuck", drains=False), Worker(service, "other")
     dead.sync()
-    stuck.sync()
+    slow.sync()
     dead.sync()
     dead.sync()
-    stuck.sync()
+    slow.sync()
     other.sync()
-    assert (dead.epochs.keys(), stuck.epochs.keys()) == ({0, 1}, {2})
-    stuck.capacity = 0
-    assert stuck.sync().release == [2]
+    assert (dead.epochs.keys(), slow.epochs.keys()) == ({0, 1}, {2})
+    slow.capacity = 0
+    assert slow.sync().release == [2]
     clock.go(jump)
     other.sync()
-    begun = clock.now
+    start = clock.now
     while set(owners(service).values()) != {other.name}:
-        assert clock.now - begun <= timedelta(seconds=RELEASE)
+        assert clock.now - start <= timedelta(seconds=RELEASE)
         clock.go(1)
-        stuck.sync()
+        slow.sync()
         other.sync()
-    assert clock.now - begun <= timedelta(seconds=RELEASE)
+    assert clock.now - start <= timedelta(seconds=RELEASE)
 
 
 def test_a_shorter_ttl_holds_for_those_that_are_there(database: Database, clock: Clock) -> None:
@@ -591,9 +593,9 @@ def test_the_time_of_a_sync_is_that_of_after_its_wait(mariadb_service: Service) 
     service = mariadb_service
     made(service, 1)
     worker = Worker(service, "worker")
-    held = sa.select(tables.consumer_groups).with_for_update()
+    lock = sa.select(tables.consumer_groups).with_for_update()
     with service.database.engine.connect() as holder, service.database.engine.connect() as watch:
-        holder.execute(held)
+        holder.execute(lock)
         thread = threading.Thread(target=worker.sync)
         thread.start()
         waiting = sa.text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
@@ -604,8 +606,8 @@ def test_the_time_of_a_sync_is_that_of_after_its_wait(mariadb_service: Service) 
         after = watch.execute(sa.select(tables.utc_now())).scalar_one()
         holder.rollback()
         thread.join()
-    (seen,) = service.consumer_groups.get("g").workers
-    assert seen.last_seen >= after
+    (worker_row,) = service.consumer_groups.get("g").workers
+    assert worker_row.last_seen >= after
 
 
 # Who may write.
@@ -615,22 +617,22 @@ def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(databa
     """Its commit and its events are refused, and what its transaction had done before is rolled back."""
     service = Service(database, combiner=Inline)
     made(service, 1)
-    frozen, other = Worker(service, "frozen"), Worker(service, "other")
-    frozen.sync()
-    frozen.commit(0, 5)
-    service.feed.append([feed.NewEvent("in-time", "x")], frozen.fence(0))
+    frozen_worker, other = Worker(service, "frozen"), Worker(service, "other")
+    frozen_worker.sync()
+    frozen_worker.commit(0, 5)
+    service.feed.append([feed.NewEvent("in-time", "x")], frozen_worker.fence(0))
     clock.go(TTL + 1)
     # Nobody noticed yet: it is the owner still, and harms nobody.
-    service.feed.append([feed.NewEvent("late", "x")], frozen.fence(0))
+    service.feed.append([feed.NewEvent("late", "x")], frozen_worker.fence(0))
     other.sync()
     with pytest.raises(errors.StaleEpoch):
-        frozen.commit(0, 9)
+        frozen_worker.commit(0, 9)
     with pytest.raises(errors.StaleEpoch):
-        service.feed.append([feed.NewEvent("too-late", "x")], frozen.fence(0))
+        service.feed.append([feed.NewEvent("too-late", "x")], frozen_worker.fence(0))
 
     def effect_first(tx: sa.Connection) -> None:
         feed.append(tx, [feed.NewEvent("effect", "x")])
-        groups.fence(tx, "g", 0, frozen.name, frozen.epochs[0])
+        groups.fence(tx, "g", 0, frozen_worker.name, frozen_worker.epochs[0])
 
     with pytest.raises(errors.StaleEpoch):
         database.write(effect_first)
@@ -642,13 +644,13 @@ def test_a_worker_whose_partition_is_free_may_not_write(database: Database, cloc
     """Its epoch is the last one still, but it is nobody's."""
     service = Service(database, combiner=Inline)
     made(service, 2)
-    gone, left, other = Worker(service, "gone"), Worker(service, "left"), Worker(service, "other", capacity=0)
-    settle([gone, left])
-    service.consumer_groups.leave("g", left.name)
+    silent, leaver, other = Worker(service, "gone"), Worker(service, "left"), Worker(service, "other", capacity=0)
+    settle([silent, leaver])
+    service.consumer_groups.leave("g", leaver.name)
     clock.go(TTL + 1)
     other.sync()
     assert set(owners(service).values()) == {None}
-    for worker in (gone, left):
+    for worker in (silent, leaver):
         (partition,) = worker.epochs
         with pytest.raises(errors.StaleEpoch):
             worker.commit(partition, 1)
@@ -660,23 +662,23 @@ def test_a_worker_that_is_started_again_under_its_name_fences_its_zombie(databas
     made(service, 3)
     zombie = Worker(service, "worker")
     zombie.sync()
-    again = Worker(service, "worker")
-    assert again.sync().joined
-    assert again.epochs == {0: 2, 1: 2, 2: 2}
+    restarted = Worker(service, "worker")
+    assert restarted.sync().joined
+    assert restarted.epochs == {0: 2, 1: 2, 2: 2}
     for partition in zombie.epochs:
         with pytest.raises(errors.StaleEpoch):
             zombie.commit(partition, 1)
-        again.commit(partition, 1)
+        restarted.commit(partition, 1)
     with pytest.raises(errors.SessionReplaced):
         zombie.sync()
     service.consumer_groups.leave("g", "worker", zombie.session)
-    again.sync()
-    assert again.epochs == {0: 2, 1: 2, 2: 2}
+    restarted.sync()
+    assert restarted.epochs == {0: 2, 1: 2, 2: 2}
     third = Worker(service, "worker")
     third.sync()
-    for each in (zombie, again, zombie):
+    for worker in (zombie, restarted, zombie):
         with pytest.raises(errors.SessionReplaced):
-            each.sync()
+            worker.sync()
     third.sync()
     assert third.epochs == {0: 3, 1: 3, 2: 3}
     clock.go(TTL + 1)
@@ -697,9 +699,9 @@ def test_a_group_that_is_made_again_begins_above_the_epochs_of_the_one_before(da
     with pytest.raises(errors.ConsumerGroupNotFound):
         zombie.commit(0, 1)
     made(service, 3)
-    again = Worker(service, "worker")
-    again.sync()
-    assert again.epochs == {0: 2, 1: 2, 2: 2}
+    restarted = Worker(service, "worker")
+    restarted.sync()
+    assert restarted.epochs == {0: 2, 1: 2, 2: 2}
     with pytest.raises(errors.StaleEpoch):
         zombie.commit(0, 1)
 
@@ -717,10 +719,10 @@ def test_the_next_owner_begins_with_what_was_done(database: Database, clock: Clo
     position = service.consumer_groups.commit(first.fence(0), window, token="ten", head=25)
     assert (position.floor, position.high, position.outstanding, position.lag) == (10, 20, 2, 15)
     service.consumer_groups.leave("g", first.name)
-    (held,) = second.sync().assigned
-    assert held.outstanding is not None
-    assert Snapshot.decode(held.outstanding) == window
-    assert held == Held(0, 2, 10, 20, held.outstanding, "ten")
+    (lease,) = second.sync().assigned
+    assert lease.outstanding is not None
+    assert Snapshot.decode(lease.outstanding) == window
+    assert lease == Held(0, 2, 10, 20, lease.outstanding, "ten")
 
 
 def test_commits_may_be_repeated_and_overtaken(database: Database) -> None:
@@ -769,12 +771,12 @@ def test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen(database: Database,
     owner = Worker(service, "a")
     owner.sync()
     newcomers = [Worker(service, "b"), Worker(service, "c")]
-    for each in newcomers:
-        assert each.sync().assigned == []
+    for newcomer in newcomers:
+        assert newcomer.sync().assigned == []
     assert owner.sync().release == [2, 3]
     owner.sync()
-    for each in newcomers:
-        each.sync()
+    for newcomer in newcomers:
+        newcomer.sync()
     assert shared([owner, *newcomers]) == [1, 1, 2]
 
 
@@ -786,15 +788,15 @@ def test_azure_python_38812_the_first_create_makes_no_two_owners(mariadb_service
         def move(service: Service, number: int) -> tuple[bool, set[int]]:
             group = f"g{number}"
             _, new = service.consumer_groups.put(group, 4)
-            return new, {held.partition for held in Worker(service, name, group).sync().assigned}
+            return new, {lease.partition for lease in Worker(service, name, group).sync().assigned}
 
         return move
 
-    def check(number: int, one: tuple[bool, set[int]], other: tuple[bool, set[int]]) -> None:
-        assert [one[0], other[0]].count(True) == 1
-        assert one[1] | other[1] == set(range(4))
-        assert not one[1] & other[1]
-        answers.append(one[0])
+    def check(number: int, first: tuple[bool, set[int]], other: tuple[bool, set[int]]) -> None:
+        assert [first[0], other[0]].count(True) == 1
+        assert first[1] | other[1] == set(range(4))
+        assert not first[1] & other[1]
+        answers.append(first[0])
 
     race(mariadb_service.database, ROUNDS, join("one"), join("other"), check=check)
     assert set(answers) == {True, False}, "one always came first"
@@ -805,20 +807,20 @@ def test_kafka_12984_no_two_members_claim_a_partition_in_one_generation(database
     what it says of partitions that are others' by now is ignored."""
     service = Service(database, combiner=Inline)
     made(service, 6)
-    away, one, other = (Worker(service, name) for name in ("away", "one", "other"))
-    settle([away, one, other], clock)
-    believed = dict(away.epochs)
+    absent, first, other = (Worker(service, name) for name in ("away", "one", "other"))
+    settle([absent, first, other], clock)
+    old_epochs = dict(absent.epochs)
     clock.go(TTL + 1)
-    settle([one, other], clock)
-    assert shared([one, other]) == [3, 3]
-    synced = away.sync(*believed)
-    assert synced.assigned == []
-    settle([away, one, other], clock)
-    assert shared([away, one, other]) == [2, 2, 2]
-    for partition, epoch in believed.items():
+    settle([first, other], clock)
+    assert shared([first, other]) == [3, 3]
+    answer = absent.sync(*old_epochs)
+    assert answer.assigned == []
+    settle([absent, first, other], clock)
+    assert shared([absent, first, other]) == [2, 2, 2]
+    for partition, epoch in old_epochs.items():
         assert owners(service)[partition] is not None
         with pytest.raises(errors.StaleEpoch):
-            service.consumer_groups.commit(Fence("g", partition, away.name, epoch), Snapshot(1, 1))
+            service.consumer_groups.commit(Fence("g", partition, absent.name, epoch), Snapshot(1, 1))
 
 
 # Races on MariaDB.
@@ -827,7 +829,7 @@ def test_kafka_12984_no_two_members_claim_a_partition_in_one_generation(database
 def test_a_commit_is_with_the_next_owner_or_refused(mariadb_service: Service) -> None:
     """The owner commits while another takes its partition: either the next one begins with it, or it is told no."""
     service = mariadb_service
-    won = {"owner": 0, "next": 0}
+    wins = {"owner": 0, "next": 0}
     workers = []
     for number in range(ROUNDS):
         made(service, 1, f"g{number}")
@@ -839,23 +841,23 @@ def test_a_commit_is_with_the_next_owner_or_refused(mariadb_service: Service) ->
             sa.update(tables.consumers).values(lease_until=sa.func.timestampadd(sa.text("DAY"), -1, tables.utc_now()))
         )
 
-    def check(number: int, committed: Any, synced: Any) -> None:
-        (held,) = synced.assigned
-        if isinstance(committed, errors.StaleEpoch):
-            won["next"] += 1
-            assert held.floor is None
+    def check(number: int, commit: Any, sync: Any) -> None:
+        (lease,) = sync.assigned
+        if isinstance(commit, errors.StaleEpoch):
+            wins["next"] += 1
+            assert lease.floor is None
         else:
-            won["owner"] += 1
-            assert held.floor == committed.floor == 7
+            wins["owner"] += 1
+            assert lease.floor == commit.floor == 7
 
     race(
         service.database,
         ROUNDS,
-        lambda own, number: own.consumer_groups.commit(workers[number].fence(0), Snapshot(7, 7)),
-        lambda own, number: Worker(own, "next", f"g{number}").sync(),
+        lambda service_, number: service_.consumer_groups.commit(workers[number].fence(0), Snapshot(7, 7)),
+        lambda service_, number: Worker(service_, "next", f"g{number}").sync(),
         check=check,
     )
-    assert min(won.values()) > 0, f"one always came first: {won}"
+    assert min(wins.values()) > 0, f"one always came first: {wins}"
 
 
 def test_a_hundred_that_sync_at_once_are_all_answered(mariadb_service: Service) -> None:
@@ -863,7 +865,7 @@ def test_a_hundred_that_sync_at_once_are_all_answered(mariadb_service: Service) 
     service = mariadb_service
     made(service, 250, ttl=600)
     workers = [Worker(service, f"worker-{number:03}") for number in range(100)]
-    told: dict[tuple[int, int], str] = {}
+    owners_by_epoch: dict[tuple[int, int], str] = {}
     for _ in range(4):  # the first takes all, is told, has drained it, the others take it
         start = threading.Barrier(len(workers))
 
@@ -872,9 +874,9 @@ def test_a_hundred_that_sync_at_once_are_all_answered(mariadb_service: Service) 
             return worker.sync()
 
         with ThreadPoolExecutor(len(workers)) as pool:
-            for worker, synced in zip(workers, pool.map(sync, workers), strict=True):
-                for held in synced.assigned:
-                    assert told.setdefault((held.partition, held.epoch), worker.name) == worker.name
+            for worker, answer in zip(workers, pool.map(sync, workers), strict=True):
+                for lease in answer.assigned:
+                    assert owners_by_epoch.setdefault((lease.partition, lease.epoch), worker.name) == worker.name
     assert set(owners(service).values()) <= {None, *(worker.name for worker in workers)}
     assert max(len(worker.epochs) for worker in workers) == 3
     assert sum(len(worker.epochs) >= 2 for worker in workers) > 50
@@ -893,14 +895,14 @@ def eventful(service: Service, group: str) -> Worker:
     """A group in which the next sync of the returned worker has everything to do: it joins, one is dead, one is
     overdue."""
     made(service, 6, group, ttl=600, release=600)
-    dead, stuck = Worker(service, "dead", group), Worker(service, "stuck", group, drains=False)
+    dead, slow = Worker(service, "dead", group), Worker(service, "stuck", group, drains=False)
     dead.sync()
-    stuck.sync()
+    slow.sync()
     dead.sync()
     dead.sync()
-    stuck.sync()
-    stuck.capacity = 2
-    assert stuck.sync().release == [5]
+    slow.sync()
+    slow.capacity = 2
+    assert slow.sync().release == [5]
     past = "2020-01-01 00:00:00"
     with service.database.engine.begin() as tx:
         for table, column, key in (
@@ -927,9 +929,18 @@ def restarting(service: Service, group: str) -> Worker:
 
 def seen(service: Service, group: str) -> list[Any]:
     details = service.consumer_groups.get(group)
-    rows: list[Any] = [(each.worker, each.live, each.partitions, each.releasing) for each in details.workers]
-    for each in details.positions:
-        rows.append((each.partition, each.owner, each.epoch, each.release_by is None, each.floor, each.outstanding))
+    rows: list[Any] = [(worker.worker, worker.live, worker.partitions, worker.releasing) for worker in details.workers]
+    for position in details.positions:
+        rows.append(
+            (
+                position.partition,
+                position.owner,
+                position.epoch,
+                position.release_by is None,
+                position.floor,
+                position.outstanding,
+            )
+        )
     return rows
 
 
@@ -941,27 +952,27 @@ def test_a_sync_that_dies_at_any_point_is_done_or_not_begun(
     service = Service(database, combiner=Inline)
     url = database.url.render_as_string(hide_password=False)
     expected = scenario(service, "expected")
-    begun = seen(service, "expected")
+    initial = seen(service, "expected")
     expected.sync()
-    done = seen(service, "expected")
-    died: list[str] = []
+    final = seen(service, "expected")
+    deaths: list[str] = []
     while True:
-        group = f"g{len(died)}"
+        group = f"g{len(deaths)}"
         worker = scenario(service, group)
         request = {"verb": "sync", "group": group, "worker": worker.name, "session": worker.session}
-        death = dying.run(url, request, len(died))
-        committed = death is None or bool(death.commits)
-        assert seen(service, group) == (done if committed else begun)
+        death = dying.run(url, request, len(deaths))
+        is_committed = death is None or bool(death.commits)
+        assert seen(service, group) == (final if is_committed else initial)
         worker.drains = False
         worker.sync()
-        assert seen(service, group) == done
+        assert seen(service, group) == final
         assert worker.epochs == expected.epochs
         if death is None:
             break
-        died.append(death.where)
-        assert len(died) < 100
-    assert len(died) > 6, died
-    assert died[-1] == "after COMMIT"
+        deaths.append(death.where)
+        assert len(deaths) < 100
+    assert len(deaths) > 6, deaths
+    assert deaths[-1] == "after COMMIT"
 
 
 def test_a_commit_that_dies_at_any_point_is_done_or_not_begun(database: Database, dying: Mortals) -> None:
@@ -969,23 +980,23 @@ def test_a_commit_that_dies_at_any_point_is_done_or_not_begun(database: Database
     service = Service(database, combiner=Inline)
     url = database.url.render_as_string(hide_password=False)
     snapshot = Snapshot(3, 8, (4, 6))
-    died: list[str] = []
+    deaths: list[str] = []
     while True:
-        group = f"g{len(died)}"
+        group = f"g{len(deaths)}"
         made(service, 1, group, ttl=600)
         worker = Worker(service, "worker", group)
         worker.sync()
         worker.commit(0, 1)
         request = {"verb": "commit", "group": group, "worker": worker.name, "snapshot": snapshot.encode().hex()}
-        death = dying.run(url, request, len(died))
-        committed = death is None or bool(death.commits)
-        assert service.consumer_groups.get(group).positions[0].floor == (3 if committed else 1)
+        death = dying.run(url, request, len(deaths))
+        is_committed = death is None or bool(death.commits)
+        assert service.consumer_groups.get(group).positions[0].floor == (3 if is_committed else 1)
         position = service.consumer_groups.commit(worker.fence(0), snapshot)
         assert (position.floor, position.high, position.outstanding) == (3, 8, 2)
         if death is None:
             break
-        died.append(death.where)
-    assert len(died) > 4, died
+        deaths.append(death.where)
+    assert len(deaths) > 4, deaths
 
 
 # What it costs.
@@ -1004,17 +1015,17 @@ def test_a_sync_takes_as_many_statements_for_four_hundred_partitions_as_for_four
 
     def statements(partitions: int, group: str) -> list[int]:
         made(service, partitions, group)
-        one, other = Worker(service, "one", group), Worker(service, "other", group)
+        first, other = Worker(service, "one", group), Worker(service, "other", group)
         counts = []
-        for worker in (one, other, one, one, other, one, Worker(service, "one", group)):
+        for worker in (first, other, first, first, other, first, Worker(service, "one", group)):
             before = count
             worker.sync()
             counts.append(count - before)
         return counts
 
-    few = statements(4, "few")
-    assert few == statements(400, "many")
-    assert max(few) < 12
+    small = statements(4, "few")
+    assert small == statements(400, "many")
+    assert max(small) < 12
 
 
 def test_a_heartbeat_writes_one_row(database: Database) -> None:
@@ -1023,12 +1034,12 @@ def test_a_heartbeat_writes_one_row(database: Database) -> None:
     made(service, 100)
     worker = Worker(service, "worker")
     worker.sync()
-    written: list[str] = []
+    writes: list[str] = []
 
     def executed(connection: object, cursor: Any, statement: str, *_: object) -> None:
         if not statement.startswith("SELECT"):
-            written.append(f"{statement.split(maxsplit=2)[1]}: {cursor.rowcount}")
+            writes.append(f"{statement.split(maxsplit=2)[1]}: {cursor.rowcount}")
 
     sa.event.listen(database.engine, "after_cursor_execute", executed)
     worker.sync()
-    assert [each for each in written if "IMMEDIATE" not in each] == ["consumers: 1"]
+    assert [write for write in writes if "IMMEDIATE" not in write] == ["consumers: 1"]

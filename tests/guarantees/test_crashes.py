@@ -50,10 +50,10 @@ class Ground:
         return answer
 
     def batch(self, items: int = 2 * GROUP + 10, *, sealed: bool = False, **opening: object) -> int:
-        opened = self.do(
+        opening_answer = self.do(
             {"verb": "open", "opening": {"group_size": GROUP, "items": items, "sealed": sealed, **opening}}
         )
-        return int(opened["batch"])  # type: ignore[call-overload]
+        return int(opening_answer["batch"])  # type: ignore[call-overload]
 
     def ack(self, batch: int, *numbers: int, verb: str = "ack", reason: str | None = None) -> None:
         items = [[batch, *divmod(number, GROUP)] for number in numbers]
@@ -125,10 +125,10 @@ def redrives_the_last_failed_items(ground: Ground) -> Request:
 
 
 def completes_two_batches_in_one_transaction(ground: Ground) -> Request:
-    one, other = ground.batch(3, sealed=True), ground.batch(GROUP + 1, sealed=True)
-    ground.ack(one, 0)
+    first, other = ground.batch(3, sealed=True), ground.batch(GROUP + 1, sealed=True)
+    ground.ack(first, 0)
     ground.ack(other, *range(GROUP))
-    return {"verb": "ack", "items": [[other, 1, 0], [one, 0, 1], [one, 0, 2]], "key": "both"}
+    return {"verb": "ack", "items": [[other, 1, 0], [first, 0, 1], [first, 0, 2]], "key": "both"}
 
 
 def _child(ground: Ground, parent: int | None = None, *, sealed: bool = True) -> int:
@@ -220,7 +220,7 @@ def test_a_retry_after_a_crash_at_any_point_brings_what_the_model_says(
     database: Database, dying: Mortals, scenario: Callable[[Ground], Request]
 ) -> None:
     """Killed before each statement and before and after the commit, the request is sent again and done once."""
-    _die_everywhere(database, dying, scenario, journaled=False)
+    _die_everywhere(database, dying, scenario, with_journal=False)
 
 
 @pytest.mark.parametrize("scenario", JOURNALED, ids=lambda scenario: scenario.__name__)
@@ -229,33 +229,33 @@ def test_a_retry_after_a_crash_at_any_point_brings_what_the_model_says_of_a_jour
 ) -> None:
     """The same of batches whose acks are entries of a journal, and of those that fold it."""
     journaled.everything(monkeypatch)
-    _die_everywhere(database, dying, scenario, journaled=True)
+    _die_everywhere(database, dying, scenario, with_journal=True)
 
 
 def _die_everywhere(
-    database: Database, dying: Mortals, scenario: Callable[[Ground], Request], *, journaled: bool
+    database: Database, dying: Mortals, scenario: Callable[[Ground], Request], *, with_journal: bool
 ) -> None:
     url = database.url.render_as_string(hide_password=False)
-    died: list[str] = []
+    deaths: list[str] = []
     while True:
         ground = _ground(database)
         request = scenario(ground)
-        death = dying.run(url, request, len(died), combined=True, journaled=journaled)
+        death = dying.run(url, request, len(deaths), with_combiner=True, with_journal=with_journal)
         if death is None or death.commits:
             # It was done, and nobody was told.
             ground.model.perform(request, _newest(database))
         answer = ground.do(request)
         if scenario.__name__.endswith(("completes", "completes_the_batch", "complete_at_once")):
-            told = answer.get("completed", {0: answer})
-            assert all(each["newly"] for each in told.values())  # type: ignore[attr-defined]
+            completed = answer.get("completed", {0: answer})
+            assert all(entry["newly"] for entry in completed.values())  # type: ignore[attr-defined]
         parents.sweep(database)
         assert_equal(ground.service, ground.model)
         if death is None:
             break
-        died.append(death.where)
-        assert len(died) < 200
-    assert len(died) >= FEWEST_POINTS, died
-    assert died[-1] == "after COMMIT"
+        deaths.append(death.where)
+        assert len(deaths) < 200
+    assert len(deaths) >= FEWEST_POINTS, deaths
+    assert deaths[-1] == "after COMMIT"
 
 
 @pytest.mark.parametrize("scenario", [expires_idle_batches, deletes, removes_what_ended_long_ago])
@@ -264,11 +264,11 @@ def test_the_janitor_ends_what_a_crash_left_half_done(
 ) -> None:
     """An expiry or a deletion is killed at any point; the next pass brings it to its end and leaves nothing behind."""
     url = database.url.render_as_string(hide_password=False)
-    died: list[str] = []
+    deaths: list[str] = []
     while True:
         ground = _ground(database)
         request = scenario(ground)
-        death = dying.run(url, request, len(died))
+        death = dying.run(url, request, len(deaths))
         if request["verb"] == "delete":
             if death is None or death.commits:
                 ground.model.perform(request)
@@ -287,15 +287,15 @@ def test_the_janitor_ends_what_a_crash_left_half_done(
             ground.do({"verb": "delete", "batch": max(ids)})
         if death is None:
             break
-        died.append(death.where)
-        assert len(died) < 300
-    assert len(died) >= 2 * FEWEST_POINTS, died
+        deaths.append(death.where)
+        assert len(deaths) < 300
+    assert len(deaths) >= 2 * FEWEST_POINTS, deaths
 
 
 def _newest(database: Database) -> int | None:
     with database.engine.connect() as tx:
-        found: int | None = tx.scalar(sa.select(sa.func.max(tables.batches.c.id)))
-        return found
+        newest: int | None = tx.scalar(sa.select(sa.func.max(tables.batches.c.id)))
+        return newest
 
 
 def _rows(database: Database, ids: set[int]) -> int:
@@ -331,15 +331,15 @@ def test_a_service_that_died_after_the_commit_tells_the_retry_newly_again(databa
         assert dying.stop() == 9
     finally:
         dying.stop()
-    restarted = ServiceProcess(database_url).start()
+    new_service = ServiceProcess(database_url).start()
     try:
-        with httpx.Client(base_url=restarted.url, timeout=60) as client:
+        with httpx.Client(base_url=new_service.url, timeout=60) as client:
             assert client.get(f"/v1/batches/{batch}").json()["state"] == "complete"
-            stranger, mine = (client.post(path, json=body, headers=each).json() for each in ({}, headers))
+            stranger, reply = (client.post(path, json=body, headers=header_set).json() for header_set in ({}, headers))
             if verb == "ack":
-                assert (mine["applied"], mine["repeated"]) == (0, 1)
-                stranger, mine = stranger["completed"][0], mine["completed"][0]
-            assert (mine["newly"], mine["newly_succeeded"]) == (True, True)
+                assert (reply["applied"], reply["repeated"]) == (0, 1)
+                stranger, reply = stranger["completed"][0], reply["completed"][0]
+            assert (reply["newly"], reply["newly_succeeded"]) == (True, True)
             assert (stranger["newly"], stranger["newly_succeeded"]) == (False, False)
     finally:
-        restarted.stop()
+        new_service.stop()

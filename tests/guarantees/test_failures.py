@@ -46,13 +46,13 @@ def under_load() -> UnderLoad:
     """A service on the database, maybe `through` another URL of it, and clients; held against the database after."""
 
     @contextlib.contextmanager
-    def run(url: str, through: str | None = None) -> Iterator[tuple[Load, ServiceProcess]]:
+    def run(url: str, proxy_url: str | None = None) -> Iterator[tuple[Load, ServiceProcess]]:
         with Database(url) as database:
             schema.migrate(database)
-            shared = open_shared(database)
+            shared_batch = open_shared(database)
             module = "tests.guarantees.programs.mutated_api"
-            with running_service(through or url, module=module, LASTBIT_LOG_LEVEL="error") as running:
-                with Load(running.url, shared) as load:
+            with running_service(proxy_url or url, module=module, LASTBIT_LOG_LEVEL="error") as running:
+                with Load(running.url, shared_batch) as load:
                     load.reaches(40)
                     yield load, running
                     load.reaches(40)  # it goes on by itself
@@ -63,18 +63,18 @@ def under_load() -> UnderLoad:
 
 @pytest.fixture
 def proxy(server: MariaDB) -> Iterator[Proxy]:
-    with proxied(server.port) as opened:
-        yield opened
+    with proxied(server.port) as proxy_:
+        yield proxy_
 
 
 def through(proxy: Proxy, url: str) -> str:
     return url.replace(f":{proxy.target}/", f":{proxy.port}/")
 
 
-def unavailable(load: Load, more: int = 5) -> None:
+def unavailable(load: Load, count: int = 5) -> None:
     """Wait until so many more calls are answered 503."""
-    wanted = load.statuses[503] + more
-    load.hears(lambda: load.statuses[503] >= wanted)
+    goal = load.statuses[503] + count
+    load.hears(lambda: load.statuses[503] >= goal)
 
 
 def test_a_database_that_restarts_under_load(under_load: UnderLoad, server: MariaDB) -> None:
@@ -94,9 +94,9 @@ def test_a_database_that_is_gone_for_a_while(under_load: UnderLoad, server: Mari
         unavailable(load)
         assert client.get("/healthz").status_code == 200
         for path in ("/readyz", f"/v1/batches/{load.shared}"):
-            refused = client.get(path)
-            assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
-            assert int(refused.headers["Retry-After"]) >= 1
+            response = client.get(path)
+            assert (response.status_code, response.json()["code"]) == (503, "unavailable")
+            assert int(response.headers["Retry-After"]) >= 1
         assert "lastbit_database_up 0.0" in client.get("/metrics").text
         proxy.come_back()
         load.reaches(20)
@@ -187,7 +187,7 @@ def test_a_full_disk_under_sqlite(under_load: UnderLoad) -> None:
 def test_connections_that_are_killed(under_load: UnderLoad, server: MariaDB) -> None:
     """By an administrator or a timeout, all of them at once, again and again: repeated inside, mostly unnoticed."""
     url = server.new_database()
-    killed = 0
+    kills = 0
     with (
         contextlib.closing(server.connect()) as connection,
         connection.cursor() as cursor,
@@ -195,12 +195,12 @@ def test_connections_that_are_killed(under_load: UnderLoad, server: MariaDB) -> 
     ):
         for _ in range(KILLS):
             cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [url.rpartition("/")[2]])
-            for (each,) in cursor.fetchall():
+            for (value,) in cursor.fetchall():
                 with contextlib.suppress(Exception):  # it has ended by itself
-                    cursor.execute(f"KILL CONNECTION {each}")
-                    killed += 1
+                    cursor.execute(f"KILL CONNECTION {value}")
+                    kills += 1
             load.reaches(10)
-    assert killed >= KILLS
+    assert kills >= KILLS
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])

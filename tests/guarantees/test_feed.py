@@ -29,9 +29,9 @@ def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb
     """Writers append, hold their transaction and roll back at random; who follows never meets a gap, and nothing ever
     comes in below what was read."""
     url = mariadb_database.url.render_as_string(hide_password=False)
-    begun = Service(mariadb_database).feed.head()
-    committed: list[set[str]] = [set() for _ in range(WRITERS)]
-    done = threading.Event()
+    start = Service(mariadb_database).feed.head()
+    commits: list[set[str]] = [set() for _ in range(WRITERS)]
+    stop = threading.Event()
     trouble: list[BaseException] = []
 
     def write(writer: int) -> None:
@@ -39,13 +39,17 @@ def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb
         with Database(url) as database:
             for number in range(ROUNDS // WRITERS):
                 ids = [f"{writer}-{number}-{place}" for place in range(dice.choice((1, 1, 2, 5)))]
-                holds, regrets, own = dice.randrange(12), dice.random() < 0.2, dice.random() < 0.2
+                holds, regrets, own_transaction = dice.randrange(12), dice.random() < 0.2, dice.random() < 0.2
 
                 def work(
-                    tx: Connection, ids: list[str] = ids, holds: int = holds, regrets: bool = regrets, own: bool = own
+                    tx: Connection,
+                    ids: list[str] = ids,
+                    holds: int = holds,
+                    regrets: bool = regrets,
+                    own_transaction: bool = own_transaction,
                 ) -> None:
-                    new = [feed.NewEvent(each, "test.event") for each in ids]
-                    if own:
+                    new = [feed.NewEvent(id, "test.event") for id in ids]
+                    if own_transaction:
                         feed.append_once(tx, new)
                     else:
                         feed.append(tx, new)
@@ -56,15 +60,15 @@ def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb
 
                 try:
                     database.write(work)
-                    committed[writer].update(ids)
+                    commits[writer].update(ids)
                 except Regret:
                     pass
 
     def follow(read: dict[int, str]) -> None:
         with Database(url) as database:
-            service, after = Service(database), begun
+            service, after = Service(database), start
             while True:
-                last = done.is_set()
+                last = stop.is_set()
                 page = service.feed.read(after, 100)
                 for event in page.events:
                     assert event.position == after + 1, f"{event.position} came after {after}"
@@ -87,14 +91,14 @@ def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb
         thread.start()
     for thread in writers:
         thread.join()
-    done.set()
+    stop.set()
     for thread in followers:
         thread.join()
     assert not trouble, trouble
-    wanted = set().union(*committed)
+    expected = set().union(*commits)
     for read in reads:
-        assert set(read.values()) == wanted
-        assert list(read) == list(range(begun + 1, begun + 1 + len(wanted)))
+        assert set(read.values()) == expected
+        assert list(read) == list(range(start + 1, start + 1 + len(expected)))
 
 
 def _ids(service: Service, after: int = 0) -> list[str]:
@@ -107,11 +111,11 @@ def test_an_id_that_was_appended_before_stands_where_it_stood(service: Service) 
     first = service.feed.append(
         [feed.NewEvent("order-1", "order.paid", "o1", '{"a":1}'), feed.NewEvent("order-2", "order.paid")]
     )
-    again = service.feed.append(
+    repeat = service.feed.append(
         [feed.NewEvent("order-2", "other"), feed.NewEvent("order-3", "x"), feed.NewEvent("order-3", "y")]
     )
     assert first == [feed.Appended(start + 1, False), feed.Appended(start + 2, False)]
-    assert again == [feed.Appended(start + 2, True), feed.Appended(start + 3, False), feed.Appended(start + 3, True)]
+    assert repeat == [feed.Appended(start + 2, True), feed.Appended(start + 3, False), feed.Appended(start + 3, True)]
     assert _ids(service, start) == ["order-1", "order-2", "order-3"]
     event = service.feed.read(start, 1).events[0]
     assert (event.type, event.key, event.data, event.batch) == ("order.paid", "o1", '{"a":1}', None)
@@ -119,27 +123,27 @@ def test_an_id_that_was_appended_before_stands_where_it_stood(service: Service) 
 
 def test_ids_are_compared_by_their_bytes(service: Service) -> None:
     """`Job` and `job` are two."""
-    new = [feed.NewEvent(each, "x") for each in ("Job", "job", "j\u00f6b", "job ")]
-    assert [each.repeated for each in service.feed.append(new)] == [False] * 4
+    new = [feed.NewEvent(id, "x") for id in ("Job", "job", "j\u00f6b", "job ")]
+    assert [entry.repeated for entry in service.feed.append(new)] == [False] * 4
 
 
 def test_a_page_is_filtered_and_still_says_how_far_it_looked(service: Service) -> None:
     """`next` moves past events that are not wanted."""
     start = service.feed.head()
-    one = service.batches.open(batches.Opening(items=1)).batch.id
+    batch = service.batches.open(batches.Opening(items=1)).batch.id
     other = service.batches.open(batches.Opening(sealed=True)).batch.id
-    service.batches.seal(one)
-    everything = service.feed.read(start, 1000)
-    assert [event.id for event in everything.events] == [
-        *(f"batch:{one}:opened", f"batch:{other}:opened", f"batch:{other}:sealed", f"batch:{other}:completed"),
-        *(f"batch:{other}:succeeded", f"batch:{one}:sealed"),
+    service.batches.seal(batch)
+    all_events = service.feed.read(start, 1000)
+    assert [event.id for event in all_events.events] == [
+        *(f"batch:{batch}:opened", f"batch:{other}:opened", f"batch:{other}:sealed", f"batch:{other}:completed"),
+        *(f"batch:{other}:succeeded", f"batch:{batch}:sealed"),
     ]
-    found = service.feed.read(start, 1000, batch=one)
-    assert [event.type for event in found.events] == ["batch.opened", "batch.sealed"]
-    assert found.next == everything.next == start + 6
-    found = service.feed.read(start, 1, types=["batch.sealed", "batch.completed"])
-    assert ([event.batch for event in found.events], found.next) == ([other], start + 3)
-    assert service.feed.read(start + 6, 10, batch=one) == feed.EventPage([], start + 6, start + 6)
+    batch_events = service.feed.read(start, 1000, batch=batch)
+    assert [event.type for event in batch_events.events] == ["batch.opened", "batch.sealed"]
+    assert batch_events.next == all_events.next == start + 6
+    batch_events = service.feed.read(start, 1, types=["batch.sealed", "batch.completed"])
+    assert ([event.batch for event in batch_events.events], batch_events.next) == ([other], start + 3)
+    assert service.feed.read(start + 6, 10, batch=batch) == feed.EventPage([], start + 6, start + 6)
 
 
 def test_a_position_that_was_never_given_is_refused(service: Service) -> None:
@@ -159,9 +163,9 @@ def test_a_reader_that_comes_after_the_trimming_is_told_so(service: Service) -> 
         )
     report = janitor.run_once(service.database, janitor.Policy(keep_events=timedelta(days=1)))
     assert report.events == start + 3
-    with pytest.raises(errors.PositionTrimmed, match=f"trimmed up to {start + 3}") as told:
+    with pytest.raises(errors.PositionTrimmed, match=f"trimmed up to {start + 3}") as exception:
         service.feed.read(start + 2, 10)
-    assert told.value.trimmed == start + 3
+    assert exception.value.trimmed == start + 3
     assert _ids(service, start + 3) == ["old-3", "old-4"]
     assert service.feed.append([feed.NewEvent("new", "x")]) == [feed.Appended(start + 6, False)]
     assert janitor.run_once(service.database, janitor.Policy(keep_events=timedelta(days=1))).events == 0
@@ -181,11 +185,11 @@ def test_everything_can_be_trimmed_but_what_somebody_needs(service: Service) -> 
 
 def test_a_commit_that_appended_is_heard_of_in_its_process_and_a_rollback_is_not(service: Service) -> None:
     """With the feed's last position."""
-    heard: list[int] = []
-    service.feed.on_append(heard.append)
+    positions: list[int] = []
+    service.feed.on_append(positions.append)
     batch = service.batches.open(batches.Opening(items=2)).batch.id
     service.batches.extend(batch, 1)
     with pytest.raises(errors.BatchNotFound):
         service.batches.seal(batch + 1000)
     service.batches.seal(batch)
-    assert heard == [service.feed.head() - 1, service.feed.head()]
+    assert positions == [service.feed.head() - 1, service.feed.head()]

@@ -70,8 +70,8 @@ def name(galera: Cluster) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def pair(galera: Cluster, name: str) -> Iterator[Pair]:
     nodes = galera.nodes[0], galera.nodes[1]
-    with Database(nodes[0].url(name)) as one, Database(nodes[1].url(name)) as other:
-        yield Pair(name, nodes, one, other)
+    with Database(nodes[0].url(name)) as first, Database(nodes[1].url(name)) as other:
+        yield Pair(name, nodes, first, other)
 
 
 def head(pair: Pair) -> int:
@@ -80,43 +80,43 @@ def head(pair: Pair) -> int:
 
 def events(pair: Pair, after: int) -> list[feed.Event]:
     """As the other node has them; their positions have no gaps."""
-    told = pair.other.snapshot(feed.read, after, 100_000).events
-    assert [event.position for event in told] == list(range(after + 1, after + 1 + len(told)))
-    return told
+    feed_events = pair.other.snapshot(feed.read, after, 100_000).events
+    assert [event.position for event in feed_events] == list(range(after + 1, after + 1 + len(feed_events)))
+    return feed_events
 
 
 def test_a_lost_certification_is_begun_again_and_costs_no_connection(pair: Pair) -> None:
     """Nothing was committed, so even work that must not be done twice is; and what is held in memory stays."""
-    one, other = pair.services()
-    batch = one.batches.open(Opening(items=10)).batch.id
-    connected: list[None] = []
-    sa.event.listen(one.database.engine, "connect", lambda *_: connected.append(None))
-    one.database.on_doubt(lambda: connected.append(None))
-    mine: list[int] = []
+    first, other = pair.services()
+    batch = first.batches.open(Opening(items=10)).batch.id
+    connections: list[None] = []
+    sa.event.listen(first.database.engine, "connect", lambda *_: connections.append(None))
+    first.database.on_doubt(lambda: connections.append(None))
+    own_ids: list[int] = []
 
     def work(tx: sa.Connection) -> None:
-        found, _ = batches.lock(tx, batch)
-        batches.update(tx, batch, items=found.items + 1)
-        mine.append(found.items)
-        if len(mine) == 1:
+        batch_row, _ = batches.lock(tx, batch)
+        batches.update(tx, batch, items=batch_row.items + 1)
+        own_ids.append(batch_row.items)
+        if len(own_ids) == 1:
             assert ack(other, (batch, 0, 0)).applied == 1
 
-    one.database.write(work)
-    assert mine == [10, 10]
-    assert not connected
-    found = other.batches.get(batch)
-    assert (found.items, found.acked) == (11, 1)
+    first.database.write(work)
+    assert own_ids == [10, 10]
+    assert not connections
+    batch_ = other.batches.get(batch)
+    assert (batch_.items, batch_.acked) == (11, 1)
 
 
 def test_an_ack_on_one_node_right_after_the_extend_on_another_is_not_refused(pair: Pair) -> None:
     """The ids are unknown where the extend was not applied yet; the ack waits there until it was."""
-    one, other = pair.services()
-    batch = one.batches.open(Opening()).batch.id
+    first, other = pair.services()
+    batch = first.batches.open(Opening()).batch.id
     ack(other, (batch, 0, 0))  # so that its node has a session that is in use
     with ThreadPoolExecutor(1) as pool:
         with pair.nodes[1].lagging():
-            extended = one.batches.extend(batch, 5)
-            acked = pool.submit(ack, other, (batch, 0, extended.start))
+            extension = first.batches.extend(batch, 5)
+            acked = pool.submit(ack, other, (batch, 0, extension.start))
             until(lambda: acked.done() or pair.nodes[1].works_on(pair.name) > 0, 30, lambda: "it was not sent")
             assert not acked.done(), acked.result()
         assert (acked.result(30).applied, acked.result().rejected) == (1, [])
@@ -124,12 +124,12 @@ def test_an_ack_on_one_node_right_after_the_extend_on_another_is_not_refused(pai
 
 def test_what_was_answered_on_one_node_is_read_on_another(pair: Pair) -> None:
     """The state after a seal, and the event of it."""
-    one, other = pair.services()
-    batch = one.batches.open(Opening()).batch.id
+    first, other = pair.services()
+    batch = first.batches.open(Opening()).batch.id
     other.batches.get(batch)
     with ThreadPoolExecutor(2) as pool:
         with pair.nodes[1].lagging():
-            assert one.batches.seal(batch).newly
+            assert first.batches.seal(batch).newly
             state = pool.submit(lambda: other.batches.get(batch).state)
             position = pool.submit(other.feed.head)
             until(
@@ -138,7 +138,7 @@ def test_what_was_answered_on_one_node_is_read_on_another(pair: Pair) -> None:
                 lambda: "they were not sent",
             )
         assert state.result(30) is State.COMPLETE
-        assert position.result(30) == one.feed.head()
+        assert position.result(30) == first.feed.head()
 
 
 def test_of_two_last_acks_on_two_nodes_exactly_one_completes_the_batch(pair: Pair) -> None:
@@ -147,10 +147,10 @@ def test_of_two_last_acks_on_two_nodes_exactly_one_completes_the_batch(pair: Pai
     ids = prepare(pair.one, ROUNDS, lambda number: shapes[number % 2])
     before = head(pair)
 
-    def judge(number: int, one: AckResult, other: AckResult) -> None:
+    def judge(number: int, first: AckResult, other: AckResult) -> None:
         batch = ids[number]
-        assert [newly(one, batch), newly(other, batch)].count(True) == 1
-        assert (one.applied, other.applied) == (1, 1)
+        assert [newly(first, batch), newly(other, batch)].count(True) == 1
+        assert (first.applied, other.applied) == (1, 1)
 
     race(
         pair.one,
@@ -163,7 +163,7 @@ def test_of_two_last_acks_on_two_nodes_exactly_one_completes_the_batch(pair: Pai
     rows = recount(pair.other)
     assert {rows[batch].state for batch in ids} == {State.COMPLETE}
     assert sorted(event.id for event in events(pair, before)) == sorted(
-        f"batch:{batch}:{happened}" for batch in ids for happened in ("completed", "succeeded")
+        f"batch:{batch}:{kind}" for batch in ids for kind in ("completed", "succeeded")
     )
 
 
@@ -171,8 +171,8 @@ def test_the_same_items_acked_on_two_nodes_count_once(pair: Pair) -> None:
     """Each process holds the group in memory, and it is the other's change that it doesn't have."""
     ids = prepare(pair.one, 1, lambda number: (GROUP * 4, {}))
 
-    def judge(number: int, one: AckResult, other: AckResult) -> None:
-        assert sorted([(one.applied, one.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
+    def judge(number: int, first: AckResult, other: AckResult) -> None:
+        assert sorted([(first.applied, first.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
 
     def same(service: Service, number: int) -> AckResult:
         return ack(service, (ids[0], *divmod(number, GROUP)))
@@ -184,9 +184,9 @@ def test_the_same_items_acked_on_two_nodes_count_once(pair: Pair) -> None:
 def test_opens_under_one_key_on_two_nodes_open_one_batch(pair: Pair) -> None:
     """One of them is refused by the cluster, begins again, and finds the other's."""
 
-    def judge(number: int, one: Any, other: Any) -> None:
-        assert one.batch.id == other.batch.id
-        assert sorted([one.replayed, other.replayed]) == [False, True]
+    def judge(number: int, first: Any, other: Any) -> None:
+        assert first.batch.id == other.batch.id
+        assert sorted([first.replayed, other.replayed]) == [False, True]
 
     def same(service: Service, number: int) -> batches.Opened:
         return service.batches.open(Opening(key=f"key-{number}", items=3), f"open-{number}")
@@ -242,14 +242,14 @@ def test_an_ack_and_a_cancel_on_two_nodes(pair: Pair) -> None:
 def test_events_appended_on_two_nodes_have_positions_without_gaps(pair: Pair) -> None:
     """And an event whose id comes twice is there once."""
 
-    def append(service: Service, number: int, who: str) -> list[feed.Appended]:
+    def append(service: Service, number: int, writer: str) -> list[feed.Appended]:
         return service.feed.append(
-            [feed.NewEvent(f"own:{number}:{who}", "own"), feed.NewEvent(f"both:{number}", "own")]
+            [feed.NewEvent(f"own:{number}:{writer}", "own"), feed.NewEvent(f"both:{number}", "own")]
         )
 
-    def judge(number: int, one: Any, other: Any) -> None:
-        assert one[1].position == other[1].position
-        assert [one[1].repeated, other[1].repeated].count(False) == 1
+    def judge(number: int, first: Any, other: Any) -> None:
+        assert first[1].position == other[1].position
+        assert [first[1].repeated, other[1].repeated].count(False) == 1
 
     before = head(pair)
     race(
@@ -260,23 +260,23 @@ def test_events_appended_on_two_nodes_have_positions_without_gaps(pair: Pair) ->
         check=judge,
         urls=pair.urls,
     )
-    told = events(pair, before)
-    assert len(told) == len({event.id for event in told}) == 3 * ROUNDS
+    feed_events = events(pair, before)
+    assert len(feed_events) == len({event.id for event in feed_events}) == 3 * ROUNDS
 
 
 def test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_on_another_node(pair: Pair) -> None:
     """The fence only looks at the partition's row. The next owner must see what was written, or it was refused."""
-    one, _ = pair.services()
-    one.consumer_groups.put("g", 1)
-    held: list[groups.Fence] = []
-    lost = 0
+    first, _ = pair.services()
+    first.consumer_groups.put("g", 1)
+    fences: list[groups.Fence] = []
+    losses = 0
 
     def take(number: int) -> None:
-        synced = one.consumer_groups.sync("g", leases.Caller("w", f"session-{number}"))
-        held.append(groups.Fence("g", 0, "w", synced.assigned[0].epoch))
+        answer = first.consumer_groups.sync("g", leases.Caller("w", f"session-{number}"))
+        fences.append(groups.Fence("g", 0, "w", answer.assigned[0].epoch))
 
     def write(service: Service, number: int) -> tallies.Applied:
-        return service.tallies.apply("t", [tallies.Entry(f"{number}", 1, "topic", 0, 0, 1, 0)], held[number])
+        return service.tallies.apply("t", [tallies.Entry(f"{number}", 1, "topic", 0, 0, 1, 0)], fences[number])
 
     def hand_over(service: Service, number: int) -> int:
         def work(tx: sa.Connection) -> int:
@@ -285,32 +285,34 @@ def test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_
 
         return service.database.write(work)
 
-    def judge(number: int, written: Any, seen: int) -> None:
-        nonlocal lost
-        assert seen == (0 if isinstance(written, errors.StaleEpoch) else 1), "written after the partition was gone"
-        lost += seen == 0
+    def judge(number: int, commit: Any, position: int) -> None:
+        nonlocal losses
+        assert position == (0 if isinstance(commit, errors.StaleEpoch) else 1), "written after the partition was gone"
+        losses += position == 0
         if number + 1 < ROUNDS:
             take(number + 1)
 
     take(0)
     race(pair.one, ROUNDS, write, hand_over, check=judge, urls=pair.urls)
-    assert 0 < lost < ROUNDS, "one always came first"
+    assert 0 < losses < ROUNDS, "one always came first"
 
 
 def test_workers_that_join_on_two_nodes_hold_no_partition_together(pair: Pair) -> None:
     """Each of them is told what is its own, and finds it so."""
-    one, other = pair.services()
-    one.consumer_groups.put("eight", 8)
+    first, other = pair.services()
+    first.consumer_groups.put("eight", 8)
 
     def join(service: Service, number: int, worker: str) -> leases.Synced:
         return service.consumer_groups.sync("eight", leases.Caller(worker, f"{worker}-{number}"))
 
-    def judge(number: int, mine: Any, theirs: Any) -> None:
-        assert not {held.partition for held in mine.assigned} & {held.partition for held in theirs.assigned}
-        for service, worker, synced in ((one, "one", mine), (other, "other", theirs)):
-            for held in synced.assigned:
+    def judge(number: int, first_sync: Any, other_sync: Any) -> None:
+        assert not {lease.partition for lease in first_sync.assigned} & {
+            lease.partition for lease in other_sync.assigned
+        }
+        for service, worker, answer in ((first, "one", first_sync), (other, "other", other_sync)):
+            for lease in answer.assigned:
                 service.consumer_groups.commit(
-                    groups.Fence("eight", held.partition, worker, held.epoch), Snapshot(1, 1)
+                    groups.Fence("eight", lease.partition, worker, lease.epoch), Snapshot(1, 1)
                 )
             service.consumer_groups.leave("eight", worker)
 
@@ -326,24 +328,24 @@ def test_workers_that_join_on_two_nodes_hold_no_partition_together(pair: Pair) -
 
 def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with(pair: Pair) -> None:
     """The process is defined with the position that it begins after; what comes next is there, or it is refused."""
-    one, _ = pair.services()
+    first, _ = pair.services()
     after: list[int] = []
 
     def begin(number: int) -> None:
-        after.append(one.feed.append([feed.NewEvent(f"{number}:{each}", "own") for each in range(3)])[0].position)
+        after.append(first.feed.append([feed.NewEvent(f"{number}:{suffix}", "own") for suffix in range(3)])[0].position)
 
     def trim(service: Service, number: int) -> int:
         return feed.trim(service.database, timedelta(0), needed=definitions.needed)
 
-    def judge(number: int, defined: Any, trimmed: int) -> None:
+    def judge(number: int, definition: Any, trimmed: int) -> None:
         try:
-            one.feed.read(after[number], 1)
+            first.feed.read(after[number], 1)
         except errors.PositionTrimmed:
-            assert isinstance(defined, errors.PositionTrimmed), "what it begins with is gone"
+            assert isinstance(definition, errors.PositionTrimmed), "what it begins with is gone"
         else:
-            assert isinstance(defined, tuple)
-        if isinstance(defined, tuple):
-            one.processes.delete(f"p{number}")
+            assert isinstance(definition, tuple)
+        if isinstance(definition, tuple):
+            first.processes.delete(f"p{number}")
         begin(number + 1)
 
     begin(0)
@@ -359,15 +361,15 @@ def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with(p
 
 def test_a_cluster_as_it_should_be_is_found_fine(galera: Cluster, pair: Pair) -> None:
     """And one that would answer without its majority is named."""
-    found = {each.about: each.verdict for each in checks.check(pair.one)}
-    assert set(found.values()) == {checks.Verdict.FINE}
+    verdicts = {check.about: check.verdict for check in checks.check(pair.one)}
+    assert set(verdicts.values()) == {checks.Verdict.FINE}
     assert {"cluster", "cluster_size", "cluster_reads", "cluster_majority", "cluster_format", "cluster_keys"} <= set(
-        found
+        verdicts
     )
     with contextlib.closing(pair.nodes[0].connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SET GLOBAL wsrep_dirty_reads = 1, GLOBAL innodb_flush_log_at_trx_commit = 2")
         try:
-            unfit = {each.about: each.verdict for each in checks.check(pair.one) if each.do}
+            unfit = {check.about: check.verdict for check in checks.check(pair.one) if check.do}
         finally:
             cursor.execute("SET GLOBAL wsrep_dirty_reads = 0, GLOBAL innodb_flush_log_at_trx_commit = 1")
     assert unfit == {"cluster_reads": checks.Verdict.BROKEN, "durability": checks.Verdict.UNSAFE}
@@ -381,32 +383,32 @@ def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not
     galera: Cluster, pair: Pair
 ) -> None:
     """Neither what it has nor that it would be locked; when the others are back, it goes on."""
-    one, other = pair.services()
-    batch = one.batches.open(Opening(items=3)).batch.id
-    ack(one, (batch, 0, 0))
-    session = one.database.read(_session)
+    first, other = pair.services()
+    batch = first.batches.open(Opening(items=3)).batch.id
+    ack(first, (batch, 0, 0))
+    session = first.database.read(_session)
     for node in galera.nodes[1:]:
         node.freeze()
     try:
         # The first one waits for the others already when they are found to be gone; before that they may have answered.
         def look() -> None:
             while True:
-                one.database.write(batches.get, batch, lock_waits=0)
+                first.database.write(batches.get, batch, lock_waits=0)
 
-        calls: list[Callable[[], object]] = [look, lambda: ack(one, (batch, 0, 1)), lambda: one.batches.seal(batch)]
+        calls: list[Callable[[], object]] = [look, lambda: ack(first, (batch, 0, 1)), lambda: first.batches.seal(batch)]
         for call in calls:
-            with pytest.raises(errors.Unavailable) as refused:
+            with pytest.raises(errors.Unavailable) as exception:
                 call()
-            assert not isinstance(refused.value, errors.LockTimeout)
+            assert not isinstance(exception.value, errors.LockTimeout)
     finally:
         for node in galera.nodes[1:]:
             node.thaw()
     galera.wait_until_whole()
-    assert one.database.read(_session) != session
-    found = other.batches.get(batch)
-    assert found.state is State.OPEN
-    acked = ack(one, (batch, 0, 1))
-    assert (acked.applied, acked.repeated) == ((1, 0) if found.acked == 1 else (0, 1))
+    assert first.database.read(_session) != session
+    batch_ = other.batches.get(batch)
+    assert batch_.state is State.OPEN
+    acked = ack(first, (batch, 0, 1))
+    assert (acked.applied, acked.repeated) == ((1, 0) if batch_.acked == 1 else (0, 1))
 
 
 @pytest.mark.parametrize("policy", ["one", "all"])
@@ -418,42 +420,45 @@ def test_nodes_that_are_killed_and_rejoin_under_load(galera: Cluster, policy: Po
     url = galera.url(name)
     with Database(url) as database, contextlib.ExitStack() as stack:
         schema.migrate(database)
-        shared = open_shared(database)
+        shared_batch = open_shared(database)
         services = [stack.enter_context(running_service(url)) for _ in range(2)]
-        with Load(services[0].url, shared, threads=2) as load, Load(services[1].url, shared, threads=2) as second:
+        with (
+            Load(services[0].url, shared_batch, threads=2) as load,
+            Load(services[1].url, shared_batch, threads=2) as second,
+        ):
             loads = (load, second)
 
             def go_on() -> None:
-                for each in loads:
-                    each.reaches(15)
+                for load in loads:
+                    load.reaches(15)
 
             go_on()
-            killed = galera.front.current if policy == "one" else galera.nodes[2]
-            assert killed is not None
-            killed.kill()
+            victim = galera.front.current if policy == "one" else galera.nodes[2]
+            assert victim is not None
+            victim.kill()
             go_on()
-            killed.start(whole=policy == "all")
+            victim.start(whole=policy == "all")
             galera.wait_until_whole()
             go_on()
             if policy == "all":
                 for node in galera.nodes[:2]:
                     node.freeze()
-                for each in loads:
-                    unavailable(each)
+                for load in loads:
+                    unavailable(load)
                 for node in galera.nodes[:2]:
                     node.thaw()
                 galera.wait_until_whole()
                 go_on()
-        for each in loads:
-            check(each, database)
-        told = database.snapshot(feed.read, 0, 100_000).events
-    assert [event.position for event in told] == list(range(1, len(told) + 1))
-    completed = Counter(event.batch for event in told if event.type == "batch.completed")
-    assert {completed[batch] for each in loads for batch in each.finished} == {1}
+        for load in loads:
+            check(load, database)
+        feed_events = database.snapshot(feed.read, 0, 100_000).events
+    assert [event.position for event in feed_events] == list(range(1, len(feed_events) + 1))
+    completed = Counter(event.batch for event in feed_events if event.type == "batch.completed")
+    assert {completed[batch] for load in loads for batch in load.finished} == {1}
     galera.drop_database(name)
 
 
 def unavailable(load: Load) -> None:
     """Wait until some more calls are answered 503."""
-    wanted = load.statuses[503] + 3
-    load.hears(lambda: load.statuses[503] >= wanted)
+    goal = load.statuses[503] + 3
+    load.hears(lambda: load.statuses[503] >= goal)

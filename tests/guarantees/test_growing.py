@@ -43,7 +43,7 @@ def by_mask(batch: int) -> Call:
 def by_ids(batch: int) -> Call:
     """As many as make a call a large one."""
     indexes = [(0, index) for index in range(GROUP)] + [(1, index) for index in range(60)]
-    return Call.of(Verb.ACK, [(batch, *each) for each in indexes])
+    return Call.of(Verb.ACK, [(batch, *position) for position in indexes])
 
 
 def by_failing(batch: int) -> Call:
@@ -133,9 +133,9 @@ def whole_row(service: Service, batch: int) -> tuple[object, ...]:
     ],
     ids=["bits lost", "bits too many", "bits never issued", "failed bits lost", "no failed bits"],
 )
-@pytest.mark.parametrize("how", ["an id", "a mask", "a repeat"])
+@pytest.mark.parametrize("message", ["an id", "a mask", "a repeat"])
 def test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alone(
-    service: Service, values: dict[str, object], how: str
+    service: Service, values: dict[str, object], message: str
 ) -> None:
     """Nothing is recounted in silence, and nothing is written over it."""
     batch = service.batches.open(Opening(group_size=GROUP, items=9)).batch.id
@@ -145,9 +145,9 @@ def test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alo
     before = whole_row(service, batch)
 
     def send() -> AckResult:
-        if how == "a mask":
+        if message == "a mask":
             return cold.acks.ack(Call.of(Verb.ACK, masks=[(batch, 0, b"\xff")])).result(60)
-        return ack(cold, (batch, 0, 0 if how == "a repeat" else 4))
+        return ack(cold, (batch, 0, 0 if message == "a repeat" else 4))
 
     with pytest.raises(errors.InconsistentBatch, match="group 0"):
         send()

@@ -56,14 +56,14 @@ def scattered(service: Service, calls: int, *, sealed: bool = True, seed: int = 
 
 
 def pending(service: Service, batch: int) -> set[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     start: int | None = 0
     while start is not None:
         page = service.batches.ranges(batch, "pending", start, 100)[1]
-        for each in page.ranges:
-            found.update(range(each.start, each.end))
+        for span in page.ranges:
+            numbers.update(range(span.start, span.end))
         start = page.next
-    return found
+    return numbers
 
 
 def test_acks_in_no_order_go_to_the_journal_and_everything_that_is_read_knows_them(database: Database) -> None:
@@ -73,19 +73,19 @@ def test_acks_in_no_order_go_to_the_journal_and_everything_that_is_read_knows_th
     assert entries(database) == 11
     stranger = Service(database, combiner=Inline)
     missing = set(range(ITEMS)) - acked
-    for each in (service, stranger):
-        assert pending(each, batch) == missing
-        assert each.batches.watermark(batch)[1] == min(missing)
-        verified = each.batches.verify(batch)
-        assert verified.ok, verified.faults
-        assert (verified.counted_acked, each.batches.get(batch).acked) == (len(acked), len(acked))
+    for reader in (service, stranger):
+        assert pending(reader, batch) == missing
+        assert reader.batches.watermark(batch)[1] == min(missing)
+        verification = reader.batches.verify(batch)
+        assert verification.ok, verification.faults
+        assert (verification.counted_acked, reader.batches.get(batch).acked) == (len(acked), len(acked))
     for group in (0, 7, GROUPS - 1):
-        found = service.batches.bits(batch, group)
-        mine = {number % SIZE for number in acked if number // SIZE == group}
+        bits = service.batches.bits(batch, group)
+        indexes = {number % SIZE for number in acked if number // SIZE == group}
         assert {
-            index for index in range(8 * len(found.resolved)) if found.resolved[index // 8] >> index % 8 & 1
-        } == mine
-        assert found.tile.resolved == len(mine)
+            index for index in range(8 * len(bits.resolved)) if bits.resolved[index // 8] >> index % 8 & 1
+        } == indexes
+        assert bits.tile.resolved == len(indexes)
     tiles = service.batches.picture(batch, 0, 100, 3)[1].tiles
     assert sum(tile.resolved for tile in tiles) == len(acked)
     for tile in tiles:
@@ -118,9 +118,9 @@ def test_a_group_that_the_journal_alone_knows_is_not_untouched(
     batch = service.batches.open(Opening(group_size=64, items=640, sealed=True)).batch.id
     assert ack(service, batch, (0, 64, 128, 5 * 64), size=64).applied == 4
     assert (entries(database), rows(database)) == (1, 0)
-    found = database.snapshot(explain.explain, batch)
-    (untouched,) = (reason for reason in found.reasons if reason.code == "oldest_untouched_group")
-    assert untouched.facts["group"] == 3
+    explanation = database.snapshot(explain.explain, batch)
+    (reason_,) = (reason for reason in explanation.reasons if reason.code == "oldest_untouched_group")
+    assert reason_.facts["group"] == 3
 
 
 def named(database: Database, batch: int) -> dict[int, Any]:
@@ -138,22 +138,22 @@ def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
     batch, acked = scattered(service, 5)
     assert entries(database) == 4
     # Of four groups: those of all others are in the journal alone.
-    more = [number for number in range(0, 4 * SIZE, 80) if number not in acked]
-    assert ack(service, batch, more).applied == len(more)
+    additional = [number for number in range(0, 4 * SIZE, 80) if number not in acked]
+    assert ack(service, batch, additional).applied == len(additional)
     assert (named(database, batch), entries(database)) == ({}, 1)
-    acked.update(more)
+    acked.update(additional)
     assert pending(service, batch) == set(range(ITEMS)) - acked
-    again = random.Random(2).sample(sorted(set(range(ITEMS)) - acked), CALL)
-    assert ack(service, batch, again).applied == CALL
+    repeats = random.Random(2).sample(sorted(set(range(ITEMS)) - acked), CALL)
+    assert ack(service, batch, repeats).applied == CALL
     assert sum(map(len, named(database, batch).values())) == CALL
-    left = sorted(set(range(ITEMS)) - acked - set(again))
-    for start in range(0, len(left), 9000):
-        answer = ack(service, batch, left[start : start + 9000])
+    remaining = sorted(set(range(ITEMS)) - acked - set(repeats))
+    for start in range(0, len(remaining), 9000):
+        answer = ack(service, batch, remaining[start : start + 9000])
     assert answer.completed[batch].newly
     assert entries(database) == 0
-    known = tables.item_groups.c
+    columns = tables.item_groups.c
     with database.engine.connect() as tx:
-        blobs = tx.scalar(sa.select(sa.func.count()).where(known.batch_id == batch, known.resolved.is_not(None)))
+        blobs = tx.scalar(sa.select(sa.func.count()).where(columns.batch_id == batch, columns.resolved.is_not(None)))
     assert blobs == 0
     assert service.batches.verify(batch).ok
 
@@ -163,20 +163,20 @@ def test_a_seal_that_completes_folds_the_journal(database: Database, failures: i
     """As the last ack does. Other processes, and what this one holds, know the batch as it is then."""
     service, other = (Service(database, combiner=Inline) for _ in range(2))
     batch, acked = scattered(service, 12, sealed=False)
-    left = sorted(set(range(ITEMS)) - acked)
-    lost = left[:: len(left) // failures][:failures] if failures else []
-    if lost:
-        assert ack(other, batch, lost, Verb.FAIL).applied == failures
-    rest = sorted(set(left) - set(lost))
+    remaining = sorted(set(range(ITEMS)) - acked)
+    failed_numbers = remaining[:: len(remaining) // failures][:failures] if failures else []
+    if failed_numbers:
+        assert ack(other, batch, failed_numbers, Verb.FAIL).applied == failures
+    rest = sorted(set(remaining) - set(failed_numbers))
     masks = {number // SIZE: bytearray(SIZE // 8) for number in rest}
     for number in rest:
         masks[number // SIZE][number % SIZE // 8] |= 1 << number % 8
-    kept = rest[::1009]
-    for number in kept:  # these come in no order, last of all
+    held_back = rest[::1009]
+    for number in held_back:  # these come in no order, last of all
         masks[number // SIZE][number % SIZE // 8] &= ~(1 << number % 8)
     for group, mask in masks.items():
         service.acks.ack(Call.of(Verb.ACK, [], [(batch, group, bytes(mask))])).result(60)
-    assert ack(other, batch, kept).applied == len(kept)
+    assert ack(other, batch, held_back).applied == len(held_back)
     assert entries(database) > 0
     assert named(database, batch)
     before = service.batches.get(batch).journal_next
@@ -184,14 +184,18 @@ def test_a_seal_that_completes_folds_the_journal(database: Database, failures: i
     assert (sealed.newly, sealed.newly_succeeded) == (True, not failures)
     assert (entries(database), named(database, batch)) == (0, {})
     assert service.batches.get(batch).journal_next > before
-    known = tables.item_groups.c
+    columns = tables.item_groups.c
     with database.engine.connect() as tx:
-        assert tx.scalar(sa.select(sa.func.sum(known.resolved_count)).where(known.batch_id == batch)) == ITEMS
-        assert tx.scalar(sa.select(sa.func.count()).where(known.batch_id == batch, known.resolved.is_not(None))) == 0
-    for each in (service, other):
-        assert ack(each, batch, [*kept, *lost[:1]]).applied == (1 if lost[:1] and each is service else 0)
-        assert each.batches.verify(batch).ok
-        assert pending(each, batch) == set()
+        assert tx.scalar(sa.select(sa.func.sum(columns.resolved_count)).where(columns.batch_id == batch)) == ITEMS
+        assert (
+            tx.scalar(sa.select(sa.func.count()).where(columns.batch_id == batch, columns.resolved.is_not(None))) == 0
+        )
+    for reader in (service, other):
+        assert ack(reader, batch, [*held_back, *failed_numbers[:1]]).applied == (
+            1 if failed_numbers[:1] and reader is service else 0
+        )
+        assert reader.batches.verify(batch).ok
+        assert pending(reader, batch) == set()
     recount(database)
     service.batches.delete(batch)
     assert (entries(database), rows(database)) == (0, 0)
@@ -205,24 +209,24 @@ def test_groups_are_folded_some_at_a_time_in_their_order(database: Database, mon
     service = Service(database, combiner=Inline)
     batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS, sealed=True)).batch.id
     numbers = random.Random(3).sample(range(ITEMS), 60 * CALL)
-    written: list[list[int]] = []
+    sizes_written: list[list[int]] = []
     write = journal.write
 
-    def watched(*given: Any) -> tuple[list[str], list[int]]:
-        texts, groups = write(*given)
-        written.append(groups)
+    def watched(*arguments: Any) -> tuple[list[str], list[int]]:
+        texts, groups = write(*arguments)
+        sizes_written.append(groups)
         return texts, groups
 
     monkeypatch.setattr(journal, "write", watched)
-    most = 0
+    largest = 0
     for start in range(0, len(numbers), CALL):
         assert ack(service, batch, numbers[start : start + CALL]).applied == CALL
-        most = max(most, stored(database))
-    assert 5 * CALL <= most <= 10 * CALL
-    assert max(map(len, written)) == 8
-    rounds = "".join("." if not groups else f"[{groups[0]}-{groups[-1]}]" for groups in written)
+        largest = max(largest, stored(database))
+    assert 5 * CALL <= largest <= 10 * CALL
+    assert max(map(len, sizes_written)) == 8
+    rounds = "".join("." if not groups else f"[{groups[0]}-{groups[-1]}]" for groups in sizes_written)
     assert rounds.startswith("....[0-7][8-15][16-23][24-31].")
-    assert sum(map(len, written)) < 59 * CALL / 8
+    assert sum(map(len, sizes_written)) < 59 * CALL / 8
     assert entries(database) < 20
     recount(database)
 
@@ -241,32 +245,32 @@ def test_processes_that_take_turns_read_no_group_again_though_the_others_fold(
         return Inline(commit)
 
     services = [Service(database, combiner=listening) for _ in range(3)]
-    everywhere = [group * SIZE for group in range(GROUPS)]
+    starts = [group * SIZE for group in range(GROUPS)]
     for service in services:
-        ack(service, batch, everywhere)
+        ack(service, batch, starts)
     read: list[list[int]] = []
     fetch = journal.fetch
 
-    def watched(tx: Any, of: int, size: int, known: journal.JournalState, wanted: Any) -> None:
-        wanted = list(wanted)
-        read.append([group for group in wanted if group not in known.groups])
-        fetch(tx, of, size, known, wanted)
+    def watched(tx: Any, batch_id: int, size: int, state: journal.JournalState, groups: Any) -> None:
+        groups = list(groups)
+        read.append([group for group in groups if group not in state.groups])
+        fetch(tx, batch_id, size, state, groups)
 
     monkeypatch.setattr(journal, "fetch", watched)
-    left = sorted(set(range(ITEMS)) - acked - set(everywhere))
-    random.Random(4).shuffle(left)
+    remaining = sorted(set(range(ITEMS)) - acked - set(starts))
+    random.Random(4).shuffle(remaining)
     for turn in range(90):
         # Two callers of one flush.
-        parts = [[left.pop() for _ in range(CALL // 2)] for _ in range(2)]
+        parts = [[remaining.pop() for _ in range(CALL // 2)] for _ in range(2)]
         calls = [Call.of(Verb.ACK, [(batch, *divmod(number, SIZE)) for number in part]) for part in parts]
         units = [unit for call in calls for unit in call.chunks()]
-        assert [each.applied for each in commits[turn % 3](units, lock_waits=4)] == [CALL // 2] * 2
+        assert [answer.applied for answer in commits[turn % 3](units, lock_waits=4)] == [CALL // 2] * 2
     assert not any(read)
     assert len(read) > 90
     read.clear()
-    assert ack(services[0], batch, [left[-1]], Verb.FAIL).applied == 1
-    assert ack(services[1], batch, left[-CALL:]).applied == CALL
-    assert [each for each in read if each] == [[left[-1] // SIZE]]
+    assert ack(services[0], batch, [remaining[-1]], Verb.FAIL).applied == 1
+    assert ack(services[1], batch, remaining[-CALL:]).applied == CALL
+    assert [group for group in read if group] == [[remaining[-1] // SIZE]]
     recount(database)
 
 
@@ -274,19 +278,19 @@ def test_what_an_entry_cannot_hold_is_written_beside_it(database: Database) -> N
     """Failures, redriven items, masks, and repeats of items that the journal names, by another process."""
     batch, acked = scattered(Service(database, combiner=Inline), 6)
     service = Service(database, combiner=Inline)
-    some = sorted(acked)[::7]
-    assert ack(service, batch, some, Verb.FAIL).repeated == len(some)
-    lost = sorted(set(range(ITEMS)) - acked)[::801]
-    assert ack(service, batch, [*lost, *some], Verb.FAIL).applied == len(lost)
-    assert service.batches.get(batch).failed == len(lost)
-    assert ack(service, batch, [*lost[:9], *some]).applied == 9
+    sample = sorted(acked)[::7]
+    assert ack(service, batch, sample, Verb.FAIL).repeated == len(sample)
+    failed_numbers = sorted(set(range(ITEMS)) - acked)[::801]
+    assert ack(service, batch, [*failed_numbers, *sample], Verb.FAIL).applied == len(failed_numbers)
+    assert service.batches.get(batch).failed == len(failed_numbers)
+    assert ack(service, batch, [*failed_numbers[:9], *sample]).applied == 9
     mask = bytes([255]) * (SIZE // 8)
-    before = len({number for number in acked | set(lost[:9]) if number // SIZE == 3})
+    before = len({number for number in acked | set(failed_numbers[:9]) if number // SIZE == 3})
     answer = service.acks.ack(Call.of(Verb.ACK, [], [(batch, 3, mask)])).result(60)
     assert (answer.applied, answer.repeated) == (SIZE - before, before)
-    for each in (service, Service(database, combiner=Inline)):
-        found = each.batches.verify(batch)
-        assert found.ok, found.faults
+    for reader in (service, Service(database, combiner=Inline)):
+        verification = reader.batches.verify(batch)
+        assert verification.ok, verification.faults
     recount(database)
 
 
@@ -310,7 +314,7 @@ def test_a_batch_that_is_removed_takes_its_journal_along(database: Database) -> 
     service.batches.delete(batch)
     assert (entries(database), rows(database)) == (0, 0)
     answer = ack(service, batch, sorted(acked)[:3])
-    assert [each.reason for each in answer.rejected] == ["unknown_batch"] * 3
+    assert [rejection.reason for rejection in answer.rejected] == ["unknown_batch"] * 3
     with pytest.raises(errors.BatchNotFound):
         service.batches.verify(batch)
 
@@ -321,10 +325,10 @@ def test_few_batches_and_groups_are_held_and_what_is_not_is_read(
     """With room for ten groups, nearly everything is read anew for each call."""
     monkeypatch.setattr("core.service.acks.BitfieldCache", lambda: BitfieldCache(10))
     service = Service(database, combiner=Inline)
-    one, acked = scattered(service, 5)
+    first, acked = scattered(service, 5)
     other, acked_too = scattered(service, 5, seed=2)
-    for batch, known in ((one, acked), (other, acked_too)):
-        assert ack(service, batch, known).repeated == len(known)
+    for batch, expected_acked in ((first, acked), (other, acked_too)):
+        assert ack(service, batch, expected_acked).repeated == len(expected_acked)
         assert service.batches.verify(batch).ok
 
 
@@ -342,21 +346,21 @@ def test_a_reader_never_misses_an_item_whose_ack_was_answered(
         if batch % 3 == 0:
             break
     order = random.Random(5).sample(range(items), items)
-    answered: set[int] = set()
-    told: list[int] = []
+    acked_numbers: set[int] = set()
+    completions: list[int] = []
     trouble: list[BaseException] = []
 
     def consume(place: int) -> None:
         try:
             with Database(url) as database:
-                mine = Service(database, combiner=Combiner)
+                consumer_service = Service(database, combiner=Combiner)
                 for start in range(place * 20, items, 40):
                     part = order[start : start + 20]
-                    answer = ack(mine, batch, part, size=size)
+                    answer = ack(consumer_service, batch, part, size=size)
                     assert answer.applied == len(part)
-                    told.extend(done.batch for done in answer.completed.values() if done.newly)
-                    answered.update(part)
-                mine.stop()
+                    completions.extend(completion.batch for completion in answer.completed.values() if completion.newly)
+                    acked_numbers.update(part)
+                consumer_service.stop()
         except BaseException as error:  # noqa: BLE001  # it is raised below
             trouble.append(error)
 
@@ -365,15 +369,15 @@ def test_a_reader_never_misses_an_item_whose_ack_was_answered(
         thread.start()
     pages = 0
     while any(thread.is_alive() for thread in threads):
-        before = set(answered)
-        missed = before & pending(service, batch)
-        assert not missed, f"{len(missed)} items were acked before the page was asked for, and are on it"
+        before = set(acked_numbers)
+        misses = before & pending(service, batch)
+        assert not misses, f"{len(misses)} items were acked before the page was asked for, and are on it"
         pages += 1
     for thread in threads:
         thread.join()
     if trouble:
         raise trouble[0]
-    assert told == [batch]
+    assert completions == [batch]
     assert pages > 10
     assert service.batches.verify(batch).ok
     recount(mariadb_database)

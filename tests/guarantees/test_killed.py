@@ -165,11 +165,11 @@ class Strike:
         def around(name: str) -> None:
             original = getattr(connection, name)
 
-            def watched(*arguments: Any, **named: Any) -> Any:
-                said = str(arguments[1])[:60] if len(arguments) > 1 else "COMMIT"
-                self._passed(f"before {said}")
-                result = original(*arguments, **named)
-                self._passed(f"after {said}")
+            def watched(*arguments: Any, **options: Any) -> Any:
+                text = str(arguments[1])[:60] if len(arguments) > 1 else "COMMIT"
+                self._passed(f"before {text}")
+                result = original(*arguments, **options)
+                self._passed(f"after {text}")
                 return result
 
             monkeypatch.setattr(connection, name, watched)
@@ -177,13 +177,13 @@ class Strike:
         around("query")
         around("commit")
 
-    def _passed(self, where: str) -> None:
+    def _passed(self, place: str) -> None:
         if self._left is None:
             return
         if self._left:
             self._left -= 1
             return
-        self._left, self._where = None, where
+        self._left, self._where = None, place
         self._mortal.stop(signal.SIGKILL)
         self._mortal.start()
 
@@ -205,17 +205,17 @@ def test_a_database_that_is_killed_at_any_statement_of_a_completion_completes_it
         schema.migrate(database)
         service = Service(database, combiner=Inline)
         strike = Strike(mortal_mariadb, monkeypatch)
-        struck: list[str] = []
-        while not struck or struck[-1]:
+        places: list[str] = []
+        while not places or places[-1]:
             batch = service.batches.open(Opening(items=2, sealed=True)).batch.id
             ack(service, (batch, 0, 0))
             last = functools.partial(ack, service, (batch, 0, 1), key="last")
-            answer, where = strike.at(len(struck), last)
-            struck.append(where)
-            for told in (answer, last()):
-                assert told.completed[batch].newly, where
-                assert told.completed[batch].newly_succeeded, where
+            answer, place = strike.at(len(places), last)
+            places.append(place)
+            for reply in (answer, last()):
+                assert reply.completed[batch].newly, place
+                assert reply.completed[batch].newly_succeeded, place
             assert answer.applied + answer.repeated == 1
             _assert_each_completed_once(service, [batch])
-        assert len(struck) > 12, struck
-        assert {"before COMMIT", "after COMMIT"} <= set(struck)
+        assert len(places) > 12, places
+        assert {"before COMMIT", "after COMMIT"} <= set(places)

@@ -114,8 +114,8 @@ class Machine(RuleBasedStateMachine):
 
     @staticmethod
     def batches_of(request: Request) -> set[int]:
-        named = [*request.get("items", ()), *request.get("masks", ())]
-        return {each[0] for each in named} | ({request["batch"]} if "batch" in request else set())
+        positions = [*request.get("items", ()), *request.get("masks", ())]
+        return {position[0] for position in positions} | ({request["batch"]} if "batch" in request else set())
 
     def do_in_some_way(self, request: Request, way: str) -> None:
         """`once`; `twice`; after a crash before its COMMIT; after its answer was lost."""
@@ -132,8 +132,8 @@ class Machine(RuleBasedStateMachine):
                 self.remember(request, answer)
             self.crash.clear()
         elif way == "unanswered" and (request["verb"] != "open" or request.get("key") is not None):
-            lost = perform(self.service, request)
-            self.model.perform(request, lost.get("batch"))
+            lost_answer = perform(self.service, request)
+            self.model.perform(request, lost_answer.get("batch"))
         elif way == "twice":
             self.do(request)
         self.do(request)
@@ -141,10 +141,10 @@ class Machine(RuleBasedStateMachine):
     ways = st.sampled_from(["once", "once", "once", "twice", "crashed", "unanswered"])
 
     def batch(self, place: int | str) -> int:
-        there = self.opened if place == "any" else list(self.model.batches)
-        if place == "none" or not there:
+        candidates = self.opened if place == "any" else list(self.model.batches)
+        if place == "none" or not candidates:
             return 10**9
-        return there[-1 - (0 if place == "any" else int(place)) % len(there)]
+        return candidates[-1 - (0 if place == "any" else int(place)) % len(candidates)]
 
     # Requests.
 
@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
             masks.append([batch, group, bits({number for number in by_mask if number < GROUP})])
         self.do_in_some_way({"verb": verb, "items": items, "masks": masks, "key": key}, way)
 
-    @precondition(lambda self: any(each.live and each.pending for each in self.model.batches.values()))
+    @precondition(lambda self: any(batch.live and batch.pending for batch in self.model.batches.values()))
     @rule(
         place=st.integers(0, 3),
         verb=verbs,
@@ -212,8 +212,8 @@ class Machine(RuleBasedStateMachine):
     )
     def finish(self, place: int, verb: str, key: str | None, way: str, spared: int, seal: str) -> None:
         """Resolve all that is pending but for a few, and seal before that or after it, so that batches complete."""
-        there = [each for each in self.model.batches.values() if each.live and each.pending]
-        batch = there[-1 - place % len(there)]
+        candidates = [batch_ for batch_ in self.model.batches.values() if batch_.live and batch_.pending]
+        batch = candidates[-1 - place % len(candidates)]
         pending = sorted(batch.pending)
         resolve: Request = {
             "verb": verb,
@@ -226,48 +226,50 @@ class Machine(RuleBasedStateMachine):
         for request in requests:
             self.do_in_some_way(request | ({"batch": batch.id, "key": key} if request is SEAL else {}), way)
 
-    @precondition(lambda self: any(each.failed for each in self.model.batches.values()))
+    @precondition(lambda self: any(batch.failed for batch in self.model.batches.values()))
     @rule(key=keys, way=ways, count=st.sampled_from([1, 1, 2, 100]), by_mask=st.booleans())
     def redrive(self, key: str | None, way: str, count: int, by_mask: bool) -> None:
         """Ack what has failed, all of it or not."""
-        found = next(each for each in self.model.batches.values() if each.failed)
-        chosen = sorted(found.failed)[:count]
+        batch = next(candidate for candidate in self.model.batches.values() if candidate.failed)
+        numbers = sorted(batch.failed)[:count]
         request: Request = {"verb": "ack", "key": key}
         if by_mask:
-            group = chosen[0] // GROUP
-            mask = bits({number % GROUP for number in chosen if number // GROUP == group})
-            request["masks"] = [[found.id, group, mask]]
+            group = numbers[0] // GROUP
+            mask = bits({number % GROUP for number in numbers if number // GROUP == group})
+            request["masks"] = [[batch.id, group, mask]]
         else:
-            request["items"] = self.ids(found.id, set(chosen))
+            request["items"] = self.ids(batch.id, set(numbers))
         self.do_in_some_way(request, way)
 
-    @precondition(lambda self: any(each.acked for each in self.model.batches.values()))
+    @precondition(lambda self: any(batch.acked for batch in self.model.batches.values()))
     @rule(verb=verbs, key=keys, janitor=st.booleans())
     def repeat(self, verb: str, key: str | None, janitor: bool) -> None:
         """Only what was acked before, of a batch that was idle for long: it is still idle."""
-        found = next(each for each in self.model.batches.values() if each.acked)
+        batch = next(candidate for candidate in self.model.batches.values() if candidate.acked)
         if janitor:
-            self.model.time_passes(self.service, found.id)
-        self.do({"verb": verb, "items": self.ids(found.id, set(sorted(found.acked)[:12])), "key": key})
+            self.model.time_passes(self.service, batch.id)
+        self.do({"verb": verb, "items": self.ids(batch.id, set(sorted(batch.acked)[:12])), "key": key})
         if janitor:
             self.janitor()
 
     @rule(batches=st.lists(st.tuples(which, verbs, numbers | spans), min_size=2, max_size=5))
     def resolve_at_once(self, batches: list[tuple[int | str, str, set[int]]]) -> None:
         """Calls that are submitted before the first is answered; they may be merged, and count in their order."""
-        requests = [{"verb": verb, "items": self.ids(self.batch(place), found)} for place, verb, found in batches]
-        named = [self.model.batches.get(batch) for request in requests for batch in self.batches_of(request)]
-        if any(batch is not None and batch.parent is not None for batch in named):
+        requests = [{"verb": verb, "items": self.ids(self.batch(place), numbers)} for place, verb, numbers in batches]
+        batches_named = [self.model.batches.get(batch) for request in requests for batch in self.batches_of(request)]
+        if any(batch is not None and batch.parent is not None for batch in batches_named):
             return  # which of them come before a parent is told is not known
         futures = [self.service.acks.ack(call(request)) for request in requests]
         for request, future in zip(requests, futures, strict=True):
             answer, expected = future.result(120), self.model.perform(request)
-            rejected = [[each.reason, list(each.item or ()), each.count] for each in answer.rejected]
+            rejected = [
+                [rejection.reason, list(rejection.item or ()), rejection.count] for rejection in answer.rejected
+            ]
             assert (answer.applied, answer.repeated) == (expected["applied"], expected["repeated"])
             assert sorted(rejected) == expected["rejected"]
             # A call may be told already what a later one of the same flush completed; the news are that one's.
-            news = {batch for batch, each in answer.completed.items() if each.newly}
-            assert news == {batch for batch, each in expected["completed"].items() if each["newly"]}
+            news = {batch for batch, completion in answer.completed.items() if completion.newly}
+            assert news == {batch for batch, completion in expected["completed"].items() if completion["newly"]}
             assert answer.completed.keys() >= expected["completed"].keys()
             self.touched |= self.batches_of(request)
 
@@ -296,15 +298,15 @@ class Machine(RuleBasedStateMachine):
         for key in (None, "catalog", "catalog "):
             page = self.service.batches.page(state=state, key=key)
             expected = [
-                each.id
-                for each in self.model.batches.values()
-                if state in (None, each.state) and key in (None, each.key)
+                batch.id
+                for batch in self.model.batches.values()
+                if state in (None, batch.state) and key in (None, batch.key)
             ]
-            assert [each.id for each in page.batches] == sorted(expected, reverse=True)
+            assert [batch.id for batch in page.batches] == sorted(expected, reverse=True)
 
     @staticmethod
-    def ids(batch: int, found: set[int]) -> list[list[int]]:
-        return [[batch, *divmod(number, GROUP)] for number in found]
+    def ids(batch: int, numbers: set[int]) -> list[list[int]]:
+        return [[batch, *divmod(number, GROUP)] for number in numbers]
 
     @invariant()
     def all_that_can_be_read_is_the_models(self) -> None:
@@ -335,13 +337,13 @@ def test_any_sequence_of_requests_and_crashes_does_what_the_model_does(
             crashing.clear()
             raise Crash
 
-    opened = Service(database, combiner=combiner)
+    service_ = Service(database, combiner=combiner)
 
     class Here(Machine):
-        service = opened
+        service = service_
         crash = crashing
 
     try:
         run_state_machine_as_test(Here, settings=SETTINGS)
     finally:
-        opened.stop()
+        service_.stop()

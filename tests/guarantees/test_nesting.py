@@ -74,27 +74,27 @@ def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(dat
     service = Service(database, combiner=Combiner)
     tree = Tree()
     tree.grow(service, dice, LEAVES)
-    every = [batch for level in tree.levels for batch in level]
+    all_batches = [batch for level in tree.levels for batch in level]
     assert all(tree.levels)
     dice.shuffle(tree.leaves)
     url = database.url.render_as_string(hide_password=False)
     deaths = 0
     with mortals() as dying:
         for start in range(0, LEAVES, 10):
-            some = tree.leaves[start : start + 10]
+            leaves = tree.leaves[start : start + 10]
             if start % 50 == 0:
-                request = {"verb": "ack", "items": [list(item) for item in some]}
+                request = {"verb": "ack", "items": [list(item) for item in leaves]}
                 deaths += dying.run(url, request, dice.randrange(60), combined=True) is not None
-            futures = [service.acks.ack(Call.of(Verb.ACK, [item])) for item in some]
+            futures = [service.acks.ack(Call.of(Verb.ACK, [item])) for item in leaves]
             for future in futures:
                 future.result(120)
     assert deaths > LEAVES / 50 / 4
     # What died between a child's commit and its parent's: a sweep tells the parents.
     parents.sweep(database)
     position = {event.id: event.position for event in _all_events(service)}
-    for batch in every:
-        found = service.batches.get(batch)
-        assert (found.state, found.succeeded, found.pending) == (State.COMPLETE, True, 0)
+    for batch in all_batches:
+        batch_ = service.batches.get(batch)
+        assert (batch_.state, batch_.succeeded, batch_.pending) == (State.COMPLETE, True, 0)
         assert service.batches.verify(batch).ok
         assert events_of(service, batch) == ["opened", "sealed", "completed", "succeeded"]
         for child in tree.children.get(batch, ()):
@@ -172,10 +172,10 @@ def test_a_childs_end_is_told_to_its_parent(
     if ends is not is_deleted:
         assert service.batches.get(child).parent == str(item)
     ends(service, child)
-    found = service.batches.get(parent)
-    assert (found.acked, found.failed) == (acked, failed)
-    told = service.batches.ranges(parent, "failed", 0, 10)[1].ranges
-    assert [each.reasons for each in told] == (
+    parent_ = service.batches.get(parent)
+    assert (parent_.acked, parent_.failed) == (acked, failed)
+    spans = service.batches.ranges(parent, "failed", 0, 10)[1].ranges
+    assert [span.reasons for span in spans] == (
         [] if reason is None else [{GROUP + 1: f"batch {child}, which this item is, {reason}"}]
     )
     assert nested_debts(service) == []
@@ -214,18 +214,18 @@ def test_a_parent_that_has_ended_takes_no_child(service: Service, parent: int, s
     """It is said how it ended."""
     with service.database.engine.begin() as tx:
         tx.execute(sa.update(tables.batches).where(tables.batches.c.id == parent).values(state=state))
-    with pytest.raises(errors.BatchEnded) as told:
+    with pytest.raises(errors.BatchEnded) as exception:
         _child(service, ItemId(parent, 0, 0))
-    assert told.value.code == f"batch_{state}"
+    assert exception.value.code == f"batch_{state}"
 
 
 def test_a_replayed_open_is_answered_though_its_parent_has_ended(service: Service, parent: int) -> None:
     """The key is looked up before the parent is judged; another parent under the same key is another body."""
     opening = batches.Opening(items=1, parent=ItemId(parent, 0, 7))
-    opened = service.batches.open(opening, "child-1")
+    opening_ = service.batches.open(opening, "child-1")
     service.batches.cancel(parent)
-    again = service.batches.open(opening, "child-1")
-    assert (again.replayed, again.batch.id) == (True, opened.batch.id)
+    repeat = service.batches.open(opening, "child-1")
+    assert (repeat.replayed, repeat.batch.id) == (True, opening_.batch.id)
     with pytest.raises(errors.IdempotencyKeyReused):
         service.batches.open(batches.Opening(items=1, parent=ItemId(parent, 0, 8)), "child-1")
 
@@ -244,12 +244,12 @@ def test_a_parent_with_live_children_is_not_idle(service: Service, parent: int) 
 
 def test_a_child_whose_parent_is_gone_or_has_ended_owes_nobody(service: Service, parent: int) -> None:
     """Its end is its own."""
-    one, other = _child(service, ItemId(parent, 0, 0)), _child(service, ItemId(parent, 0, 1))
+    first, other = _child(service, ItemId(parent, 0, 0)), _child(service, ItemId(parent, 0, 1))
     service.batches.cancel(parent)
-    succeeds(service, one)
+    succeeds(service, first)
     service.batches.delete(parent)
     succeeds(service, other)
-    assert service.batches.get(one).succeeded
+    assert service.batches.get(first).succeeded
     assert service.batches.get(other).succeeded
     assert nested_debts(service) == []
 
@@ -269,26 +269,26 @@ def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     service.database.write(nesting.strike_out, [old])
     assert nested_debts(service) == [new]
     assert parents.sweep(service.database) == 1
-    found = service.batches.get(parent)
-    assert (found.acked, found.failed) == (1, 0)
+    parent_ = service.batches.get(parent)
+    assert (parent_.acked, parent_.failed) == (1, 0)
 
 
 def test_a_child_is_not_removed_before_its_parent_was_told(
     service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deletion pays first; where it can't, it says so and can be sent again. The janitor sweeps before it removes."""
-    one, other = _child(service, ItemId(parent, 0, 0)), _child(service, ItemId(parent, 0, 1))
-    with monkeypatch.context() as broken:
-        nobody_pays(broken)
-        succeeds(service, one)
+    first, other = _child(service, ItemId(parent, 0, 0)), _child(service, ItemId(parent, 0, 1))
+    with monkeypatch.context() as patches:
+        nobody_pays(patches)
+        succeeds(service, first)
         succeeds(service, other)
         with pytest.raises(errors.Unavailable, match="its parent can't be updated"):
-            service.batches.delete(one)
+            service.batches.delete(first)
         assert not service.database.write(purge.condemn, other)
-    service.batches.delete(one)
+    service.batches.delete(first)
     assert service.batches.get(parent).acked == 1
-    everything = janitor.Policy(keep=timedelta(0))
-    assert janitor.run_once(service.database, everything).deleted == [other]
+    policy = janitor.Policy(keep=timedelta(0))
+    assert janitor.run_once(service.database, policy).deleted == [other]
     assert service.batches.get(parent).acked == 2
 
 
@@ -296,11 +296,11 @@ def test_a_stuck_parent_keeps_nobody_else_waiting(
     service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the counts of one parent are broken, the others are told; its own debt stays."""
-    broken = service.batches.open(batches.Opening(group_size=GROUP, items=2)).batch.id
-    children = [_child(service, ItemId(batch, 0, 0), items=1) for batch in (broken, parent)]
+    damaged = service.batches.open(batches.Opening(group_size=GROUP, items=2)).batch.id
+    children = [_child(service, ItemId(batch, 0, 0), items=1) for batch in (damaged, parent)]
     with service.database.engine.begin() as tx:
-        tx.execute(sa.update(tables.batches).where(tables.batches.c.id == broken).values(acked=2))
+        tx.execute(sa.update(tables.batches).where(tables.batches.c.id == damaged).values(acked=2))
     answer: AckResult = ack(service, *((child, 0, 0) for child in children))
-    assert all(each.newly for each in answer.completed.values())
+    assert all(completion.newly for completion in answer.completed.values())
     assert service.batches.get(parent).acked == 1
     assert [due.child for due in nested_debts(service)] == children[:1]

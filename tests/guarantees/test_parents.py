@@ -33,9 +33,9 @@ def debts(service: Service) -> list[nesting.Due]:
 def combined(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A combining service whose callers wait for payments for as long as it takes."""
     monkeypatch.setattr("core.acks.parents.PATIENCE", 120.0)
-    opened = Service(mariadb_database, combiner=Combiner)
-    yield opened
-    opened.stop()
+    service = Service(mariadb_database, combiner=Combiner)
+    yield service
+    service.stop()
 
 
 def _parents(service: Service, count: int) -> tuple[list[int], list[int]]:
@@ -53,22 +53,22 @@ def test_a_locked_parent_keeps_nobody_waiting_but_the_call_that_ended_its_child(
 ) -> None:
     """Acks of other batches go on, those that end children of other parents too; once the parent is free its item is
     resolved, and then the call is answered."""
-    (stuck, free), (child, other) = _parents(combined, 2)
+    (locked_child, free), (child, other) = _parents(combined, 2)
     plain = combined.batches.open(batches.Opening(group_size=GROUP, items=40)).batch.id
-    with locked(combined.database, stuck, groups=groups):
+    with locked(combined.database, locked_child, groups=groups):
         waiting = combined.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)]))
         for index in range(20):
             assert ack(combined, (plain, 0, index)).applied == 1
-        merged = [
+        calls = [
             combined.acks.ack(Call.of(Verb.ACK, [item])) for item in ((other, 0, 0), (plain, 0, 20), (child, 0, 0))
         ]
-        assert merged[0].result(60).completed[other].newly
+        assert calls[0].result(60).completed[other].newly
         assert combined.batches.get(free).acked == 2
-        assert [call.result(60).applied for call in merged[1:]] == [1, 0]
+        assert [call.result(60).applied for call in calls[1:]] == [1, 0]
         assert combined.batches.get(child).complete
         assert not waiting.done()
     assert waiting.result(60).completed[child].newly
-    assert combined.batches.get(stuck).acked == 2
+    assert combined.batches.get(locked_child).acked == 2
     assert debts(combined) == []
 
 
@@ -84,20 +84,20 @@ def test_a_call_whose_parent_stays_locked_is_answered_and_the_sweep_pays(
         calls = [combined.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children[:5]]
         assert all(call.result(60).completed[child].newly for call, child in zip(calls, children, strict=False))
         combined.batches.cancel(children[5])
-        with monkeypatch.context() as unpaid:
-            nobody_pays(unpaid)
+        with monkeypatch.context() as patches:
+            nobody_pays(patches)
             for child in children[6:]:
                 ack(combined, (child, 0, 0))
         assert len(debts(combined)) == 8
-        stuck = Stuck()
+        blocker = Stuck()
         waits = lock_waits()
-        assert sweep(combined.database, stuck_parents=stuck) == 2
+        assert sweep(combined.database, stuck_parents=blocker) == 2
         assert lock_waits() == waits + 1
         assert [combined.batches.get(parent).pending for parent in parents] == [1] * 6 + [0] * 2
-        assert sorted(stuck.parents()) == parents[:6]
-        assert sweep(combined.database, stuck_parents=stuck) == 0
+        assert sorted(blocker.parents()) == parents[:6]
+        assert sweep(combined.database, stuck_parents=blocker) == 0
         assert lock_waits() == waits + 1
-    assert sweep(combined.database, stuck_parents=stuck) == 0
+    assert sweep(combined.database, stuck_parents=blocker) == 0
     assert sweep(combined.database) == 6
     assert debts(combined) == []
     assert [combined.batches.get(parent).pending for parent in parents] == [0] * 8
@@ -126,5 +126,5 @@ def test_a_stop_answers_calls_whose_parents_are_still_to_be_paid(database: Datab
     calls = [service.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children]
     service.stop()
     assert all(call.result(0).completed[child].newly for call, child in zip(calls, children, strict=True))
-    with Database(database.url.render_as_string(hide_password=False)) as opened:
-        assert [opened.read(batches.get, parent).acked for parent in parents] == [2] * 5
+    with Database(database.url.render_as_string(hide_password=False)) as database_:
+        assert [database_.read(batches.get, parent).acked for parent in parents] == [2] * 5

@@ -59,19 +59,19 @@ def test_in_any_order_with_any_repeats_one_command_when_all_has_come(service: Se
     worker = Worker(service)
     orders = sorted(set(itertools.permutations(NEEDED * 2)))[::4]
     assert len({tuple(dict.fromkeys(order)) for order in orders}) == 6
-    shipped = []
+    shipments = []
     for number, order in enumerate(orders):
         events = dict(zip(NEEDED, append(service, *((f"o{number}", type) for type in NEEDED)), strict=True))
-        seen: set[str] = set()
+        types: set[str] = set()
         for type in order:
             handled = worker.deliver(events[type])
-            assert handled.repeated == (type in seen)
+            assert handled.repeated == (type in types)
             assert handled.status is Status.HANDLED
-            complete = type not in seen and {*seen, type} == set(NEEDED)
+            complete = type not in types and {*types, type} == set(NEEDED)
             assert bool(handled.commands) == complete
-            seen.add(type)
-        shipped.append((f"o{number}", "ship"))
-    assert commands(service) == shipped
+            types.add(type)
+        shipments.append((f"o{number}", "ship"))
+    assert commands(service) == shipments
 
 
 def test_a_worker_that_dies_at_any_point_is_as_if_the_event_came_again(service: Service, dying: Mortals) -> None:
@@ -106,11 +106,13 @@ def test_a_worker_that_dies_at_any_point_is_as_if_the_event_came_again(service: 
 def test_a_step_is_issued_once_though_the_function_asks_for_it_again(service: Service) -> None:
     """A command's id is its instance's and its step's: a function that is careless issues it once all the same."""
     worker = Worker(service, function=ship_again_and_again)
-    *needed, more = append(service, *(("o1", type) for type in (*NEEDED, "paid")))
-    first = [worker.deliver(event) for event in needed][-1].commands
-    [again] = worker.deliver(more).commands
-    assert [(each.id, each.position, each.repeated) for each in first] == [(again.id, again.position, False)]
-    assert again.repeated
+    *first_events, last_event = append(service, *(("o1", type) for type in (*NEEDED, "paid")))
+    first = [worker.deliver(event) for event in first_events][-1].commands
+    [repeat] = worker.deliver(last_event).commands
+    assert [(command.id, command.position, command.repeated) for command in first] == [
+        (repeat.id, repeat.position, False)
+    ]
+    assert repeat.repeated
     assert commands(service) == [("o1", "ship")]
 
 
@@ -176,13 +178,13 @@ def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(mariadb_data
     service = Service(mariadb_database, combiner=Inline)
     stale = Worker(service)
     [event] = append(service, ("o1", "charged"))
-    frozen, wake = threading.Event(), threading.Event()
+    is_frozen, wake = threading.Event(), threading.Event()
     zombie = Service(Database(mariadb_database.url.render_as_string(hide_password=False)), combiner=Inline)
     answers: list[Any] = []
 
     def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
-        if "positions" in text and not frozen.is_set():
-            frozen.set()
+        if "positions" in text and not is_frozen.is_set():
+            is_frozen.set()
             wake.wait(60)
 
     sa.event.listen(zombie.database.engine, "before_cursor_execute", freeze)
@@ -196,7 +198,7 @@ def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(mariadb_data
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert frozen.wait(60)
+    assert is_frozen.wait(60)
     stale.leave()
     successor = Worker(service, "w2")
     wake.set()
@@ -212,12 +214,12 @@ def test_a_worker_is_not_succeeded_in_the_middle_of_its_transaction(mariadb_data
     service = Service(mariadb_database, combiner=Inline)
     worker = Worker(service)
     [event] = append(service, ("o1", "charged"))
-    fenced, wake = threading.Event(), threading.Event()
+    is_fenced, wake = threading.Event(), threading.Event()
     slow = Service(Database(mariadb_database.url.render_as_string(hide_password=False)), combiner=Inline)
 
     def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
         if text.startswith("INSERT INTO processes"):
-            fenced.set()
+            is_fenced.set()
             wake.wait(60)
 
     sa.event.listen(slow.database.engine, "before_cursor_execute", freeze)
@@ -228,17 +230,17 @@ def test_a_worker_is_not_succeeded_in_the_middle_of_its_transaction(mariadb_data
         return Worker(service, "w2")
 
     with ThreadPoolExecutor(2) as threads:
-        written = threads.submit(slow.processes.handle, handling)
-        assert fenced.wait(60)
-        taken = threads.submit(succeed)
+        write = threads.submit(slow.processes.handle, handling)
+        assert is_fenced.wait(60)
+        takeover = threads.submit(succeed)
         # It waits for a lock by now, or has not waited for any and is done.
         pause = threading.Event()
-        while not taken.done() and not waits_for_a_lock(service):
+        while not takeover.done() and not waits_for_a_lock(service):
             pause.wait(0.15)  # who asks more often is told what was true before
-        early = taken.done()
+        early = takeover.done()
         wake.set()
-        assert not written.result(60).repeated
-        successor = taken.result(60)
+        assert not write.result(60).repeated
+        successor = takeover.result(60)
     slow.stop()
     assert not early
     assert successor.deliver(event).repeated
@@ -270,11 +272,11 @@ def test_a_state_that_was_computed_from_an_old_one_is_refused(service: Service) 
     worker = Worker(service)
     events = append(service, *(("o1", type) for type in NEEDED))
     worker.deliver(events[0])
-    one, other = (worker.compute("o1", event) for event in events[1:])
-    service.processes.handle(one)
-    with pytest.raises(errors.VersionConflict) as caught:
+    first_handling, other = (worker.compute("o1", event) for event in events[1:])
+    service.processes.handle(first_handling)
+    with pytest.raises(errors.VersionConflict) as exception:
         service.processes.handle(other)
-    assert caught.value.version == 2
+    assert exception.value.version == 2
     assert worker.deliver(events[2]).commands
     assert commands(service) == [("o1", "ship")]
 
@@ -285,8 +287,8 @@ def test_a_late_event_does_not_restart_a_finished_instance(service: Service) -> 
     for event in append(service, *(("o1", type) for type in NEEDED)):
         worker.deliver(event)
     before = rows(service, tables.processes)
-    again = service.feed.append([feed.NewEvent(f"again:{type}", type, "o1") for type in NEEDED])
-    late = [event for event in everything(service) if event.position in {each.position for each in again}]
+    repeats = service.feed.append([feed.NewEvent(f"again:{type}", type, "o1") for type in NEEDED])
+    late = [event for event in everything(service) if event.position in {repeat.position for repeat in repeats}]
     for event in late:
         assert worker.deliver(event).status is Status.LATE
     assert [worker.deliver(event).repeated for event in late] == [True] * 3
@@ -298,10 +300,10 @@ def test_one_event_goes_to_many_instances_each_once(service: Service) -> None:
     """In each of them it is a repeat or not by itself."""
     worker = Worker(service)
     orders = [f"o{number}" for number in range(8)]
-    [arrived] = append(service, ("truck", "reserved"))
+    [arrival] = append(service, ("truck", "reserved"))
     for instance in orders[:5]:
-        assert not worker.deliver(arrived, instance).repeated
-    assert [worker.deliver(arrived, instance).repeated for instance in orders] == [True] * 5 + [False] * 3
+        assert not worker.deliver(arrival, instance).repeated
+    assert [worker.deliver(arrival, instance).repeated for instance in orders] == [True] * 5 + [False] * 3
     for event in append(service, *((order, type) for order in orders for type in ("charged", "complete"))):
         worker.deliver(event)
     assert Counter(commands(service)) == Counter({(order, "ship"): 1 for order in orders})
@@ -318,7 +320,7 @@ def test_a_poisoned_event_is_parked_while_others_go_on_and_then_retried(service:
     ]
     assert [(worker.deliver(events[0]).status, worker.deliver(events[0]).repeated)] == [(Status.PARKED, True)]
     assert commands(service) == []
-    [parked] = [each for each in service.processes.instance(PROCESS, "o1").history if each.status is Status.PARKED]
+    [parked] = [entry for entry in service.processes.instance(PROCESS, "o1").history if entry.status is Status.PARKED]
     assert (parked.event, parked.error) == ("o1:reserved", "ValueError('no such item')")
     for partition in range(PARTITIONS):
         worker.commit(partition, events[-1].position)
@@ -327,14 +329,14 @@ def test_a_poisoned_event_is_parked_while_others_go_on_and_then_retried(service:
 
     assert service.processes.retry_parked(PROCESS, "o1") == 1
     assert service.processes.retry_parked(PROCESS, "o1") == 0
-    [again] = everything(service)
-    assert worker.deliver(again).status is Status.PARKED, "it fails again"
+    [repeat] = everything(service)
+    assert worker.deliver(repeat).status is Status.PARKED, "it fails again"
     assert service.processes.retry_parked(PROCESS, "o1", "o1:reserved") == 1
     worker.function = ship
-    assert worker.deliver(again).commands, "the first retry's event comes again, and is as good as the second's"
-    again = everything(service)[-2]
-    assert again.type == f"retry.{PROCESS}"
-    assert worker.deliver(again).repeated
+    assert worker.deliver(repeat).commands, "the first retry's event comes again, and is as good as the second's"
+    repeat = everything(service)[-2]
+    assert repeat.type == f"retry.{PROCESS}"
+    assert worker.deliver(repeat).repeated
     with service.database.engine.connect() as tx:
         assert inbox.parked(tx, PROCESS, ["o1", "o2"]) == {"o2": 1}
     assert [command.instance for command in service.processes.commands(0, 10).commands] == ["o1"]
@@ -375,8 +377,8 @@ def test_an_instance_that_ended_long_ago_is_forgotten_with_what_it_issued(servic
     assert retention.forget(service.database, KEEP) == 3
     assert [row["instance"] for row in rows(service, tables.processes)] == ["running"]
     assert [row["instance"] for row in rows(service, tables.outbox)] == ["running"]
-    for pruned in (False, True):
-        if pruned:
+    for with_pruning in (False, True):
+        if with_pruning:
             definitions.prune(service.database, keep=0)
             assert not rows(service, tables.inbox)
         assert all(worker.deliver(event).repeated for event in handled)
@@ -415,8 +417,8 @@ def test_an_instance_with_parked_events_is_not_forgotten(service: Service) -> No
     trim(service)
     assert retention.forget(service.database, KEEP) == 0
     service.processes.retry_parked(PROCESS, "o1")
-    again = everything(service)[-1]
-    assert worker.deliver(again).status is Status.LATE
+    repeat = everything(service)[-1]
+    assert worker.deliver(repeat).status is Status.LATE
     handle_all(service, worker)
     assert retention.forget(service.database, KEEP) == 1
 
@@ -428,13 +430,13 @@ def test_commands_are_pulled_for_as_long_as_the_feed_has_their_events(service: S
     handle_all(service, worker)
     [first, second] = service.processes.commands(0, 10).commands
     trim(service)
-    with pytest.raises(errors.PositionTrimmed) as caught:
+    with pytest.raises(errors.PositionTrimmed) as exception:
         service.processes.commands(first.position, 10)
     append(service, *(("o2", type) for type in NEEDED))
     handle_all(service, worker)
-    assert caught.value.trimmed == second.position
+    assert exception.value.trimmed == second.position
     for after in (0, second.position):
-        assert [each.instance for each in service.processes.commands(after, 10).commands] == ["o2"]
+        assert [command.instance for command in service.processes.commands(after, 10).commands] == ["o2"]
 
 
 def test_a_time_out_fires_once_when_it_is_due_and_not_before(service: Service) -> None:
@@ -448,9 +450,13 @@ def test_a_time_out_fires_once_when_it_is_due_and_not_before(service: Service) -
     clock.go(0.1)
     assert timers.fire(service.database) == 1
     assert timers.fire(service.database) == 0
-    fired = everything(service)[-1]
-    assert (fired.type, fired.key, json.loads(fired.data or "")["timer"]) == (f"timer.{PROCESS}", "o1", "payment")
-    assert [worker.deliver(fired).repeated for _ in range(2)] == [False, True]
+    timer_event = everything(service)[-1]
+    assert (timer_event.type, timer_event.key, json.loads(timer_event.data or "")["timer"]) == (
+        f"timer.{PROCESS}",
+        "o1",
+        "payment",
+    )
+    assert [worker.deliver(timer_event).repeated for _ in range(2)] == [False, True]
     assert commands(service) == [("o1", "cancel")]
 
 
@@ -458,12 +464,12 @@ def test_a_timer_is_replaced_and_cancelled_by_its_name(service: Service) -> None
     """Only what was asked for last fires, and nothing after the end."""
     clock = Clock(service.database)
     worker = Worker(service)
-    wanted: list[list[timers.TimerChange]] = [
+    timer_lists: list[list[timers.TimerChange]] = [
         [timers.TimerChange("a", timedelta(seconds=10)), timers.TimerChange("b", timedelta(seconds=10), '"kept"')],
         [timers.TimerChange("a", timedelta(seconds=30))],
         [timers.TimerChange("a", None)],
     ]
-    worker.function = lambda state, event: Outcome(None, [], wanted.pop(0))
+    worker.function = lambda state, event: Outcome(None, [], timer_lists.pop(0))
     first, second, third = append(service, *(("o1", type) for type in NEEDED))
     worker.deliver(first)
     worker.deliver(second)
@@ -480,7 +486,7 @@ def test_a_timer_is_replaced_and_cancelled_by_its_name(service: Service) -> None
     assert timers.fire(service.database) == 0
     worker.function = ship_in_time
     worker.deliver(append(service, ("o2", "charged"))[0])
-    assert [each.timer for each in service.processes.instance(PROCESS, "o2").timers] == ["payment"]
+    assert [timer.timer for timer in service.processes.instance(PROCESS, "o2").timers] == ["payment"]
     for event in append(service, ("o2", "reserved"), ("o2", "complete")):
         worker.deliver(event)
     assert not rows(service, tables.timers)
@@ -495,18 +501,20 @@ def test_of_the_time_out_and_the_completing_event_one_wins(mariadb_database: Dat
         if event.type != NEEDED[2]:
             worker.deliver(event)
     last = [event for event in events if event.type == NEEDED[2]]
-    fired: list[feed.Event] = []
+    timer_events: list[feed.Event] = []
 
     def fire(other: Service) -> None:
         timers.fire(other.database)
-        page = other.feed.read(fired[-1].position if fired else events[-1].position, 10, types=[f"timer.{PROCESS}"])
-        fired.extend(page.events)
+        page = other.feed.read(
+            timer_events[-1].position if timer_events else events[-1].position, 10, types=[f"timer.{PROCESS}"]
+        )
+        timer_events.extend(page.events)
 
     def prepare(number: int) -> None:
         """The round's timer is due; of every other round it has fired already, and is only to be handled."""
         with mariadb_database.engine.begin() as tx:
-            this = tables.timers.c.instance == f"o{number}"
-            tx.execute(sa.update(tables.timers).values(due_at=tables.utc_now()).where(this))
+            condition = tables.timers.c.instance == f"o{number}"
+            tx.execute(sa.update(tables.timers).values(due_at=tables.utc_now()).where(condition))
         if number % 2:
             fire(service)
 
@@ -519,7 +527,11 @@ def test_of_the_time_out_and_the_completing_event_one_wins(mariadb_database: Dat
     def time_out(other: Service, number: int) -> Status | None:
         if not number % 2:
             fire(other)
-        return as_worker(other).deliver(fired[-1]).status if fired and fired[-1].key == f"o{number}" else None
+        return (
+            as_worker(other).deliver(timer_events[-1]).status
+            if timer_events and timer_events[-1].key == f"o{number}"
+            else None
+        )
 
     def complete(other: Service, number: int) -> Status:
         return as_worker(other).deliver(last[number]).status
@@ -551,8 +563,8 @@ def test_two_dispatchers_fire_each_timer_once(mariadb_database: Database) -> Non
     )
     orders = append(service, *((f"o{number}", "charged") for number in range(ROUNDS)))
 
-    def check(number: int, one: int, other: int) -> None:
-        assert one + other == (3 if number else 0)
+    def check(number: int, first: int, other: int) -> None:
+        assert first + other == (3 if number else 0)
         worker.deliver(orders[number])
 
     race(
@@ -562,9 +574,11 @@ def test_two_dispatchers_fire_each_timer_once(mariadb_database: Database) -> Non
         lambda other, number: timers.fire(other.database),
         check=check,
     )
-    fired = Counter((e.key, json.loads(e.data or "")["timer"]) for e in everything(service) if e.type[:6] == "timer.")
-    assert set(fired.values()) == {1}
-    assert len(fired) == 3 * (ROUNDS - 1)
+    timer_counts = Counter(
+        (e.key, json.loads(e.data or "")["timer"]) for e in everything(service) if e.type[:6] == "timer."
+    )
+    assert set(timer_counts.values()) == {1}
+    assert len(timer_counts) == 3 * (ROUNDS - 1)
 
 
 def test_commands_have_positions_in_commit_order_whatever_the_writers_do(mariadb_database: Database) -> None:
@@ -574,27 +588,27 @@ def test_commands_have_positions_in_commit_order_whatever_the_writers_do(mariadb
     worker.function = lambda state, event: Outcome(None, [outbox.NewCommand("go", "go")])
     events = append(service, *((f"o{number}", "charged") for number in range(3 * ROUNDS)))
     handlings = [worker.compute(event.key or "", event) for event in events]
-    seen: list[str] = []
+    ids: list[str] = []
     after = 0
 
     def check(number: int, *answers: Any) -> None:
         nonlocal after
-        assert not [each for each in answers if isinstance(each, Exception)]
+        assert not [answer for answer in answers if isinstance(answer, Exception)]
         page = service.processes.commands(after, 1000)
-        seen.extend(command.instance for command in page.commands)
+        ids.extend(command.instance for command in page.commands)
         after = page.next
 
     def follow(other: Service, number: int) -> None:
         nonlocal after
         page = other.processes.commands(after, 1000)
-        seen.extend(command.instance for command in page.commands)
+        ids.extend(command.instance for command in page.commands)
         after = page.next
 
     def issue(place: int) -> Any:
         return lambda other, number: other.processes.handle(handlings[3 * number + place])
 
     race(mariadb_database, ROUNDS, issue(0), issue(1), issue(2), follow, check=check)
-    assert Counter(seen) == Counter({f"o{number}": 1 for number in range(3 * ROUNDS)})
+    assert Counter(ids) == Counter({f"o{number}": 1 for number in range(3 * ROUNDS)})
 
 
 def test_a_process_that_is_deleted_and_defined_again_begins_anew_and_issues_nothing_twice(service: Service) -> None:
@@ -612,8 +626,8 @@ def test_a_process_that_is_deleted_and_defined_again_begins_anew_and_issues_noth
         service.processes.handle(Handling(PROCESS, "o1", "x", 1, "w1", 1, 0))
     worker = Worker(service)
     handled = [worker.deliver(event) for event in events]
-    assert [each.repeated for each in handled] == [False] * 3
-    assert [each.repeated for each in handled[-1].commands] == [True]
+    assert [answer.repeated for answer in handled] == [False] * 3
+    assert [command.repeated for command in handled[-1].commands] == [True]
     assert commands(service) == [("o1", "ship")]
 
 
@@ -631,11 +645,11 @@ def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, mo
     worker.leave()
     service.processes.delete(PROCESS)
     assert retention.forget_orphans(service.database) == 0
-    assert [each.instance for each in service.processes.commands(0, 10).commands] == names
+    assert [command.instance for command in service.processes.commands(0, 10).commands] == names
 
     worker = Worker(service)
     handled = [worker.deliver(event) for event in events if event.key == "o3"]
-    assert [each.repeated for each in handled[-1].commands] == [True]
+    assert [command.repeated for command in handled[-1].commands] == [True]
     last = everything(service)[-1].position
     for partition in range(PARTITIONS):
         worker.commit(partition, last)
@@ -673,4 +687,4 @@ def test_names_that_differ_in_case_or_blanks_are_different_instances(service: Se
     [event] = append(service, ("any", "charged"))
     for name in names[4:]:
         assert worker.deliver(event, name).instance is not None
-    assert sorted(each.instance for each in service.processes.page(PROCESS, None, None, 10)[0]) == sorted(names)
+    assert sorted(instance.instance for instance in service.processes.page(PROCESS, None, None, 10)[0]) == sorted(names)

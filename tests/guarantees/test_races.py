@@ -34,8 +34,8 @@ def referee(mariadb_database: Database) -> Service:
 
 def verify_some(referee: Service, ids: list[int]) -> None:
     for batch in random.Random(1).sample(ids, 50):
-        found = referee.batches.verify(batch)
-        assert found.ok, found.faults
+        verification = referee.batches.verify(batch)
+        assert verification.ok, verification.faults
 
 
 def test_of_two_last_acks_in_different_groups_exactly_one_completes_the_batch(referee: Service) -> None:
@@ -44,10 +44,10 @@ def test_of_two_last_acks_in_different_groups_exactly_one_completes_the_batch(re
     shapes = [(2 * GROUP, {0: GROUP - 1, 1: GROUP - 1}), (GROUP + 1, {0: GROUP - 1})]
     ids = prepare(referee.database, ROUNDS, lambda number: shapes[number % 2])
 
-    def check(number: int, one: AckResult, other: AckResult) -> None:
+    def check(number: int, first: AckResult, other: AckResult) -> None:
         batch = ids[number]
-        assert [newly(one, batch), newly(other, batch)].count(True) == 1
-        assert (one.applied, other.applied) == (1, 1)
+        assert [newly(first, batch), newly(other, batch)].count(True) == 1
+        assert (first.applied, other.applied) == (1, 1)
 
     race(
         referee.database,
@@ -74,18 +74,18 @@ def test_the_last_item_delivered_twice_tells_both_workers_and_is_news_to_one(ref
         group, index = divmod(shapes[number % 3][0] - 1, GROUP)
         return ack(service, (ids[number], group, index))
 
-    def check(number: int, one: AckResult, other: AckResult) -> None:
-        told_one, told_other = told(one, ids[number]), told(other, ids[number])
+    def check(number: int, first: AckResult, other: AckResult) -> None:
+        told_one, told_other = told(first, ids[number]), told(other, ids[number])
         assert told_one is not None
         assert told_other is not None
         assert [told_one.newly, told_other.newly].count(True) == 1
         assert told_one.succeeded
         assert told_other.succeeded
-        assert sorted([(one.applied, one.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
+        assert sorted([(first.applied, first.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
         if number % 20 == 0:
-            again = told(last(referee, number), ids[number])
-            assert again is not None
-            assert not again.newly
+            repeat = told(last(referee, number), ids[number])
+            assert repeat is not None
+            assert not repeat.newly
 
     race(referee.database, ROUNDS, last, last, check=check)
     rows = recount(referee.database)
@@ -97,10 +97,10 @@ def test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_
     """Two workers ack an item that isn't the last one; one of them may lock its group, and the other one the batch."""
     ids = prepare(referee.database, ROUNDS, lambda number: (GROUP, {0: 5} if number % 2 else {}))
 
-    def check(number: int, one: AckResult, other: AckResult) -> None:
-        for answer in (one, other):
+    def check(number: int, first: AckResult, other: AckResult) -> None:
+        for answer in (first, other):
             assert told(answer, ids[number]) is None
-        assert sorted([(one.applied, one.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
+        assert sorted([(first.applied, first.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
 
     def move(service: Service, number: int) -> AckResult:
         return ack(service, (ids[number], 0, 9))
@@ -134,33 +134,33 @@ def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Servi
     """An extend races the seal; it is refused, or its items are part of the batch that completes with their acks."""
     # Every other batch completes by its seal, if no extend came before.
     ids = prepare(referee.database, ROUNDS, lambda number: (10, {0: 10 - number % 2}), state=State.OPEN)
-    won = {"extend": 0, "seal": 0}
-    followed: set[int] = set()
+    wins = {"extend": 0, "seal": 0}
+    followers: set[int] = set()
 
-    def check(number: int, extended: Any, sealed: batches.Sealed) -> None:
+    def check(number: int, extension: Any, sealed: batches.Sealed) -> None:
         batch = ids[number]
-        if isinstance(extended, batches.Extended):
-            won["extend"] += 1
-            assert (extended.start, extended.count, extended.replayed) == (10, 3, False)
+        if isinstance(extension, batches.Extended):
+            wins["extend"] += 1
+            assert (extension.start, extension.count, extension.replayed) == (10, 3, False)
             assert sealed.batch.items == 13
             assert sealed.batch.state is State.SEALED
             assert not sealed.newly
-            if won["extend"] % 5 == 0:
-                again = referee.batches.extend(batch, 3, "once")
-                assert (again.start, again.count, again.replayed) == (10, 3, True)
+            if wins["extend"] % 5 == 0:
+                repeat = referee.batches.extend(batch, 3, "once")
+                assert (repeat.start, repeat.count, repeat.replayed) == (10, 3, True)
                 assert not newly(ack(referee, *((batch, 0, index) for index in range(9, 12))), batch)
                 assert newly(ack(referee, (batch, 0, 12)), batch)
-                followed.add(batch)
+                followers.add(batch)
         else:
-            won["seal"] += 1
-            assert isinstance(extended, errors.BatchSealed if number % 2 else errors.BatchComplete)
+            wins["seal"] += 1
+            assert isinstance(extension, errors.BatchSealed if number % 2 else errors.BatchComplete)
             assert sealed.batch.items == 10
             assert sealed.newly == (number % 2 == 0)
-            if won["seal"] % 5 == 0:
+            if wins["seal"] % 5 == 0:
                 with pytest.raises(errors.BatchEnded):
                     referee.batches.extend(batch, 3, "once")
                 assert newly(ack(referee, (batch, 0, 9)), batch) == (number % 2 == 1)
-                followed.add(batch)
+                followers.add(batch)
 
     race(
         referee.database,
@@ -170,8 +170,8 @@ def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Servi
         check=check,
     )
     rows = recount(referee.database)
-    assert {rows[batch].state for batch in followed} == {State.COMPLETE}
-    assert min(won.values()) > ROUNDS // 50, f"one nearly always came first: {won}"
+    assert {rows[batch].state for batch in followers} == {State.COMPLETE}
+    assert min(wins.values()) > ROUNDS // 50, f"one nearly always came first: {wins}"
     verify_some(referee, ids)
 
 
@@ -187,7 +187,7 @@ def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service)
 
     # The batches of other rounds are in a state that the janitor doesn't know, and so of no interest to it.
     ids = prepare(database, ROUNDS, lambda number: (2, {0: 1 if number % 2 else 0}), state="parked", columns=columns)
-    won = {"ack": 0, "expiry": 0}
+    wins = {"ack": 0, "expiry": 0}
     expected: dict[int, tuple[str, int]] = {}
     stage = database.engine.execution_options(isolation_level="AUTOCOMMIT").connect()
 
@@ -203,12 +203,12 @@ def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service)
         expired = batch in report.expired_open
         expected[batch] = ("was expired" if expired else "was open", number % 2 + answer.applied)
         if answer.rejected:
-            won["expiry"] += 1
-            assert [each.reason for each in answer.rejected] == ["expired"]
+            wins["expiry"] += 1
+            assert [rejection.reason for rejection in answer.rejected] == ["expired"]
             assert answer.applied == 0
             assert expired
         else:
-            won["ack"] += 1
+            wins["ack"] += 1
             assert answer.applied == 1
             assert number % 4 == 0 or not expired, "it was acked, and expired all the same"
         enter(number + 1)
@@ -224,20 +224,20 @@ def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service)
         )
     rows = recount(database)
     assert {batch: (rows[batch].state, rows[batch].acked) for batch in ids} == expected
-    assert min(won.values()) > ROUNDS // 50, f"one nearly always came first: {won}"
+    assert min(wins.values()) > ROUNDS // 50, f"one nearly always came first: {wins}"
 
 
 def test_an_ack_comes_before_the_cancel_or_is_rejected(referee: Service) -> None:
     """A batch is cancelled while an item is acked; nothing is counted after the cancel, and the last ack stops it."""
     ids = prepare(referee.database, ROUNDS, lambda number: (2 if number % 2 else 3, {0: 1}))
-    won = {"ack": 0, "cancel": 0}
+    wins = {"ack": 0, "cancel": 0}
     expected: dict[int, tuple[State, int]] = {}
 
     def check(number: int, answer: AckResult, cancelled: Any) -> None:
         batch = ids[number]
-        won["cancel" if answer.rejected else "ack"] += 1
+        wins["cancel" if answer.rejected else "ack"] += 1
         if answer.rejected:
-            assert [each.reason for each in answer.rejected] == ["cancelled"]
+            assert [rejection.reason for rejection in answer.rejected] == ["cancelled"]
         assert answer.applied == (0 if answer.rejected else 1)
         if number % 2 and not answer.rejected:  # it was the last one
             assert newly(answer, batch)
@@ -258,7 +258,7 @@ def test_an_ack_comes_before_the_cancel_or_is_rejected(referee: Service) -> None
     )
     rows = recount(referee.database)
     assert {batch: (rows[batch].state, rows[batch].acked) for batch in ids} == expected
-    assert min(won.values()) > ROUNDS // 50, f"one nearly always came first: {won}"
+    assert min(wins.values()) > ROUNDS // 50, f"one nearly always came first: {wins}"
     verify_some(referee, ids)
 
 
@@ -277,30 +277,30 @@ def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_n
         columns=lambda number: {"state": State.OPEN if number % 2 else State.COMPLETE, "ended_at": datetime.now(UTC)},
     )
     chunks = [dice.choice([0, 1, 2, 100]) for _ in ids]
-    condemned: set[int] = set()
+    deleted_batches: set[int] = set()
 
     def remove(service: Service, number: int) -> None:
         batch = ids[number]
         service.database.write(purge.condemn, batch)
-        condemned.add(batch)
+        deleted_batches.add(batch)
         for _ in range(chunks[number]):
             if service.database.write(purge.remove_chunk, batch):
                 break
 
     def redeliver(service: Service, number: int) -> list[tuple[bool, AckResult]]:
         batch = ids[number]
-        found = []
+        answers_ = []
         for item in ((batch, 1, 7), (batch, 0, 1)):
-            too_late = batch in condemned
-            found.append((too_late, ack(service, item)))
-        return found
+            too_late = batch in deleted_batches
+            answers_.append((too_late, ack(service, item)))
+        return answers_
 
-    def check(number: int, answers: Any, removed: None) -> None:
-        assert removed is None
+    def check(number: int, answers: Any, _: None) -> None:
+        assert _ is None
         assert not isinstance(answers, Exception), repr(answers)
         for place, (too_late, answer) in enumerate(answers):
             assert answer.applied + answer.repeated + len(answer.rejected) == 1
-            assert {each.reason for each in answer.rejected} <= {"unknown_batch"}
+            assert {rejection.reason for rejection in answer.rejected} <= {"unknown_batch"}
             assert answer.rejected or not too_late, "the batch was removed, and took an ack"
             if not answer.rejected:
                 new = number % 2 == 1 and place == 0
@@ -314,8 +314,8 @@ def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_n
     janitor.run_once(referee.database, janitor.Policy())
     with referee.database.engine.connect() as tx:
         for table in (tables.batches, tables.item_groups, tables.ack_journal, tables.extends, tables.failures):
-            left = tx.scalar(sa.select(sa.func.count()).select_from(table))
-            assert left == 0, f"{left} rows of {table.name} are orphaned"
+            rows_left = tx.scalar(sa.select(sa.func.count()).select_from(table))
+            assert rows_left == 0, f"{rows_left} rows of {table.name} are orphaned"
 
 
 def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) -> None:
@@ -325,12 +325,12 @@ def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) 
     def extend(service: Service, number: int) -> batches.Extended:
         return service.batches.extend(ids[number], 60 + number % 10, "chunk-1")
 
-    def check(number: int, one: Any, other: Any) -> None:
+    def check(number: int, first: Any, other: Any) -> None:
         count = 60 + number % 10
-        for each in (one, other):
-            assert not isinstance(each, Exception), repr(each)
-            assert (each.start, each.count, each.batch.items) == (5, count, 5 + count)
-        assert [one.replayed, other.replayed].count(True) == 1
+        for result in (first, other):
+            assert not isinstance(result, Exception), repr(result)
+            assert (result.start, result.count, result.batch.items) == (5, count, 5 + count)
+        assert [first.replayed, other.replayed].count(True) == 1
 
     race(referee.database, ROUNDS, extend, extend, check=check)
     rows = recount(referee.database)
@@ -344,13 +344,13 @@ def test_two_opens_with_one_key_make_one_batch(referee: Service) -> None:
         # Every other one is complete from its start: an empty batch, sealed.
         return batches.Opening(key=f"catalog-{number}", items=0 if number % 2 else 7, sealed=True)
 
-    def check(number: int, one: Any, other: Any) -> None:
-        for each in (one, other):
-            assert not isinstance(each, Exception), repr(each)
-            assert (each.start, each.count) == (0, 0 if number % 2 else 7)
-            assert each.newly == (number % 2 == 1)
-        assert one.batch == other.batch
-        assert [one.replayed, other.replayed].count(True) == 1
+    def check(number: int, first: Any, other: Any) -> None:
+        for result in (first, other):
+            assert not isinstance(result, Exception), repr(result)
+            assert (result.start, result.count) == (0, 0 if number % 2 else 7)
+            assert result.newly == (number % 2 == 1)
+        assert first.batch == other.batch
+        assert [first.replayed, other.replayed].count(True) == 1
 
     def move(service: Service, number: int) -> batches.Opened:
         return service.batches.open(opening(number), f"open-{number}")
@@ -368,14 +368,14 @@ def test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does
         batch = ids[number]
         return ack(service, *((batch, 0, index) for index in range(3)), key="delivery-1")
 
-    def check(number: int, one: AckResult, other: AckResult) -> None:
+    def check(number: int, first: AckResult, other: AckResult) -> None:
         batch = ids[number]
-        for answer in (one, other, *([move(referee, number)] if number % 10 == 0 else [])):
-            found = told(answer, batch)
-            assert found is not None
-            assert found.newly
-            assert found.newly_succeeded
-        assert one.applied + other.applied == (1 if number % 2 else 3)
+        for answer in (first, other, *([move(referee, number)] if number % 10 == 0 else [])):
+            outcome = told(answer, batch)
+            assert outcome is not None
+            assert outcome.newly
+            assert outcome.newly_succeeded
+        assert first.applied + other.applied == (1 if number % 2 else 3)
         if number % 10 == 0:
             strangers = [
                 ack(referee, *((batch, 0, index) for index in range(3))),
@@ -384,10 +384,10 @@ def test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does
                 ack(referee, *((batch, 0, index) for index in range(3)), verb=Verb.FAIL, key="delivery-1"),
             ]
             for answer in strangers:
-                found = told(answer, batch)
-                assert found is not None
-                assert not found.newly
-                assert not found.newly_succeeded
+                outcome = told(answer, batch)
+                assert outcome is not None
+                assert not outcome.newly
+                assert not outcome.newly_succeeded
 
     race(referee.database, ROUNDS, move, move, check=check)
     rows = recount(referee.database)
@@ -398,11 +398,11 @@ def test_an_ack_is_rejected_by_name_while_the_rest_of_its_call_counts(referee: S
     """Items of a batch that is extended meanwhile are counted once they are issued, and named until then."""
     ids = prepare(referee.database, ROUNDS // 4, lambda number: (GROUP, {}), state=State.OPEN)
 
-    def check(number: int, answer: AckResult, extended: Any) -> None:
+    def check(number: int, answer: AckResult, extension: Any) -> None:
         batch = ids[number]
-        assert extended.start == GROUP
+        assert extension.start == GROUP
         early = [(batch, 1, 0)] if answer.rejected else []
-        assert answer.rejected == [Rejected("unknown_item", item=each) for each in early]  # type: ignore[arg-type]
+        assert answer.rejected == [Rejected("unknown_item", item=item) for item in early]  # type: ignore[arg-type]
         assert answer.applied == 2 - len(early)
 
     race(
@@ -423,18 +423,18 @@ def test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothi
     monkeypatch.setattr(flush, "_is_little", lambda units: False)
     # The first of them isn't journaled.
     ids = prepare(referee.database, 2, lambda number: (GROUP, {0: GROUP}), state=State.COMPLETE)[1:]
-    locked = 0
+    locked_count = 0
 
     def delete_once_the_group_is_locked(*arguments: Any) -> None:
-        nonlocal locked
+        nonlocal locked_count
         if "item_groups" in arguments[2] and "FOR UPDATE" in arguments[2]:
-            locked += 1
-            if locked == 1:
+            locked_count += 1
+            if locked_count == 1:
                 referee.database.write(purge.condemn, ids[0])
 
     with Database(referee.database.url.render_as_string(hide_password=False)) as database:
         sa.event.listen(database.engine, "after_cursor_execute", delete_once_the_group_is_locked)
         answer = ack(Service(database, combiner=Inline), (ids[0], 0, 0))
-    assert locked == 2, "it did not begin again"
-    assert [each.reason for each in answer.rejected] == ["unknown_batch"]
+    assert locked_count == 2, "it did not begin again"
+    assert [rejection.reason for rejection in answer.rejected] == ["unknown_batch"]
     assert (answer.applied, answer.repeated, answer.completed) == (0, 0, {})

@@ -52,10 +52,10 @@ def bits(numbers: Iterable[int], width: int = GROUP) -> bytes:
 
 def damage_group(service: Service, batch: int, group: int, **values: Any) -> None:
     with service.database.engine.begin() as tx:
-        found = tx.execute(
+        result = tx.execute(
             sa.update(tables.item_groups).where(_groups.batch_id == batch, _groups.group_no == group).values(values)
         )
-        assert found.rowcount == 1
+        assert result.rowcount == 1
 
 
 def damage_batch(service: Service, batch: int, **values: Any) -> None:
@@ -65,13 +65,13 @@ def damage_batch(service: Service, batch: int, **values: Any) -> None:
 
 def everything_stored(service: Service) -> list[Any]:
     with service.database.engine.connect() as tx:
-        stored = (tables.batches, tables.item_groups, tables.ack_journal, tables.failures, tables.feed)
-        return [sorted(map(tuple, tx.execute(sa.select(table))), key=str) for table in stored]
+        stored_tables = (tables.batches, tables.item_groups, tables.ack_journal, tables.failures, tables.feed)
+        return [sorted(map(tuple, tx.execute(sa.select(table))), key=str) for table in stored_tables]
 
 
 def pending(service: Service, batch: int) -> set[int]:
     page = service.batches.ranges(batch, "pending", 0, 1000)[1]
-    return {number for each in page.ranges for number in range(each.start, each.end)}
+    return {number for span in page.ranges for number in range(span.start, span.end)}
 
 
 def event_ids(service: Service, batch: int) -> list[str]:
@@ -108,25 +108,25 @@ ACKED = [*range(GROUP), *range(64, 88, 2), 128]
 @pytest.mark.parametrize("state", [State.OPEN, State.SEALED])
 def test_what_is_damaged_is_detected_and_repaired_from_the_bits(service: Service, name: str, state: State) -> None:
     """A dry run changes nothing; after the repair all agrees, and what is redelivered completes the batch."""
-    group, values, fault, left = DAMAGES[name]
+    group, values, fault, remainder = DAMAGES[name]
     batch = opened(service, ACKED, sealed=state is State.SEALED)
     bystander = opened(service, ACKED)
     damage_group(service, batch, group, **values)
-    found = service.batches.verify(batch)
-    assert any(fault in each for each in found.faults), found.faults
+    verification = service.batches.verify(batch)
+    assert any(fault in text for text in verification.faults), verification.faults
     before = everything_stored(service)
-    planned = service.batches.repair(batch, dry_run=True)
+    plan = service.batches.repair(batch, dry_run=True)
     assert everything_stored(service) == before
-    done = service.batches.repair(batch)
-    assert done.faults == planned.faults == found.faults
-    for each in ("acked", "failed", "state", "full_prefix"):
-        assert getattr(done.after, each) == getattr(planned.after, each)
-    verified = service.batches.verify(batch)
-    assert verified.ok, verified.faults
+    repair = service.batches.repair(batch)
+    assert repair.faults == plan.faults == verification.faults
+    for name in ("acked", "failed", "state", "full_prefix"):
+        assert getattr(repair.after, name) == getattr(plan.after, name)
+    second_verification = service.batches.verify(batch)
+    assert second_verification.ok, second_verification.faults
     recount(service.database)
     first, end = group * GROUP, (group + 1) * GROUP
     failed = {first + 1} if "failed" in values else set()
-    assert set(range(first, min(end, ITEMS))) - pending(service, batch) == left | failed
+    assert set(range(first, min(end, ITEMS))) - pending(service, batch) == remainder | failed
     assert service.batches.get(batch).state is state
     assert not service.batches.repair(batch).faults
     assert service.batches.verify(bystander).ok
@@ -161,7 +161,7 @@ def test_a_process_that_remembers_what_was_lost_does_not_bring_it_back(
     """It holds ten bits of a group, of which seven are left; others ack three more, so that there are ten again."""
     if kind == "journaled":
         journaled.everything(monkeypatch)
-    remembers, others = another(service), another(service)
+    remembers, other_service = another(service), another(service)
     numbers = [*range(7), 20, 21, 22]
     batch = opened(remembers, numbers[:3])
     ack_numbers(remembers, batch, numbers[3:])
@@ -176,9 +176,9 @@ def test_a_process_that_remembers_what_was_lost_does_not_bring_it_back(
             )
     else:
         lose(service, batch)
-    done = others.batches.repair(batch)
-    assert (done.before.acked, done.after.acked) == (10, 7)
-    assert ack_numbers(others, batch, [30, 31, 32]) == 3
+    repair = other_service.batches.repair(batch)
+    assert (repair.before.acked, repair.after.acked) == (10, 7)
+    assert ack_numbers(other_service, batch, [30, 31, 32]) == 3
     answer = ack(remembers, *((batch, 0, number) for number in (20, 21, 30, 5)))
     assert (answer.applied, answer.repeated) == (2, 2), "20 and 21 were lost, 30 and 5 are acked"
     assert pending(service, batch) == set(range(ITEMS)) - {*range(7), 20, 21, 30, 31, 32}
@@ -190,8 +190,8 @@ def test_what_the_journal_names_is_kept(service: Service, monkeypatch: pytest.Mo
     journaled.everything(monkeypatch, numbers=1000)
     batch = opened(service, [1, 70, 130])
     damage_batch(service, batch, acked=5)
-    done = another(service).batches.repair(batch)
-    assert done.after.acked == 3
+    repair = another(service).batches.repair(batch)
+    assert repair.after.acked == 3
     assert ack_numbers(service, batch, [1, 2, 70]) == 1
     assert pending(service, batch) == set(range(ITEMS)) - {1, 2, 70, 130}
     recount(service.database)
@@ -205,11 +205,11 @@ def test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_an
     batch = opened(service, range(ITEMS), sealed=True)
     damage_group(service, batch, 2, resolved=b"\xff\xff", resolved_count=40)
     assert "it is complete, and 24 items are pending" in service.batches.verify(batch).faults
-    done = service.batches.repair(batch)
+    repair = service.batches.repair(batch)
     after = service.batches.get(batch)
-    assert (done.before.state, after.state, after.pending, after.ended_at) == (State.COMPLETE, State.SEALED, 24, None)
+    assert (repair.before.state, after.state, after.pending, after.ended_at) == (State.COMPLETE, State.SEALED, 24, None)
     assert (after.completed_by, after.succeeded_by) == (None, None)
-    assert after.updated_at > done.before.updated_at
+    assert after.updated_at > repair.before.updated_at
     assert not ack(service, (batch, 0, 1)).completed, "it isn't complete"
     last = ack(service, *((batch, 2, index) for index in range(40)))
     assert (last.applied, last.completed[batch].newly, last.completed[batch].newly_succeeded) == (24, True, True)
@@ -233,10 +233,10 @@ def test_a_sealed_batch_of_which_nothing_is_pending_completes_and_a_retry_hears_
             .where(_groups.batch_id == batch, _groups.group_no == 2)
             .values(resolved=None, resolved_count=40)
         )
-    done = service.batches.repair(batch, "a key")
-    assert (done.newly, done.newly_succeeded, done.after.complete) == (True, True, True)
-    again = service.batches.repair(batch, "a key")
-    assert (again.newly, again.newly_succeeded, again.faults) == (True, True, [])
+    repair = service.batches.repair(batch, "a key")
+    assert (repair.newly, repair.newly_succeeded, repair.after.complete) == (True, True, True)
+    repeat = service.batches.repair(batch, "a key")
+    assert (repeat.newly, repeat.newly_succeeded, repeat.faults) == (True, True, [])
     assert not service.batches.repair(batch, "another key").newly
     assert event_ids(service, batch) == ["opened", "sealed", "repaired:1", "completed:1", "succeeded:1"]
     recount(service.database)
@@ -245,13 +245,13 @@ def test_a_sealed_batch_of_which_nothing_is_pending_completes_and_a_retry_hears_
 def test_failed_items_that_are_none_make_the_batch_succeed_and_the_other_way_round(service: Service) -> None:
     batch = opened(service, range(ITEMS), sealed=True)
     damage_group(service, batch, 1, failed=bits([3]), failed_count=1)
-    done = service.batches.repair(batch)
-    assert (done.after.state, done.after.failed, done.after.succeeded_by) == (State.COMPLETE, 1, None)
+    repair = service.batches.repair(batch)
+    assert (repair.after.state, repair.after.failed, repair.after.succeeded_by) == (State.COMPLETE, 1, None)
     redriven = ack(service, (batch, 1, 3))
     assert redriven.completed[batch].newly_succeeded
     damage_batch(service, batch, failed=1, acked=ITEMS - 1)
-    done = service.batches.repair(batch)
-    assert (done.after.succeeded, done.newly, done.newly_succeeded) == (True, False, True)
+    repair = service.batches.repair(batch)
+    assert (repair.after.succeeded, repair.newly, repair.newly_succeeded) == (True, False, True)
     assert event_ids(service, batch)[4:] == ["repaired:1", "succeeded:1", "repaired:2", "succeeded:2"]
     recount(service.database)
 
@@ -262,17 +262,17 @@ def test_an_item_with_a_reason_is_failed_and_no_other_keeps_one(
     """The reason outlives the bits that were lost; a redelivered ack redrives the item, and the reason goes."""
     batch = opened(service, range(10), sealed=True)
     ack_numbers(service, batch, [70, 71, 72], Verb.FAIL, "gave up")
-    with monkeypatch.context() as patched:  # acked after its failure was lost, and the journal says so
-        patched.setattr(BitfieldCache, "journaled", lambda self, batch: True)
+    with monkeypatch.context() as patches:  # acked after its failure was lost, and the journal says so
+        patches.setattr(BitfieldCache, "journaled", lambda self, batch: True)
         damage_group(service, batch, 1, resolved=b"\x80", resolved_count=1, failed=b"\x80", failed_count=1)
         assert ack_numbers(another(service), batch, [70]) == 1
     with service.database.engine.begin() as tx:
-        beyond = {"batch_id": batch, "number": ITEMS, "reason": "never issued", "failed_at": tables.utc_now()}
-        tx.execute(sa.insert(tables.failures).values(beyond))
+        extra_row = {"batch_id": batch, "number": ITEMS, "reason": "never issued", "failed_at": tables.utc_now()}
+        tx.execute(sa.insert(tables.failures).values(extra_row))
     assert any("have a reason" in fault for fault in service.batches.verify(batch).faults)
     service.batches.repair(batch)
     failed = service.batches.ranges(batch, "failed", 0, 100)[1].ranges
-    assert [(each.start, each.end, each.reasons) for each in failed] == [(71, 73, {71: "gave up", 72: "gave up"})]
+    assert [(span.start, span.end, span.reasons) for span in failed] == [(71, 73, {71: "gave up", 72: "gave up"})]
     assert service.batches.verify(batch).ok
     assert ack_numbers(service, batch, range(ITEMS)) == ITEMS - 11
     assert service.batches.get(batch).succeeded
@@ -357,8 +357,8 @@ def test_nothing_slips_in_between_the_recount_and_the_write(
 
     def paused(recount: verify.Recount) -> verify.Verification:
         with service.database.engine.connect() as tx:
-            mine = tx.scalar(sa.select(_batches.journal_next).where(_batches.id == batch))
-        if mine and not under_way:  # in the repair, not in its plan
+            journal_next = tx.scalar(sa.select(_batches.journal_next).where(_batches.id == batch))
+        if journal_next and not under_way:  # in the repair, not in its plan
             if kind == "an ack":
                 under_way.append(pool.submit(ack_numbers, other, batch, [3, 71]))
             else:
@@ -409,15 +409,15 @@ def test_consumers_go_on_while_their_batch_is_repaired_and_all_is_exact(mariadb_
         with ThreadPoolExecutor(3) as pool:
             consumers = [pool.submit(consume, place) for place in range(3)]
             start.wait(60)
-            repaired = operator.batches.repair(batch)
+            repair = operator.batches.repair(batch)
             newly = sum(consumer.result(120) for consumer in consumers)
-        assert repaired.faults
-        assert newly + repaired.newly == 1, f"round {round}"
+        assert repair.faults
+        assert newly + repair.newly == 1, f"round {round}"
         assert operator.batches.get(batch).succeeded
         assert operator.batches.verify(batch).ok
     recount(mariadb_database)
-    for each in services:
-        each.stop()
+    for process in services:
+        process.stop()
 
 
 def test_no_batch_is_repaired_while_an_earlier_release_may_work_on_it(service: Service) -> None:

@@ -37,12 +37,12 @@ def dying() -> Iterator[Mortals]:
 
 
 def totals(service: Service, tally: str) -> dict[str, int]:
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     after: str | None = None
     while page := service.tallies.page(tally, "", after, 1000):
-        found |= {each.key: each.value for each in page}
+        values |= {total.key: total.value for total in page}
         after = page[-1].key
-    return found
+    return values
 
 
 def truth(worlds: Iterable[World]) -> dict[str, int]:
@@ -50,14 +50,14 @@ def truth(worlds: Iterable[World]) -> dict[str, int]:
 
 
 def apply(service: Service, tally: str, entries: Iterable[Mapping[str, Any]]) -> tallies.Applied:
-    return service.tallies.apply(tally, [tally_entry(each) for each in entries])
+    return service.tallies.apply(tally, [tally_entry(entry) for entry in entries])
 
 
 def together(worlds: Iterable[World]) -> Iterator[list[Mapping[str, Any]]]:
     """Their calls, one of each world joined to one."""
     running = [world.consumed() for world in worlds]
     while True:
-        calls = [call for consumed in running if (call := next(consumed, None))]
+        calls = [call for consumer in running if (call := next(consumer, None))]
         if not calls:
             return
         yield [entry for call in calls for entry in call]
@@ -72,31 +72,33 @@ def test_every_total_is_the_models_whatever_goes_wrong_on_the_way(service: Servi
         tally = f"worlds-{first}"
         for call in together(worlds):
             apply(service, tally, call)
-        found, wanted = totals(service, tally), truth(worlds)
+        actual, expected_totals = totals(service, tally), truth(worlds)
         wrong = {
-            key: (found.get(key), wanted.get(key)) for key in {*found, *wanted} if found.get(key) != wanted.get(key)
+            key: (actual.get(key), expected_totals.get(key))
+            for key in {*actual, *expected_totals}
+            if actual.get(key) != expected_totals.get(key)
         }
         assert not wrong, f"worlds {first} to {first + TOGETHER - 1}: (found, true) {wrong}"
 
 
 def test_the_worlds_have_what_can_go_wrong() -> None:
     """A generator that makes no trouble would prove nothing."""
-    replayed = siblings = anew = alternating = stages = 0
+    replays = siblings = new_generations = alternating = stages = 0
     for seed in range(200):
         world = World(seed)
         entries = [entry for call in world.consumed() for entry in call]
-        sources = [(each["key"], *map(each["source"].get, ("topic", "partition", "generation"))) for each in entries]
+        sources = [(entry["key"], *map(entry["source"].get, ("topic", "partition", "generation"))) for entry in entries]
         places = [
-            (*source, each["source"]["offset"], each["source"].get("child", 0))
-            for source, each in zip(sources, entries, strict=True)
+            (*source, entry["source"]["offset"], entry["source"].get("child", 0))
+            for source, entry in zip(sources, entries, strict=True)
         ]
-        replayed += len(places) - len(set(places))
+        replays += len(places) - len(set(places))
         siblings += len(set(places)) - len({place[:-1] for place in places})
-        anew += sum(each["source"].get("generation", 0) > 0 for each in entries)
+        new_generations += sum(entry["source"].get("generation", 0) > 0 for entry in entries)
         alternating += len({source[:1] for source in sources}) < len(set(sources))
         stages = max(stages, len(world._passes))
     assert stages == 3
-    assert min(replayed, siblings, anew, alternating) > 100, (replayed, siblings, anew, alternating)
+    assert min(replays, siblings, new_generations, alternating) > 100, (replays, siblings, new_generations, alternating)
 
 
 @pytest.mark.timeout(600)
@@ -110,16 +112,16 @@ def test_a_call_that_dies_at_any_point_is_there_altogether_or_not_at_all(databas
         apply(service, tally, before)
         first, rest = _run(2, 20), _run(20, 30)
         death = dying.run(url, {"verb": "tally", "tally": tally, "entries": first}, point)
-        seen = totals(service, tally)
-        assert seen in (_sums(before), _sums([*before, *first[3:]]))
+        values = totals(service, tally)
+        assert values in (_sums(before), _sums([*before, *first[3:]]))
         if death is not None and death.commits:
-            assert seen != _sums(before)
+            assert values != _sums(before)
         dice = random.Random(point)
         entries = [*first, *rest]
         while entries:
-            cut = dice.randint(1, len(entries))
-            apply(service, tally, entries[:cut])
-            entries = entries[cut:]
+            place = dice.randint(1, len(entries))
+            apply(service, tally, entries[:place])
+            entries = entries[place:]
         assert totals(service, tally) == _sums(_run(0, 30))
         if death is None:
             assert point > 3
@@ -141,10 +143,10 @@ def _run(start: int, end: int) -> list[dict[str, Any]]:
 
 
 def _sums(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for each in entries:
-        found[each["key"]] = found.get(each["key"], 0) + each["delta"]
-    return found
+    sums: dict[str, int] = {}
+    for entry in entries:
+        sums[entry["key"]] = sums.get(entry["key"], 0) + entry["delta"]
+    return sums
 
 
 @pytest.mark.mariadb
@@ -164,13 +166,13 @@ def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(maria
             try:
                 with Database(url) as database:
                     service = Service(database, combiner=Inline)
-                    left = list(log)
+                    remaining = list(log)
                     start.wait(60)
-                    while left:
-                        cut = dice.choice((30, 100, 200))
-                        apply(service, f"race-{round_}", left[:cut])
+                    while remaining:
+                        size = dice.choice((30, 100, 200))
+                        apply(service, f"race-{round_}", remaining[:size])
                         if dice.random() < 0.9:  # else its answer was lost
-                            left = left[cut:]
+                            remaining = remaining[size:]
             except BaseException as error:  # noqa: BLE001  # it is raised in the test's own thread
                 trouble.append(error)
 
@@ -186,18 +188,18 @@ def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(maria
 @pytest.mark.mariadb
 def test_two_calls_that_do_not_see_each_other_bring_no_total_over_the_limit(mariadb_database: Database) -> None:
     """Each adds to a row of its own. The later one waits until the earlier one is over, and is refused."""
-    earlier, later = (tallies.Entry("r1", INTEGER_LIMIT - 1, topic, 0, 0, 1, 0) for topic in ("screws", "bolts"))
+    earlier, second = (tallies.Entry("r1", INTEGER_LIMIT - 1, topic, 0, 0, 1, 0) for topic in ("screws", "bolts"))
     service = Service(mariadb_database, combiner=Inline)
     refusals: list[errors.InvalidRequest] = []
-    ended = threading.Event()
+    has_ended = threading.Event()
 
     def apply_later() -> None:
         try:
-            service.tallies.apply("limit", [later])
+            service.tallies.apply("limit", [second])
         except errors.InvalidRequest as refusal:
             refusals.append(refusal)
         finally:
-            ended.set()
+            has_ended.set()
 
     with mariadb_database.engine.connect() as holder, mariadb_database.engine.connect() as watch:
         transaction = holder.begin()
@@ -205,7 +207,7 @@ def test_two_calls_that_do_not_see_each_other_bring_no_total_over_the_limit(mari
         thread = threading.Thread(target=apply_later)
         thread.start()
         waiting = sa.text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
-        while not watch.execute(waiting).scalar_one() and not ended.wait(0.15):  # it is renewed every 0.1 s at most
+        while not watch.execute(waiting).scalar_one() and not has_ended.wait(0.15):  # it is renewed every 0.1 s at most
             watch.rollback()
         transaction.commit()
         thread.join()
@@ -227,14 +229,14 @@ def _spread(seed: int) -> list[dict[str, Any]]:
 
 def test_an_order_that_is_seen_to_be_broken_is_refused(service: Service) -> None:
     """It was never added, and a later one stands before it; nothing of the call is applied."""
-    one, two, three = (
+    first, second, three = (
         {"key": "k", "delta": 1, "source": {"topic": "t", "partition": 0, "offset": offset}} for offset in (1, 2, 3)
     )
-    apply(service, "order", [one])
+    apply(service, "order", [first])
     with pytest.raises(errors.OutOfOrder, match=r"body\.entries\[2\]: offset 2"):
-        apply(service, "order", [one, three, two])
+        apply(service, "order", [first, three, second])
     assert totals(service, "order") == {"k": 1}
-    assert apply(service, "order", [two, three, two, one]) == tallies.Applied(2, 2)
+    assert apply(service, "order", [second, three, second, first]) == tallies.Applied(2, 2)
     assert totals(service, "order") == {"k": 3}
 
 
@@ -253,15 +255,15 @@ class _Window:
 def test_a_buffer_acks_a_message_when_it_was_answered_and_not_before(scripted: Any) -> None:  # noqa: F811
     """Also one whose answer was lost; what was not answered stays out, and the buffer says why."""
     applied = 0
-    lost = iter([True, False, False, True, False])
+    losses = iter([True, False, False, True, False])
 
-    def reply(seen: Any) -> Any:
+    def reply(request: Any) -> Any:
         nonlocal applied
-        offsets = [each["source"]["offset"] for each in seen.body["entries"]]
+        offsets = [entry["source"]["offset"] for entry in request.body["entries"]]
         if offsets[-1] >= 40:
             return None
         applied = max(applied, offsets[-1] + 1)
-        return None if next(lost, False) else (200, {}, {"applied": len(offsets), "repeated": 0})
+        return None if next(losses, False) else (200, {}, {"applied": len(offsets), "repeated": 0})
 
     scripted.reply = reply
     window = _Window(lambda: applied)
@@ -280,7 +282,7 @@ def test_a_buffer_acks_a_message_when_it_was_answered_and_not_before(scripted: A
         with pytest.raises(ServiceUnreachable):
             buffer.close()
     assert window.acked == list(range(40))
-    for seen in scripted.seen:
-        offsets = [each["source"]["offset"] for each in seen.body["entries"]]
+    for request in scripted.seen:
+        offsets = [entry["source"]["offset"] for entry in request.body["entries"]]
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
-        assert all(each["delta"] == 1 for each in seen.body["entries"])
+        assert all(entry["delta"] == 1 for entry in request.body["entries"])

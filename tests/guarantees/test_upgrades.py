@@ -54,11 +54,11 @@ def test_an_upgrade_from_an_earlier_release_under_load_and_the_way_back(before: 
         assert set(load.statuses) == {200, 201}, "the migration refused nobody"
         with THIS.running(mariadb_url) as new:
             load.moves_to(old, oldest, new)
-            load.moves_to(old, new, more=0)
+            load.moves_to(old, new, count=0)
             oldest.stop(signal.SIGTERM)
             load.moves_to(old, new)
             before.works_on(mariadb_url)
-            load.moves_to(old, more=0)
+            load.moves_to(old, count=0)
             new.stop(signal.SIGTERM)
             load.reaches(30)
     assert_nothing_lost(load, mariadb_url)
@@ -78,13 +78,13 @@ def test_this_release_serves_beside_a_later_one_and_is_the_way_back_from_it(afte
             assert set(load.statuses) == {200, 201}, "the migration refused nobody"
         with after.running(database_url) as new:
             load.moves_to(old, new)
-            load.moves_to(new, more=0)
+            load.moves_to(new, count=0)
             old.stop(signal.SIGTERM)
             load.reaches(30)
             old.start()
             THIS.works_on(database_url)
             load.moves_to(old, new)
-            load.moves_to(old, more=0)
+            load.moves_to(old, count=0)
             new.stop(signal.SIGTERM)
             load.reaches(30)
     assert_nothing_lost(load, database_url)
@@ -127,13 +127,13 @@ def test_a_release_that_a_schema_serves_no_more_says_so(
     breaking = later(
         tmp_path, "UPDATE schema_support SET oldest = '9999'", "ALTER TABLE extends RENAME COLUMN start TO begin_at"
     )
-    said = "which serves releases that know revision 9999"
+    message = "which serves releases that know revision 9999"
     with Database(database_url) as database:
         schema.migrate(database)
         service = Service(database, combiner=Inline)
         service.check_ready()
         breaking.migrates(database_url)
-        with pytest.raises(errors.Misconfigured, match=said):
+        with pytest.raises(errors.Misconfigured, match=message):
             service.check_ready()
     monkeypatch.setenv("LASTBIT_DATABASE_URL", database_url)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
@@ -145,5 +145,5 @@ def test_a_release_that_a_schema_serves_no_more_says_so(
         (dispatcher.main, ["--once"]),
     ):
         assert main(arguments) == 1
-        told = capsys.readouterr()
-        assert said in told.out + told.err
+        output = capsys.readouterr()
+        assert message in output.out + output.err

@@ -45,26 +45,26 @@ EVENTS = 300
 
 @pytest.fixture
 def service(database: Database) -> Iterator[Service]:
-    opened = Service(database, combiner=Inline, sender=WebhookSender(allow_private=True))
-    yield opened
-    opened.stop()
+    service_ = Service(database, combiner=Inline, sender=WebhookSender(allow_private=True))
+    yield service_
+    service_.stop()
 
 
 @pytest.fixture
 def mariadb_service(mariadb_database: Database) -> Iterator[Service]:
-    opened = Service(mariadb_database, combiner=Inline, sender=WebhookSender(allow_private=True))
-    yield opened
-    opened.stop()
+    service_ = Service(mariadb_database, combiner=Inline, sender=WebhookSender(allow_private=True))
+    yield service_
+    service_.stop()
 
 
 def subscribe(service: Service, receiver: Receiver) -> int:
-    created = service.webhooks.create(receiver.url, None, None)
-    receiver.secrets.append(created.secret)
-    return created.webhook.id
+    creation = service.webhooks.create(receiver.url, None, None)
+    receiver.secrets.append(creation.secret)
+    return creation.webhook.id
 
 
 def dispatcher(
-    service: Service, *arguments: str, module: str = "jobs.dispatcher", heard: bool = False
+    service: Service, *arguments: str, module: str = "jobs.dispatcher", with_output: bool = False
 ) -> subprocess.Popen[str]:
     url = service.database.url.render_as_string(hide_password=False)
     environment = {
@@ -73,15 +73,17 @@ def dispatcher(
         "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true",
         "LASTBIT_WEBHOOKS_FIRST_DELAY": "0.01",
         "LASTBIT_WEBHOOKS_LONGEST_DELAY": "0.01",
-        "LASTBIT_LOG_LEVEL": "info" if heard else "error",
+        "LASTBIT_LOG_LEVEL": "info" if with_output else "error",
     }
     command = [sys.executable, "-m", module, "--every", "0.05", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE if heard else None, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE if with_output else None, text=True
+    )
 
 
 @contextlib.contextmanager
-def running(service: Service, *, heard: bool = False) -> Iterator[subprocess.Popen[str]]:
-    process = dispatcher(service, heard=heard)
+def running(service: Service, *, with_output: bool = False) -> Iterator[subprocess.Popen[str]]:
+    process = dispatcher(service, with_output=with_output)
     try:
         yield process
     finally:
@@ -108,7 +110,7 @@ def log(service: Service, webhook: int) -> list[Delivery]:
 def wait_until_delivered(service: Service, webhook: int) -> None:
     poll = threading.Event()
     for _ in range(600):
-        if all(each.state is Progress.DELIVERED for each in log(service, webhook)):
+        if all(delivery.state is Progress.DELIVERED for delivery in log(service, webhook)):
             return
         poll.wait(0.1)
     raise AssertionError("not all was delivered")
@@ -119,7 +121,7 @@ def test_one_that_dies_between_send_and_record_sends_the_same_id_again(service: 
     webhook = subscribe(service, receiver)
     service.feed.append([NewEvent("one", "x")])
     assert dispatcher(service, "--once", module="tests.guarantees.programs.dying_dispatcher").wait(60) == 9
-    assert [got.id for got in receiver.got] == ["one"]
+    assert [webhook.id for webhook in receiver.got] == ["one"]
     (delivery,) = log(service, webhook)
     assert (delivery.state, delivery.log) == (Progress.PENDING, [])
     once(service)
@@ -127,10 +129,10 @@ def test_one_that_dies_between_send_and_record_sends_the_same_id_again(service: 
     end_leases(service)
     once(service)
     once(service)
-    assert [(got.id, got.valid) for got in receiver.got] == [("one", True)] * 2
+    assert [(webhook.id, webhook.valid) for webhook in receiver.got] == [("one", True)] * 2
     assert receiver.got[0].body == receiver.got[1].body
     (delivery,) = log(service, webhook)
-    assert (delivery.state, [each.status for each in delivery.log]) == (Progress.DELIVERED, [204])
+    assert (delivery.state, [attempt.status for attempt in delivery.log]) == (Progress.DELIVERED, [204])
 
 
 class Overlaps:
@@ -142,18 +144,18 @@ class Overlaps:
         self.open: set[str] = set()
         self.twice: list[str] = []
 
-    def __call__(self, handler: Handler, got: Got) -> None:
+    def __call__(self, handler: Handler, webhook: Got) -> None:
         with self.lock:
-            if got.id in self.open:
-                self.twice.append(got.id)
-            self.open.add(got.id)
-            self.handled[got.id] += 1
-            fails = int(got.id) % 5 == 0 and self.handled[got.id] == 1
+            if webhook.id in self.open:
+                self.twice.append(webhook.id)
+            self.open.add(webhook.id)
+            self.handled[webhook.id] += 1
+            fails = int(webhook.id) % 5 == 0 and self.handled[webhook.id] == 1
         try:
-            status(500 if fails else 200)(handler, got)
+            status(500 if fails else 200)(handler, webhook)
         finally:
             with self.lock:
-                self.open.discard(got.id)
+                self.open.discard(webhook.id)
 
 
 def test_two_dispatchers_share_the_work(mariadb_service: Service, receiver: Receiver) -> None:
@@ -169,8 +171,8 @@ def test_two_dispatchers_share_the_work(mariadb_service: Service, receiver: Rece
         wait_until_delivered(service, webhook)
     assert reply.twice == []
     assert reply.handled == {str(number): 2 if number % 5 == 0 else 1 for number in range(EVENTS)}
-    assert all(got.valid for got in receiver.got)
-    assert {each.event: [attempt.status for attempt in each.log] for each in log(service, webhook)} == {
+    assert all(webhook_.valid for webhook_ in receiver.got)
+    assert {delivery.event: [attempt.status for attempt in delivery.log] for delivery in log(service, webhook)} == {
         str(number): [500, 200] if number % 5 == 0 else [200] for number in range(EVENTS)
     }
 
@@ -191,10 +193,10 @@ def test_whoever_is_killed_each_event_arrives(mariadb_service: Service, receiver
         receiver.wait_for(EVENTS)
     end_leases(service)
     once(service)
-    assert {got.id for got in receiver.got} == {str(number) for number in range(EVENTS)}
-    assert all(got.valid for got in receiver.got)
-    for each in log(service, webhook):
-        assert (each.state, each.last and each.last.status) == (Progress.DELIVERED, 200)
+    assert {webhook_.id for webhook_ in receiver.got} == {str(number) for number in range(EVENTS)}
+    assert all(webhook_.valid for webhook_ in receiver.got)
+    for delivery in log(service, webhook):
+        assert (delivery.state, delivery.last and delivery.last.status) == (Progress.DELIVERED, 200)
 
 
 def test_a_receiver_that_was_down_gets_it_all(service: Service) -> None:
@@ -205,27 +207,27 @@ def test_a_receiver_that_was_down_gets_it_all(service: Service) -> None:
     with running(service):
         poll = threading.Event()
         # All five are planned, and each was tried.
-        while sum(bool(each.log) for each in log(service, webhook.webhook.id)) < 5:
+        while sum(bool(delivery.log) for delivery in log(service, webhook.webhook.id)) < 5:
             poll.wait(0.05)
         with receiving(port=port, secrets=[webhook.secret]) as receiver:
             # Those that have used up their tries meanwhile, too.
             service.webhooks.redeliver(webhook.webhook.id)
             wait_until_redelivered(service, webhook.webhook.id)
-            assert {got.id for got in receiver.got} == {str(number) for number in range(5)}
-            assert all(got.valid for got in receiver.got)
-    for each in log(service, webhook.webhook.id):
-        assert each.log[0].error == "the connection was refused"
-        assert each.log[-1].status == 204
+            assert {post.id for post in receiver.got} == {str(number) for number in range(5)}
+            assert all(post.valid for post in receiver.got)
+    for delivery in log(service, webhook.webhook.id):
+        assert delivery.log[0].error == "the connection was refused"
+        assert delivery.log[-1].status == 204
 
 
 def wait_until_redelivered(service: Service, webhook: int) -> None:
     """A delivery may die in the moment before its receiver is up; it is redelivered then."""
     poll = threading.Event()
     for _ in range(600):
-        found = log(service, webhook)
-        if all(each.state is Progress.DELIVERED for each in found):
+        deliveries = log(service, webhook)
+        if all(delivery.state is Progress.DELIVERED for delivery in deliveries):
             return
-        if any(each.state is Progress.DEAD for each in found):
+        if any(delivery.state is Progress.DEAD for delivery in deliveries):
             service.webhooks.redeliver(webhook)
         poll.wait(0.1)
     raise AssertionError("not all was delivered")
@@ -266,21 +268,21 @@ def test_replicas_share_what_is_due(database: Database) -> None:
     clock = Clock(database)
     service = Service(database, combiner=Inline, sender=Heard())
     hook = service.webhooks.create("https://receiver.example", None, None).webhook.id
-    one, other = Shared(database, "one", clock), Shared(database, "other", clock)
+    first, other = Shared(database, "one", clock), Shared(database, "other", clock)
     for _ in range(3):  # join, hand over, take
-        one.round()
+        first.round()
         other.round()
         clock.go(4)
-    assert (len(one.replica.partitions), len(other.replica.partitions)) == (32, 32)
+    assert (len(first.replica.partitions), len(other.replica.partitions)) == (32, 32)
     service.feed.append([NewEvent(str(number), "x") for number in range(100)])
     for _ in range(2):
         other.round()
-        one.round()
-    assert sorted(one.sender.events + other.sender.events) == sorted(str(number) for number in range(100))
-    mine = {each.event for each in log(service, hook) if each.id % 64 in one.replica.partitions}
-    assert set(one.sender.events) == mine
-    assert 20 < len(mine) < 80
-    one.dispatcher.stop()
+        first.round()
+    assert sorted(first.sender.events + other.sender.events) == sorted(str(number) for number in range(100))
+    own_events = {delivery.event for delivery in log(service, hook) if delivery.id % 64 in first.replica.partitions}
+    assert set(first.sender.events) == own_events
+    assert 20 < len(own_events) < 80
+    first.dispatcher.stop()
     clock.go(4)
     other.round()
     assert len(other.replica.partitions) == 64
@@ -315,20 +317,20 @@ def test_no_delivery_waits_for_a_replica_that_is_dead(database: Database) -> Non
 def test_a_replica_whose_name_is_taken_joins_under_another(database: Database) -> None:
     """Two containers may call their host and their process the same: both work, and neither throws the other out."""
     clock = Clock(database)
-    one, other = Shared(database, "same", clock), Shared(database, "same", clock)
+    first, other = Shared(database, "same", clock), Shared(database, "same", clock)
     for _ in range(4):
-        one.round()
+        first.round()
         other.round()
         clock.go(4)
-    assert one.replica.worker != other.replica.worker
-    assert (len(one.replica.partitions), len(other.replica.partitions)) == (32, 32)
-    assert not one.replica.partitions & other.replica.partitions
+    assert first.replica.worker != other.replica.worker
+    assert (len(first.replica.partitions), len(other.replica.partitions)) == (32, 32)
+    assert not first.replica.partitions & other.replica.partitions
 
 
 def replicas(service: Service) -> dict[str, int]:
     """By worker, how many partitions it has."""
     try:
-        return {each.worker: each.partitions for each in service.consumer_groups.get(GROUP).workers}
+        return {worker.worker: worker.partitions for worker in service.consumer_groups.get(GROUP).workers}
     except errors.ConsumerGroupNotFound:
         return {}
 
@@ -359,7 +361,7 @@ def test_the_others_take_over_from_a_replica_that_is_killed(mariadb_service: Ser
         receiver.wait_for(100)
         wait_until_shared(service, 64)
         wait_until_delivered(service, webhook)
-        assert Counter(got.id for got in receiver.got).most_common(1)[0][1] == 1
+        assert Counter(post.id for post in receiver.got).most_common(1)[0][1] == 1
         survivor.send_signal(signal.SIGTERM)
         assert survivor.wait(60) == 0
     assert replicas(service) == {}
@@ -372,43 +374,43 @@ def test_once_takes_whatever_is_due(service: Service, receiver: Receiver) -> Non
     service.consumer_groups.sync(GROUP, Caller("frozen", "1"))
     service.feed.append([NewEvent(str(number), "x") for number in range(10)])
     once(service)
-    assert {got.id for got in receiver.got} == {str(number) for number in range(10)}
+    assert {post.id for post in receiver.got} == {str(number) for number in range(10)}
     assert replicas(service) == {"frozen": 64}
 
 
 def test_a_dispatcher_that_dies_at_any_point_leaves_each_event_to_be_sent(database: Database, tmp_path: Path) -> None:
     """Before and after each statement and each commit, from planning to recording: the next one sends what is left,
     under the same ids, and logs it."""
-    url, sent = database.url.render_as_string(hide_password=False), tmp_path / "sent"
-    service = Service(database, combiner=Inline, sender=Written(sent))
+    url, sent_log = database.url.render_as_string(hide_password=False), tmp_path / "sent"
+    service = Service(database, combiner=Inline, sender=Written(sent_log))
     hook = service.webhooks.create("https://receiver.example", ["batch.completed"], None).webhook.id
-    died: list[str] = []
-    known = tables.deliveries.c
+    deaths: list[str] = []
+    columns = tables.deliveries.c
     with mortals() as dying:
         while True:
             batches = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(2)]
-            death = dying.run(url, {"verb": "dispatch", "sent": str(sent)}, len(died))
+            death = dying.run(url, {"verb": "dispatch", "sent": str(sent_log)}, len(deaths))
             if death is not None:
-                died.append(death.where)
+                deaths.append(death.where)
             # Its claims have run out.
             database.write(
                 lambda tx: tx.execute(
-                    sa.update(tables.deliveries).where(known.token.is_not(None)).values(due_at=tables.utc_now())
+                    sa.update(tables.deliveries).where(columns.token.is_not(None)).values(due_at=tables.utc_now())
                 )
             )
-            dispatch(database, sent)
-            told = Counter(sent.read_text().split())
+            dispatch(database, sent_log)
+            counts = Counter(sent_log.read_text().split())
             for batch in batches:
-                assert 1 <= told[f"batch:{batch}:completed"] <= 2
+                assert 1 <= counts[f"batch:{batch}:completed"] <= 2
                 (delivery,) = service.webhooks.deliveries_of_batch(batch)
                 assert (delivery.webhook, delivery.state) == (hook, Progress.DELIVERED)
                 assert delivery.log
             if death is None:
                 break
-            assert len(died) < 200
-    assert len(died) > 20, died
-    assert "after COMMIT" in died
-    assert max(told.values()) == 2, "none died between sending and recording"
+            assert len(deaths) < 200
+    assert len(deaths) > 20, deaths
+    assert "after COMMIT" in deaths
+    assert max(counts.values()) == 2, "none died between sending and recording"
 
 
 def test_a_stop_finishes_what_is_being_sent(service: Service, receiver: Receiver) -> None:
@@ -416,20 +418,20 @@ def test_a_stop_finishes_what_is_being_sent(service: Service, receiver: Receiver
     webhook = subscribe(service, receiver)
     release = threading.Event()
 
-    def held(handler: Handler, got: Got) -> None:
+    def held(handler: Handler, webhook: Got) -> None:
         release.wait(60)
-        status(200)(handler, got)
+        status(200)(handler, webhook)
 
     receiver.reply = held
     service.feed.append([NewEvent("one", "x")])
-    with running(service, heard=True) as process:
+    with running(service, with_output=True) as process:
         receiver.wait_for(1)
         process.send_signal(signal.SIGTERM)
         wait_until_it_says(process, "dispatcher_stopping")
         service.feed.append([NewEvent("two", "x")])
         release.set()
         assert process.wait(60) == 0
-    assert {each.event: each.state for each in log(service, webhook)} == {"one": Progress.DELIVERED}
+    assert {delivery.event: delivery.state for delivery in log(service, webhook)} == {"one": Progress.DELIVERED}
 
 
 def test_a_round_pays_what_children_owe(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +453,7 @@ def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
     service = mariadb_service
     parents = [service.batches.open(Opening(items=1, sealed=True)).batch.id for _ in range(2)]
     children = [
-        service.batches.open(Opening(items=1, sealed=True, parent=ItemId(each, 0, 0))).batch.id for each in parents
+        service.batches.open(Opening(items=1, sealed=True, parent=ItemId(parent, 0, 0))).batch.id for parent in parents
     ]
     nobody_pays(monkeypatch)
     for child in children:
@@ -467,8 +469,8 @@ def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
 
     before = lock_waits()
     dispatcher = Dispatcher(service.database, Sender(), backoff=Backoff(), lease=timedelta(minutes=1), threads=1)
-    fired = timers.fire
-    monkeypatch.setattr(timers, "fire", lambda database: (waits.append(lock_waits()), fired(database))[1])
+    fire = timers.fire
+    monkeypatch.setattr(timers, "fire", lambda database: (waits.append(lock_waits()), fire(database))[1])
     with locked(service.database, parents[0]):
         dispatcher.run_once()
         dispatcher.settle()

@@ -26,8 +26,8 @@ def test_the_range_of_a_prefix_has_those_that_begin_so_and_no_others(prefix: str
     """By bytes, as databases compare them; at the ends of what characters there are."""
     after = tables._successor(prefix)
     for key in (text, prefix + text, prefix):
-        within = prefix.encode() <= key.encode() and (after is None or key.encode() < after.encode())
-        assert within is key.startswith(prefix)
+        in_range = prefix.encode() <= key.encode() and (after is None or key.encode() < after.encode())
+        assert in_range is key.startswith(prefix)
 
 
 def test_a_page_of_a_prefix_has_its_keys_alone(database: Database) -> None:
@@ -36,5 +36,5 @@ def test_a_page_of_a_prefix_has_its_keys_alone(database: Database) -> None:
     for key in [*keys, None]:
         database.write(lambda tx, key=key: batches.open_batch(tx, Opening(key), None, b""))  # type: ignore[misc]
     for prefix in ("a%", "a_", "a", "A", "ä", LAST):
-        found = database.read(lambda tx, prefix=prefix: batches.page(tx, prefix=prefix))  # type: ignore[misc]
-        assert {each.key for each in found.batches} == {key for key in keys if key.startswith(prefix)}
+        page = database.read(lambda tx, prefix=prefix: batches.page(tx, prefix=prefix))  # type: ignore[misc]
+        assert {batch.key for batch in page.batches} == {key for key in keys if key.startswith(prefix)}

@@ -26,27 +26,27 @@ def test_bits_behave_as_two_sets(steps: list[tuple[str, set[int]]], issued: int)
     group = Group.empty(SIZE)
     acked: set[int] = set()
     failed: set[int] = set()
-    for verb, wanted in steps:
-        wanted = {i for i in wanted if i < issued}
+    for verb, indexes in steps:
+        indexes = {i for i in indexes if i < issued}
         resolved = acked | failed
         if verb == "ack":
-            change = group.ack(bitfield.mask_of(sorted(wanted), SIZE))
-            assert bits_of(change.resolved) == wanted - resolved
-            assert bits_of(change.redriven) == wanted & failed
+            change = group.ack(bitfield.mask_of(sorted(indexes), SIZE))
+            assert bits_of(change.resolved) == indexes - resolved
+            assert bits_of(change.redriven) == indexes & failed
         elif verb == "fail":
-            change = group.fail(bitfield.mask_of(sorted(wanted), SIZE))
-            assert bits_of(change.resolved) == wanted - resolved
+            change = group.fail(bitfield.mask_of(sorted(indexes), SIZE))
+            assert bits_of(change.resolved) == indexes - resolved
         else:
-            for index in sorted(wanted):
+            for index in sorted(indexes):
                 if verb == "ack one":
                     assert group.ack_one(index) == (index not in resolved, index in failed)
                 else:
                     assert group.fail_one(index) == (index not in resolved)
         if verb.startswith("ack"):
-            acked |= wanted
-            failed -= wanted
+            acked |= indexes
+            failed -= indexes
         else:
-            failed |= wanted - resolved
+            failed |= indexes - resolved
         row = group.dump(issued)
         group = Group.load(*row, SIZE)
         assert bits_of(group.resolved) == acked | failed
@@ -61,10 +61,10 @@ def test_bits_behave_as_two_sets(steps: list[tuple[str, set[int]]], issued: int)
 def test_runs_are_the_maximal_ones(wanted: set[int], start: int, stop: int, value: bool) -> None:
     """Each number of the window is in exactly one run if its bit is the value, and neighbours are not split."""
     field = bitfield.mask_of(sorted(wanted), SIZE)
-    found = list(bitfield.runs(field, value, start, stop))
-    covered = [i for first, end in found for i in range(first, end)]
-    assert covered == [i for i in range(start, stop) if (i in wanted) == value]
-    assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
+    runs = list(bitfield.runs(field, value, start, stop))
+    covered_indexes = [i for first, end in runs for i in range(first, end)]
+    assert covered_indexes == [i for i in range(start, stop) if (i in wanted) == value]
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(runs))
 
 
 def test_the_order_of_bits_is_the_wires() -> None:

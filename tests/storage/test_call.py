@@ -38,14 +38,14 @@ def test_a_fingerprint_names_verb_key_and_items(
 ) -> None:
     """Equal for the same items in another order, else not."""
 
-    def fingerprint(verb: Verb = Verb.ACK, key: str | None = "k", more: tuple[int, int, int] | None = None) -> bytes:
-        sent = [*items, *([more] if more else [])]
-        random.shuffle(sent)  # type: ignore[attr-defined]
-        return Call.of(verb, sent, masks, idempotency_key=key).fingerprint()
+    def fingerprint(verb: Verb = Verb.ACK, key: str | None = "k", extra: tuple[int, int, int] | None = None) -> bytes:
+        item_list = [*items, *([extra] if extra else [])]
+        random.shuffle(item_list)  # type: ignore[attr-defined]
+        return Call.of(verb, item_list, masks, idempotency_key=key).fingerprint()
 
     assert fingerprint() == fingerprint()
-    others = [fingerprint(Verb.FAIL), fingerprint(key="l"), fingerprint(more=(3, 0, 0)), fingerprint(key=None)]
-    assert len({fingerprint(), *others}) == 5
+    variants = [fingerprint(Verb.FAIL), fingerprint(key="l"), fingerprint(extra=(3, 0, 0)), fingerprint(key=None)]
+    assert len({fingerprint(), *variants}) == 5
     assert fingerprint(key=None) != fingerprint(key=None)
 
 
@@ -57,8 +57,8 @@ def test_a_large_part_goes_in_ascending_chunks() -> None:
     assert [group for chunk in chunks for group in sorted(chunk.groups())] == list(range(UNIT_GROUPS * 2 + 1))
 
 
-@pytest.mark.parametrize(("reason", "most"), [("gone", FLUSH_COST), ("x" * 4000, FLUSH_COST // 9)])
-def test_items_with_a_reason_go_in_pieces_by_their_rows_and_bytes(reason: str, most: int) -> None:
+@pytest.mark.parametrize(("reason", "limit"), [("gone", FLUSH_COST), ("x" * 4000, FLUSH_COST // 9)])
+def test_items_with_a_reason_go_in_pieces_by_their_rows_and_bytes(reason: str, limit: int) -> None:
     """Masks and lists of ids are divided, and the pieces have each item once."""
     items = [(1, 6, index) for index in range(8192)]
     masks = [*((1, group, b"\xff" * 1024) for group in range(6)), (1, 7, b"\x01\x00\x80")]
@@ -66,20 +66,20 @@ def test_items_with_a_reason_go_in_pieces_by_their_rows_and_bytes(reason: str, m
     def call() -> Call:
         return Call.of(Verb.FAIL, items, masks, reason=reason, idempotency_key="k")
 
-    divided = call()
-    seen: list[tuple[int, int]] = []
-    for unit in divided.chunks():
+    divided_call = call()
+    pieces: list[tuple[int, int]] = []
+    for unit in divided_call.chunks():
         piece = [*unit.ids(), *((group, index) for group, mask in unit.masks.items() for index in mask.search(1))]
-        assert 0 < len(piece) <= most
-        seen += piece
-    assert seen == [(group, index) for group in range(7) for index in range(8192)] + [(7, 0), (7, 23)]
-    assert divided.fingerprint() == call().fingerprint(), "the call lost items to its pieces"
+        assert 0 < len(piece) <= limit
+        pieces += piece
+    assert pieces == [(group, index) for group in range(7) for index in range(8192)] + [(7, 0), (7, 23)]
+    assert divided_call.fingerprint() == call().fingerprint(), "the call lost items to its pieces"
 
 
 def test_an_opening_is_named_by_what_differs_from_the_defaults() -> None:
     """So that the same body has the same name in a release that knows more fields, and every field counts."""
     assert Opening().fingerprint() == hashlib.sha256(b"{}").digest()
-    others = [
+    openings = [
         Opening(key="a"),
         Opening(key=""),
         Opening(labels={"a": "b"}),
@@ -89,5 +89,5 @@ def test_an_opening_is_named_by_what_differs_from_the_defaults() -> None:
         Opening(sealed=True),
         Opening(expires_in=1),
     ]
-    assert len({opening.fingerprint() for opening in [Opening(), *others]}) == len(others) + 1
+    assert len({opening.fingerprint() for opening in [Opening(), *openings]}) == len(openings) + 1
     assert Opening(labels={"a": "b", "c": "d"}).fingerprint() == Opening(labels={"c": "d", "a": "b"}).fingerprint()

@@ -27,9 +27,11 @@ PACKET = "SET GLOBAL max_allowed_packet"
 
 def troubles(database: Database, *, workers: int = 1) -> dict[str, Finding]:
     """What isn't fine, by what it is about. Each says what to do."""
-    found = {each.about: each for each in checks.check(database, workers=workers) if each.verdict is not Verdict.FINE}
-    assert all(each.do for each in found.values())
-    return found
+    findings = {
+        check.about: check for check in checks.check(database, workers=workers) if check.verdict is not Verdict.FINE
+    }
+    assert all(finding.do for finding in findings.values())
+    return findings
 
 
 @contextlib.contextmanager
@@ -44,15 +46,15 @@ def executed(mariadb: MariaDB, statement: str, undo: str) -> Iterator[None]:
 
 def test_a_server_at_its_defaults_is_fine(mariadb_database: Database) -> None:
     """Each rule has looked, and nothing is to be done."""
-    found = checks.check(mariadb_database, workers=2)
-    assert {each.about for each in found if each.verdict is not Verdict.FINE} == set()
+    findings = checks.check(mariadb_database, workers=2)
+    assert {finding.about for finding in findings if finding.verdict is not Verdict.FINE} == set()
     assert {"version", "schema", "writes", "replica", "durability", "isolation", "packet", "clock"} <= {
-        each.about for each in found
+        finding.about for finding in findings
     }
 
 
 @pytest.mark.parametrize(
-    ("statement", "undo", "about", "verdict"),
+    ("statement", "undo", "subject", "verdict"),
     [
         (f"{FLUSH} = 2", f"{FLUSH} = 1", "durability", Verdict.UNSAFE),
         ("SET GLOBAL read_only = 1", "SET GLOBAL read_only = 0", "read_only", Verdict.BROKEN),
@@ -62,11 +64,13 @@ def test_a_server_at_its_defaults_is_fine(mariadb_database: Database) -> None:
     ],
 )
 def test_an_unsafe_server_is_named(
-    mariadb: MariaDB, mariadb_database: Database, statement: str, undo: str, about: str, verdict: Verdict
+    mariadb: MariaDB, mariadb_database: Database, statement: str, undo: str, subject: str, verdict: Verdict
 ) -> None:
     """It, and nothing else; and once it is mended, nothing."""
     with executed(mariadb, statement, undo):
-        assert {name: each.verdict for name, each in troubles(mariadb_database, workers=2).items()} == {about: verdict}
+        assert {name: finding.verdict for name, finding in troubles(mariadb_database, workers=2).items()} == {
+            subject: verdict
+        }
     assert troubles(mariadb_database, workers=2) == {}
 
 
@@ -74,9 +78,9 @@ def test_what_a_server_is_started_with_is_named() -> None:
     """A binary log that isn't flushed, and can't be written; pages that can't be mended; nothing flushed at all."""
     options = ["--log-bin", "--binlog-format=STATEMENT", "--skip-innodb-doublewrite", "--innodb-flush-method=nosync"]
     with running_mariadb(options=options) as server, Database(server.new_database()) as database:
-        found = troubles(database)
-    assert found.keys() == {"schema", "binary_log", "binlog_format", "doublewrite", "flush_method"}
-    assert "python -m api migrate" in str(found["schema"].do)
+        findings = troubles(database)
+    assert findings.keys() == {"schema", "binary_log", "binlog_format", "doublewrite", "flush_method"}
+    assert "python -m api migrate" in str(findings["schema"].do)
 
 
 @pytest.fixture
@@ -88,26 +92,26 @@ def account(mariadb: MariaDB, mariadb_database: Database) -> Iterator[Database]:
         for statement in create.split("; "):
             cursor.execute(statement)
         try:
-            with Database(str(mariadb_database.url.set(username="reader"))) as opened:
-                yield opened
+            with Database(str(mariadb_database.url.set(username="reader"))) as database:
+                yield database
         finally:
             cursor.execute("DROP USER reader@'127.0.0.1'")
 
 
 def test_an_account_that_may_not_write_is_named(account: Database) -> None:
     """With the statement and the table that it was refused."""
-    found = troubles(account)
-    assert found.keys() == {"writes"}
-    assert found["writes"].verdict is Verdict.BROKEN
-    assert "INSERT" in found["writes"].says
+    findings = troubles(account)
+    assert findings.keys() == {"writes"}
+    assert findings["writes"].verdict is Verdict.BROKEN
+    assert "INSERT" in findings["writes"].says
 
 
 def test_a_clock_that_is_off_is_named(mariadb: MariaDB, account: Database) -> None:
     """With how far, and in which direction."""
     now = int(time.time())
-    for ahead, words in ((3600, "s ahead of"), (-3600, "s behind")):
+    for offset, words in ((3600, "s ahead of"), (-3600, "s behind")):
         with executed(
-            mariadb, f"SET GLOBAL init_connect = 'SET timestamp = {now + ahead}'", "SET GLOBAL init_connect = ''"
+            mariadb, f"SET GLOBAL init_connect = 'SET timestamp = {now + offset}'", "SET GLOBAL init_connect = ''"
         ):
             account.dispose()
             clock = troubles(account)["clock"]
@@ -122,9 +126,9 @@ def test_a_table_without_transactions_is_named(mariadb: MariaDB, mariadb_databas
         connection.cursor() as cursor,
     ):
         cursor.execute("ALTER TABLE extends ENGINE = MyISAM")
-    found = troubles(mariadb_database)
-    assert found.keys() == {"engine"}
-    assert "extends is MyISAM's" in found["engine"].says
+    findings = troubles(mariadb_database)
+    assert findings.keys() == {"engine"}
+    assert "extends is MyISAM's" in findings["engine"].says
 
 
 def test_a_file_on_a_disk_is_fine_and_one_in_memory_is_not(tmp_path: Path) -> None:
@@ -139,8 +143,8 @@ def test_a_file_on_a_disk_is_fine_and_one_in_memory_is_not(tmp_path: Path) -> No
                 schema.migrate(database)
                 assert troubles(database).keys() == ({"file_system"} if memory else set())
         finally:
-            for left in folder.glob(f"{file.name}*"):
-                left.unlink()
+            for file_left in folder.glob(f"{file.name}*"):
+                file_left.unlink()
 
 
 MOUNTS = r"""
@@ -175,9 +179,9 @@ def test_a_file_on_a_network_is_unsafe(kind: str, sqlite_url: str, monkeypatch: 
     monkeypatch.setattr(sqlite, "file_system", lambda *_: kind)
     with Database(sqlite_url) as database:
         schema.migrate(database)
-        found = troubles(database)
-    assert found.keys() == {"file_system"}
-    assert kind in found["file_system"].says
+        findings = troubles(database)
+    assert findings.keys() == {"file_system"}
+    assert kind in findings["file_system"].says
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -186,26 +190,29 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_says_it_to_people_and_to_scripts(mariadb_url: str) -> None:
     """Exit status 1 until all is fine; nothing is made or changed by looking."""
-    refused = run("--database-url", mariadb_url)
-    assert refused.returncode == 1
-    assert "broken  schema" in refused.stdout
+    refusal = run("--database-url", mariadb_url)
+    assert refusal.returncode == 1
+    assert "broken  schema" in refusal.stdout
     with Database(mariadb_url) as database:
         schema.migrate(database)
     fine = run("--database-url", mariadb_url, "--json")
     assert fine.returncode == 0
-    said: dict[str, Any] = json.loads(fine.stdout)
-    assert said["ok"] is True
-    assert {"about": "durability", "verdict": "fine", "says": "the log is flushed at each commit", "do": None} in said[
-        "findings"
-    ]
+    output: dict[str, Any] = json.loads(fine.stdout)
+    assert output["ok"] is True
+    assert {
+        "about": "durability",
+        "verdict": "fine",
+        "says": "the log is flushed at each commit",
+        "do": None,
+    } in output["findings"]
 
 
 def test_a_database_that_is_away_is_broken(tmp_path: Path) -> None:
     """A server that doesn't answer, a file that isn't there, and is not made."""
-    away = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
-    assert (away.returncode, away.stderr) == (1, "")
-    assert "broken  database" in away.stdout
-    assert "secret" not in away.stdout
+    unreachable = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
+    assert (unreachable.returncode, unreachable.stderr) == (1, "")
+    assert "broken  database" in unreachable.stdout
+    assert "secret" not in unreachable.stdout
     with Database(f"sqlite:///{tmp_path}/none.db") as database:
         assert troubles(database)["database"].verdict is Verdict.BROKEN
     assert not (tmp_path / "none.db").exists()

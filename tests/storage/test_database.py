@@ -114,9 +114,9 @@ def test_a_database_that_is_away_is_unavailable() -> None:
     """Named without its password, and without a driver's exception."""
     with Database("mysql://lastbit:secret@127.0.0.1:1/nowhere") as database:
         for call in (database.read, database.write, database.snapshot):
-            with pytest.raises(errors.Unavailable) as caught:
+            with pytest.raises(errors.Unavailable) as exception:
                 call(lambda tx: tx.exec_driver_sql("SELECT 1"))
-            assert "secret" not in str(caught.value)
+            assert "secret" not in str(exception.value)
         assert "secret" not in repr(database)
 
 
@@ -151,7 +151,7 @@ def test_connections_are_replaced_by_a_clock_that_does_not_jump(
 ) -> None:
     """The wall clock was wrong while connections broke, and is set right: each is made anew once, not for each
     transaction until the clock has caught up; and none that is broken is tried a second time."""
-    made: list[object] = []
+    opened_connections: list[object] = []
     wall = time.time
 
     def use(connections: int) -> None:
@@ -160,40 +160,40 @@ def test_connections_are_replaced_by_a_clock_that_does_not_jump(
                 stack.enter_context(database.engine.connect()).exec_driver_sql("SELECT 1")
 
     with Database(mariadb_url) as database, contextlib.closing(mariadb.connect()) as admin:
-        sa.event.listen(database.engine, "connect", lambda *_: made.append(None))
+        sa.event.listen(database.engine, "connect", lambda *_: opened_connections.append(None))
         use(8)
-        assert len(made) == 8
+        assert len(opened_connections) == 8
         monkeypatch.setattr(time, "time", lambda: wall() + jump)
         use(8)
-        assert len(made) == 8, "none is too old because the clock says so"
+        assert len(opened_connections) == 8, "none is too old because the clock says so"
         with admin.cursor() as cursor:
             cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [database.url.database])
-            for (each,) in cursor.fetchall():
-                cursor.execute(f"KILL CONNECTION {each}")
+            for (value,) in cursor.fetchall():
+                cursor.execute(f"KILL CONNECTION {value}")
         with pytest.raises(sa.exc.OperationalError):
             use(1)
         use(8)  # the first one that was found broken has spoken for all
         monkeypatch.setattr(time, "time", wall)
         for _ in range(3):
             use(10)  # two that are made by the right time
-        assert len(made) == 18
+        assert len(opened_connections) == 18
 
 
 def test_a_connection_that_is_old_is_replaced(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a server, a proxy or a firewall drops it: by its age, and sooner if it was idle."""
-    made: list[object] = []
+    connections: list[object] = []
     clock = time.monotonic
     with Database(mariadb_url) as database:
-        sa.event.listen(database.engine, "connect", lambda *_: made.append(None))
+        sa.event.listen(database.engine, "connect", lambda *_: connections.append(None))
 
-        def use(later: float) -> int:
-            monkeypatch.setattr(time, "monotonic", lambda: clock() + later)
+        def use(seconds: float) -> int:
+            monkeypatch.setattr(time, "monotonic", lambda: clock() + seconds)
             database.read(lambda tx: tx.exec_driver_sql("SELECT 1"))
-            return len(made)
+            return len(connections)
 
-        often = range(0, MOST_AGE + 300, 200)
-        assert [use(later) for later in often] == [1 if later < MOST_AGE else 2 for later in often]
-        last = often[-1]
+        seconds = range(0, MOST_AGE + 300, 200)
+        assert [use(second) for second in seconds] == [1 if second < MOST_AGE else 2 for second in seconds]
+        last = seconds[-1]
         assert use(last + MOST_IDLE - 10) == 2
         assert use(last + 2 * MOST_IDLE) == 3
 
@@ -205,24 +205,24 @@ def test_whatever_is_called_survives_that_pooled_connections_are_killed(mariadb_
         return int(tx.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
 
     for call in (mariadb_database.read, mariadb_database.snapshot, mariadb_database.write):
-        pooled = call(mine)
+        result = call(mine)
         with contextlib.suppress(sa.exc.DBAPIError), sa.create_engine(mariadb_database.url).begin() as other:
-            other.exec_driver_sql(f"KILL HARD {pooled}")
-        assert call(mine) != pooled
+            other.exec_driver_sql(f"KILL HARD {result}")
+        assert call(mine) != result
 
 
-@pytest.mark.parametrize("lost", [True, False])
-def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, lost: bool) -> None:
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, is_lost: bool) -> None:
     """Only work that finds its own traces is begun again; any other is unavailable, done once or not at all."""
     with Database(sqlite_url) as database:
         schema.migrate(database)
-        broken = 0
+        breaks = 0
 
         def break_the_commit(connection: Connection) -> None:
-            nonlocal broken
-            if not broken:
-                broken += 1
-                if lost:
+            nonlocal breaks
+            if not breaks:
+                breaks += 1
+                if is_lost:
                     connection.connection.dbapi_connection.commit()
                 failure = sqlite3.OperationalError("the connection was lost")
                 failure.sqlite_errorcode = sqlite3.SQLITE_IOERR
@@ -232,11 +232,11 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, 
         service = Service(database)
         with pytest.raises(errors.Unavailable):
             service.batches.open(Opening(items=1))
-        assert len(service.batches.page().batches) == int(lost)
-        broken = 0
-        opened = service.batches.open(Opening(items=2), "key")
-        assert len(service.batches.page().batches) == int(lost) + 1
-        assert opened.replayed == lost
+        assert len(service.batches.page().batches) == int(is_lost)
+        breaks = 0
+        opening = service.batches.open(Opening(items=2), "key")
+        assert len(service.batches.page().batches) == int(is_lost) + 1
+        assert opening.replayed == is_lost
 
 
 @pytest.mark.parametrize(("number", "tries"), [(1213, 2), (3101, 2), (1180, 1), (1205, 1), (1047, 1)])
@@ -244,19 +244,19 @@ def test_a_refused_commit_is_certain_where_the_server_says_so(sqlite_url: str, n
     """A deadlock, as which a cluster refuses, left nothing: any work is begun again. Of all else nobody knows."""
     with Database(sqlite_url) as database:
         schema.migrate(database)
-        refused = 0
+        refusals = 0
 
         def refuse(_: Connection) -> None:
-            nonlocal refused
-            if not refused:
-                refused += 1
+            nonlocal refusals
+            if not refusals:
+                refusals += 1
                 raise sa.exc.OperationalError("COMMIT", {}, pymysql.err.OperationalError(number, "refused"))
 
         sa.event.listen(database.engine, "commit", refuse)
-        tried: list[None] = []
+        attempts: list[None] = []
         with contextlib.nullcontext() if tries == 2 else pytest.raises(errors.Unavailable):
-            database.write(lambda tx: tried.append(None))
-        assert len(tried) == tries
+            database.write(lambda tx: attempts.append(None))
+        assert len(attempts) == tries
 
 
 def test_a_rollback_that_fails_is_an_outage(sqlite_url: str) -> None:
@@ -311,24 +311,24 @@ def test_the_databases_of_tests_are_what_the_migrations_make(
 ) -> None:
     """They are copies of one that was migrated, table by table, with the first rows."""
 
-    def lines(each: Database) -> list[str]:
-        if not each.is_embedded:
-            dumped = templates.dump(each)
+    def lines(database: Database) -> list[str]:
+        if not database.is_embedded:
+            dump = templates.dump(database)
         else:
-            assert each.url.database is not None
-            with contextlib.closing(sqlite3.connect(each.url.database)) as connection:
-                dumped = list(connection.iterdump())
+            assert database.url.database is not None
+            with contextlib.closing(sqlite3.connect(database.url.database)) as connection:
+                dump = list(connection.iterdump())
         # In which order indexes are made is nobody's promise.
-        return sorted(line.rstrip(",") for text in dumped for line in text.splitlines())
+        return sorted(line.rstrip(",") for text in dump for line in text.splitlines())
 
     server: MariaDB | None = None if database.is_embedded else request.getfixturevalue("mariadb")
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(sqlite_file()) if server is None else server.new_database() for _ in range(2)]
         # The test's own may be the one that was copied.
-        copied, migrated = (stack.enter_context(Database(url)) for url in urls)
-        templates.migrate(copied)
-        schema.migrate(migrated)
-        assert lines(copied) == lines(database) == lines(migrated)
+        copy, migration = (stack.enter_context(Database(url)) for url in urls)
+        templates.migrate(copy)
+        schema.migrate(migration)
+        assert lines(copy) == lines(database) == lines(migration)
 
 
 def test_an_older_schema_is_refused_and_a_newer_one_says_whom_it_serves(database_url: str) -> None:
@@ -359,23 +359,24 @@ def test_a_migration_says_whom_it_leaves_behind_before_it_does(database: Databas
 
 def listening(database: Database, react: Callable[[str], None]) -> None:
     """Call `react` with each statement that was executed."""
-    sa.event.listen(database.engine, "after_cursor_execute", lambda *given: react(given[2]))
+    sa.event.listen(database.engine, "after_cursor_execute", lambda *event_args: react(event_args[2]))
 
 
 def test_migrations_take_nothing_away_and_change_tables_online(mariadb: MariaDB) -> None:
     """What is there stays as it is for the release before, which still writes it, while it is changed and after. See
     decision 0014 for what can't."""
-    said: list[str] = []
+    statements: list[str] = []
     with Database(mariadb.new_database()) as database:
         schema.migrate(database, "0001")
-        listening(database, lambda statement: said.append(" ".join(statement.split())))
+        listening(database, lambda statement: statements.append(" ".join(statement.split())))
         schema.migrate(database)
-    own = {words[2] for each in said if (words := each.split())[:2] == ["CREATE", "TABLE"]}
+    own_tables = {words[2] for statement in statements if (words := statement.split())[:2] == ["CREATE", "TABLE"]}
     changes = [
-        each
-        for each in said
-        if re.match("(CREATE .*INDEX|ALTER|DROP|RENAME|TRUNCATE)", each)
-        and not own & set(re.findall(r"(?:ON|TABLE) (\w+)", each))  # nobody uses a table yet that has just been made
+        statement
+        for statement in statements
+        if re.match("(CREATE .*INDEX|ALTER|DROP|RENAME|TRUNCATE)", statement)
+        and not own_tables
+        & set(re.findall(r"(?:ON|TABLE) (\w+)", statement))  # nobody uses a table yet that has just been made
     ]
     assert len(changes) == 6
     with Database(mariadb.new_database()) as database, database.engine.connect() as connection:
@@ -384,8 +385,8 @@ def test_migrations_take_nothing_away_and_change_tables_online(mariadb: MariaDB)
             new_column = re.match(r"ALTER TABLE \w+ ADD COLUMN (?!.*NOT NULL(?!.*DEFAULT))", change)
             assert new_column or re.match("CREATE INDEX", change), change
             # The server refuses what it can't do so.
-            how = ", ALGORITHM=INSTANT" if new_column else " ALGORITHM=INPLACE LOCK=NONE"
-            connection.exec_driver_sql(change + how)
+            algorithm = ", ALGORITHM=INSTANT" if new_column else " ALGORITHM=INPLACE LOCK=NONE"
+            connection.exec_driver_sql(change + algorithm)
 
 
 class Killed(BaseException):
@@ -394,22 +395,22 @@ class Killed(BaseException):
 
 def test_a_migration_that_is_killed_after_any_statement_is_finished_by_the_next(mariadb_url: str) -> None:
     """Data definition commits by itself there, so a half of a migration stays; the next one finds it, and goes on."""
-    seen: set[str] = set()
+    statements: set[str] = set()
 
     def kill(statement: str) -> None:
-        if statement.lstrip().startswith(("CREATE", "ALTER", "INSERT", "UPDATE")) and statement not in seen:
-            seen.add(statement)
+        if statement.lstrip().startswith(("CREATE", "ALTER", "INSERT", "UPDATE")) and statement not in statements:
+            statements.add(statement)
             raise Killed
 
     while True:
         with Database(mariadb_url) as database:
             listening(database, kill)
-            before = len(seen)
+            before = len(statements)
             with contextlib.suppress(Killed):
                 schema.migrate(database)
-            if len(seen) == before:
+            if len(statements) == before:
                 break
-    assert len(seen) > 40
+    assert len(statements) > 40
     with Database(mariadb_url) as database:
         database.read(schema.check)
         with database.engine.connect() as connection:
@@ -447,8 +448,8 @@ def test_keys_compare_by_bytes(service: Service) -> None:
         for position, name in enumerate(names)
     }
     for name, batch in ids.items():
-        found = service.batches.page(key=name).batches
-        assert [(each.id, each.key) for each in found] == [(batch, name)]
+        page = service.batches.page(key=name).batches
+        assert [(batch_.id, batch_.key) for batch_ in page] == [(batch, name)]
     batch = ids["job-a"]
     assert [service.batches.extend(batch, 1, key).start for key in ("k", "K", "k.", "k")] == [0, 1, 2, 0]
     assert service.batches.open(Opening(), "open-key").batch.id != service.batches.open(Opening(), "Open-Key").batch.id
@@ -461,7 +462,7 @@ def test_new_connections_do_not_read_the_machines_certificates_again(
     """That takes a tenth of a second of all threads, and after an outage all connections are new."""
     read: list[object] = []
     original = ssl.create_default_context
-    monkeypatch.setattr(ssl, "create_default_context", lambda **named: read.append(named) or original(**named))
+    monkeypatch.setattr(ssl, "create_default_context", lambda **options: read.append(options) or original(**options))
     for _ in range(3):
         mariadb_database.dispose()
         assert mariadb_database.read(lambda tx: tx.exec_driver_sql("SELECT 1").scalar()) == 1
@@ -475,8 +476,8 @@ def test_a_connection_that_is_made_while_others_break_is_used(
     """Those that were made before are replaced; this one is new, whatever the clock says: here it stands still."""
     monkeypatch.setattr("core.storage.engines.time", SimpleNamespace(monotonic=lambda: 5.0))
     with Database(mariadb_url) as database:
-        with database.engine.connect() as broken, database.engine.connect() as killer:
-            killer.exec_driver_sql(f"KILL {broken.exec_driver_sql('SELECT CONNECTION_ID()').scalar()}")
+        with database.engine.connect() as victim, database.engine.connect() as killer:
+            killer.exec_driver_sql(f"KILL {victim.exec_driver_sql('SELECT CONNECTION_ID()').scalar()}")
             with pytest.raises(sa.exc.DBAPIError):
-                broken.exec_driver_sql("SELECT 1")
+                victim.exec_driver_sql("SELECT 1")
         assert database.read(lambda tx: tx.exec_driver_sql("SELECT 1").scalar()) == 1

@@ -55,9 +55,9 @@ def sender() -> Script:
 
 @pytest.fixture
 def service(database: Database, sender: Script) -> Iterator[Service]:
-    opened = Service(database, combiner=Inline, sender=sender)
-    yield opened
-    opened.stop()
+    service_ = Service(database, combiner=Inline, sender=sender)
+    yield service_
+    service_.stop()
 
 
 def hook(service: Service, types: list[str] | None = None, name: str = "a") -> int:
@@ -105,18 +105,18 @@ def seconds_until(service: Service, delivery: Delivery) -> float:
 def test_a_webhook_is_told_of_what_comes_after_it(service: Service) -> None:
     """Of its types, or of all; each event once, however often it is planned."""
     append(service, "before")
-    every, some = hook(service), hook(service, ["card.charged", "batch.completed"])
+    unfiltered, filtered = hook(service), hook(service, ["card.charged", "batch.completed"])
     append(service, "one")
     append(service, "two", type="other")
     batch = service.batches.open(Opening(sealed=True)).batch.id
     plan(service)
     plan(service)
-    assert [each.event for each in reversed(log(service, every))] == [
+    assert [delivery.event for delivery in reversed(log(service, unfiltered))] == [
         *("one", "two", f"batch:{batch}:opened", f"batch:{batch}:sealed"),
         *(f"batch:{batch}:completed", f"batch:{batch}:succeeded"),
     ]
-    assert [each.event for each in log(service, some)] == [f"batch:{batch}:completed", "one"]
-    assert service.webhooks.get(some).position == service.feed.head()
+    assert [delivery.event for delivery in log(service, filtered)] == [f"batch:{batch}:completed", "one"]
+    assert service.webhooks.get(filtered).position == service.feed.head()
     assert service.database.read(deliveries.behind) == []
 
 
@@ -126,30 +126,30 @@ def test_planning_goes_on_in_pages(service: Service, monkeypatch: pytest.MonkeyP
     webhook = hook(service)
     append(service, *(str(number) for number in range(10)))
     assert service.database.write(deliveries.plan, webhook)
-    assert [each.position for each in log(service, webhook)] == [3, 2, 1]
+    assert [delivery.position for delivery in log(service, webhook)] == [3, 2, 1]
     plan(service)
-    assert [each.position for each in log(service, webhook)] == list(range(10, 0, -1))
+    assert [delivery.position for delivery in log(service, webhook)] == list(range(10, 0, -1))
 
 
 def test_two_that_plan_at_once_plan_each_event_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """While events are being appended."""
     monkeypatch.setattr(deliveries, "PAGE", 5)
     webhook = hook(service)
-    done = threading.Event()
+    stop = threading.Event()
 
     def run() -> None:
-        while not done.is_set():
+        while not stop.is_set():
             plan(service)
 
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(run) for _ in range(2)]
         for number in range(60):
             append(service, f"{number}a", f"{number}b")
-        done.set()
-        for each in runs:
-            each.result()
+        stop.set()
+        for run in runs:
+            run.result()
     plan(service)
-    assert [each.position for each in log(service, webhook)] == list(range(120, 0, -1))
+    assert [delivery.position for delivery in log(service, webhook)] == list(range(120, 0, -1))
 
 
 def test_what_is_claimed_is_nobody_elses(service: Service) -> None:
@@ -159,17 +159,21 @@ def test_what_is_claimed_is_nobody_elses(service: Service) -> None:
     plan(service)
     first = claim(service, limit=1)
     second = claim(service)
-    assert sorted(each.event.id for each in first + second) == ["one", "two"]
+    assert sorted(claim_.event.id for claim_ in first + second) == ["one", "two"]
     assert claim(service) == []
     make_due(service, first[0].delivery)
-    (again,) = claim(service)
-    assert (again.event.id, again.delivery) == (first[0].event.id, first[0].delivery)
+    (claim_,) = claim(service)
+    assert (claim_.event.id, claim_.delivery) == (first[0].event.id, first[0].delivery)
     # The one that was slow has sent it all the same: that is logged, and settles nothing.
     assert record(service, first[0], OK) is None
     assert claim(service) == []
-    assert record(service, again, FAILED) is Progress.PENDING
-    found = next(each for each in log(service, webhook) if each.id == again.delivery)
-    assert ([each.status for each in found.log], found.attempts, found.state) == ([204, 500], 1, "pending")
+    assert record(service, claim_, FAILED) is Progress.PENDING
+    delivery = next(entry for entry in log(service, webhook) if entry.id == claim_.delivery)
+    assert ([attempt.status for attempt in delivery.log], delivery.attempts, delivery.state) == (
+        [204, 500],
+        1,
+        "pending",
+    )
 
 
 def test_many_that_claim_at_once_never_claim_the_same(service: Service) -> None:
@@ -181,16 +185,16 @@ def test_many_that_claim_at_once_never_claim_the_same(service: Service) -> None:
 
     def run() -> list[int]:
         start.wait()
-        mine: list[int] = []
+        claims: list[int] = []
         while service.database.read(deliveries.is_due):
-            mine += [each.delivery for each in claim(service, limit=3)]
-        return mine
+            claims += [claim_.delivery for claim_ in claim(service, limit=3)]
+        return claims
 
     with ThreadPoolExecutor(6) as pool:
         runs = [pool.submit(run) for _ in range(6)]
-        claimed = [delivery for each in runs for delivery in each.result()]
-    assert len(claimed) == 150
-    assert len(set(claimed)) == 150
+        claims = [delivery for run_ in runs for delivery in run_.result()]
+    assert len(claims) == 150
+    assert len(set(claims)) == 150
 
 
 def test_nobody_has_more_than_its_share(service: Service) -> None:
@@ -201,10 +205,10 @@ def test_nobody_has_more_than_its_share(service: Service) -> None:
     append(service, "alone", type="quiet")
     plan(service)
     first = claim(service, limit=10, share=4)
-    assert {each.webhook for each in first} == {crowd}
+    assert {claim_.webhook for claim_ in first} == {crowd}
     assert len(first) == 4
     second = claim(service, limit=10, room={crowd: 0}, share=4)
-    assert [each.webhook for each in second] == [quiet]
+    assert [claim_.webhook for claim_ in second] == [quiet]
 
 
 def test_a_delivery_is_tried_until_it_dies(service: Service) -> None:
@@ -259,7 +263,7 @@ def test_gone_disables_the_webhook(service: Service) -> None:
     assert claim(service) == []
     append(service, "three")
     plan(service)
-    assert [each.state for each in log(service, webhook)] == [Progress.DEAD, Progress.DEAD]
+    assert [delivery.state for delivery in log(service, webhook)] == [Progress.DEAD, Progress.DEAD]
     with pytest.raises(errors.WebhookDisabled):
         service.webhooks.redeliver(webhook)
 
@@ -269,20 +273,20 @@ def test_a_redelivery_counts_anew_and_keeps_the_log(service: Service) -> None:
     webhook = hook(service)
     append(service, "one", "two", "three")
     plan(service)
-    once = Backoff(tries=1)
-    for each in claim(service):
-        record(service, each, OK if each.event.id == "one" else FAILED, once)
+    policy = Backoff(tries=1)
+    for claim_ in claim(service):
+        record(service, claim_, OK if claim_.event.id == "one" else FAILED, policy)
     assert service.webhooks.redeliver(webhook) == 2
-    assert [each.state for each in log(service, webhook)] == ["pending", "pending", "delivered"]
+    assert [delivery.state for delivery in log(service, webhook)] == ["pending", "pending", "delivered"]
     assert service.webhooks.redeliver(webhook, position=1) == 1
     assert service.webhooks.redeliver(webhook, event="one") == 1
     claims = claim(service)
-    assert sorted(each.event.id for each in claims) == ["one", "three", "two"]
+    assert sorted(claim_.event.id for claim_ in claims) == ["one", "three", "two"]
     assert service.webhooks.redeliver(webhook, event="two") == 1
     assert claim(service) == []  # what is being sent is not sent a second time beside it
-    for each in claims:
-        assert record(service, each, OK) is Progress.DELIVERED
-    assert [(each.attempts, len(each.log)) for each in log(service, webhook)] == [(1, 2)] * 3
+    for claim_ in claims:
+        assert record(service, claim_, OK) is Progress.DELIVERED
+    assert [(delivery.attempts, len(delivery.log)) for delivery in log(service, webhook)] == [(1, 2)] * 3
     assert service.webhooks.redeliver(webhook) == 0
 
 
@@ -327,7 +331,7 @@ def test_events_that_a_webhook_still_needs_are_not_trimmed(service: Service) -> 
     janitor.run_once(service.database, janitor.Policy())
     assert kept(service) == (3, 0, 0)
     plan(service)
-    claims = {each.event.id: each for each in claim(service)}
+    claims = {claim_.event.id: claim_ for claim_ in claim(service)}
     record(service, claims["one"], OK)
     record(service, claims["three"], FAILED, Backoff(tries=1))
     janitor.run_once(service.database, janitor.Policy())
@@ -343,14 +347,14 @@ def test_events_that_a_webhook_still_needs_are_not_trimmed(service: Service) -> 
 
 def test_a_disabled_or_deleted_webhook_needs_nothing(service: Service) -> None:
     """Its events go when their time has come."""
-    gone, deleted = hook(service), hook(service)
+    disabled_hook, deleted_hook = hook(service), hook(service)
     append(service, "one", "two")
     plan(service)
-    (first,) = [each for each in claim(service) if (each.webhook, each.event.id) == (gone, "one")]
+    (first,) = [claim_ for claim_ in claim(service) if (claim_.webhook, claim_.event.id) == (disabled_hook, "one")]
     record(service, first, SendResult(410, None, 1))
-    service.webhooks.delete(deleted)
+    service.webhooks.delete(deleted_hook)
     with pytest.raises(errors.WebhookNotFound):
-        service.webhooks.get(deleted)
+        service.webhooks.get(deleted_hook)
     assert kept(service) == (2, 2, 1)
     age_events(service)
     janitor.run_once(service.database, janitor.Policy())
@@ -362,14 +366,14 @@ def test_a_delivery_of_a_webhook_that_is_gone_is_not_sent(service: Service) -> N
     webhook = hook(service)
     append(service, "one", "two")
     plan(service)
-    (sent,) = claim(service, limit=1)
+    (claim_,) = claim(service, limit=1)
     with service.database.engine.begin() as connection:
         connection.execute(sa.delete(tables.webhooks))
     assert claim(service) == []
-    assert record(service, sent, OK) is Progress.DELIVERED
+    assert record(service, claim_, OK) is Progress.DELIVERED
     with service.database.engine.begin() as connection:
         connection.execute(sa.delete(tables.deliveries))
-    assert record(service, sent, OK) is None
+    assert record(service, claim_, OK) is None
     with pytest.raises(errors.WebhookNotFound):
         service.webhooks.delete(webhook)
 
@@ -380,12 +384,12 @@ def test_a_large_webhook_is_deleted_in_chunks(service: Service, monkeypatch: pyt
     webhook, other = hook(service), hook(service)
     append(service, *(str(number) for number in range(10)))
     plan(service)
-    for each in claim(service):
-        record(service, each, FAILED, Backoff(tries=1))
+    for claim_ in claim(service):
+        record(service, claim_, FAILED, Backoff(tries=1))
     assert service.webhooks.redeliver(other) == 10
     service.webhooks.delete(webhook)
     assert kept(service) == (10, 10, 10)
-    assert {each.webhook for each in claim(service)} == {other}
+    assert {claim_.webhook for claim_ in claim(service)} == {other}
 
 
 def test_a_batch_knows_what_was_not_delivered(service: Service) -> None:
@@ -394,15 +398,15 @@ def test_a_batch_knows_what_was_not_delivered(service: Service) -> None:
     batch = service.batches.open(Opening(sealed=True)).batch.id
     append(service, "another")
     plan(service)
-    for each in claim(service):
-        answer = FAILED if each.event.type == "batch.completed" else OK
-        record(service, each, answer)
+    for claim_ in claim(service):
+        answer = FAILED if claim_.event.type == "batch.completed" else OK
+        record(service, claim_, answer)
     (late,) = service.database.read(subscriptions.undelivered, batch)
     assert (late.webhook, late.event, late.state, late.attempts) == (webhook, f"batch:{batch}:completed", "pending", 1)
     assert late.last is not None
     assert late.last.status == 500
     assert late.next_attempt_at is not None
-    assert [each.type for each in service.webhooks.deliveries_of_batch(batch)] == [
+    assert [delivery.type for delivery in service.webhooks.deliveries_of_batch(batch)] == [
         *("batch.succeeded", "batch.completed", "batch.sealed", "batch.opened"),
     ]
     with pytest.raises(errors.BatchNotFound):
@@ -417,12 +421,12 @@ def test_the_dispatcher_sends_all_that_is_due(service: Service, sender: Script) 
     dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4, chance=lambda: 0.5)
     while dispatcher.run_once():
         dispatcher.settle()
-    states = [each.state for each in log(service, webhook)]
+    states = [delivery.state for delivery in log(service, webhook)]
     assert (states.count(Progress.DELIVERED), states.count(Progress.PENDING)) == (49, 1)
     make_due(service)
     dispatcher.run_once()
     dispatcher.settle()
-    assert {each.state for each in log(service, webhook)} == {Progress.DELIVERED}
+    assert {delivery.state for delivery in log(service, webhook)} == {Progress.DELIVERED}
     assert len(sender.sent) == 51
     append(service, "late")
     dispatcher.stop()
@@ -446,31 +450,31 @@ def test_a_receiver_that_hangs_delays_nobody_else(service: Service) -> None:
     dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=8)
     poll = threading.Event()
     try:
-        while {each.state for each in log(service, quick)} != {Progress.DELIVERED}:
+        while {delivery.state for delivery in log(service, quick)} != {Progress.DELIVERED}:
             dispatcher.run_once()
             poll.wait(0.01)
-        assert {each.state for each in log(service, slow)} == {Progress.PENDING}
+        assert {delivery.state for delivery in log(service, slow)} == {Progress.PENDING}
     finally:
         release.set()
     while dispatcher.run_once():
         dispatcher.settle()
     dispatcher.settle()
     dispatcher.stop()
-    assert {each.state for each in log(service, slow)} == {Progress.DELIVERED}
+    assert {delivery.state for delivery in log(service, slow)} == {Progress.DELIVERED}
     assert len(sender.sent) == 80
 
 
 def test_the_secret_is_in_nothing_that_is_shown(service: Service) -> None:
     """Neither in what a webhook is shown as, nor in what the dispatcher handles."""
-    created = service.webhooks.create("https://a.example/", None, None)
+    creation = service.webhooks.create("https://a.example/", None, None)
     append(service, "one")
     plan(service)
-    (claimed,) = claim(service)
-    assert created.secret.startswith("whsec_")
-    assert claimed.secret == created.secret
-    for shown in (created, created.webhook, claimed, service.webhooks.get(created.webhook.id)):
-        assert created.secret not in repr(shown)
-        assert created.secret[6:] not in repr(shown)
+    (claim_,) = claim(service)
+    assert creation.secret.startswith("whsec_")
+    assert claim_.secret == creation.secret
+    for value in (creation, creation.webhook, claim_, service.webhooks.get(creation.webhook.id)):
+        assert creation.secret not in repr(value)
+        assert creation.secret[6:] not in repr(value)
 
 
 def test_a_url_is_judged_before_anything_is_stored(service: Service) -> None:
@@ -482,8 +486,8 @@ def test_a_url_is_judged_before_anything_is_stored(service: Service) -> None:
 
 def test_the_body_is_what_the_specification_says() -> None:
     """Type, timestamp, and the event as the feed shows it."""
-    at = datetime.fromisoformat("2026-05-04T08:00:00.000007+00:00")
-    event = feed.Event(7, "order:1", "card.charged", None, "ö", '{"cents":100}', at)
+    time = datetime.fromisoformat("2026-05-04T08:00:00.000007+00:00")
+    event = feed.Event(7, "order:1", "card.charged", None, "ö", '{"cents":100}', time)
     assert subscriptions.body(event).decode() == (
         '{"type":"card.charged","timestamp":"2026-05-04T08:00:00.000007Z","data":{"position":7,"id":"order:1",'
         '"type":"card.charged","batch":null,"key":"ö","data":{"cents":100},"at":"2026-05-04T08:00:00.000007Z"}}'
@@ -492,17 +496,19 @@ def test_the_body_is_what_the_specification_says() -> None:
 
 def test_what_dies_in_front_does_not_hold_up_the_others(service: Service, sender: Script) -> None:
     """A webhook that was disabled with many deliveries due; one round is enough for the one behind them."""
-    gone, other = hook(service, ["many"]), hook(service, ["one"])
+    dead_hook, other = hook(service, ["many"]), hook(service, ["one"])
     append(service, *(f"m{number}" for number in range(3 * deliveries.CANDIDATES)), type="many")
     append(service, "last", type="one")
     plan(service)
     with service.database.engine.begin() as connection:
-        connection.execute(sa.update(tables.webhooks).where(tables.webhooks.c.id == gone).values(state=State.DISABLED))
+        connection.execute(
+            sa.update(tables.webhooks).where(tables.webhooks.c.id == dead_hook).values(state=State.DISABLED)
+        )
     dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4)
     assert dispatcher.run_once() == 1
     dispatcher.stop()
-    assert [each.state for each in log(service, other)] == [Progress.DELIVERED]
-    assert {each.state for each in log(service, gone)} == {Progress.DEAD}
+    assert [delivery.state for delivery in log(service, other)] == [Progress.DELIVERED]
+    assert {delivery.state for delivery in log(service, dead_hook)} == {Progress.DEAD}
 
 
 def test_where_the_clock_goes_back_deliveries_do_not_wait_for_it(database: Database, sender: Script) -> None:
@@ -526,15 +532,15 @@ def test_where_the_clock_goes_back_deliveries_do_not_wait_for_it(database: Datab
     append(service, "soon")
     append(service, "sending")
     plan(service)
-    soon, _ = claim(service)
-    record(service, soon, FAILED)
-    until = {each.event: seconds_until(service, each) for each in log(service, webhook)}
+    early, _ = claim(service)
+    record(service, early, FAILED)
+    until = {claim_.event: seconds_until(service, claim_) for claim_ in log(service, webhook)}
     assert dispatcher.run_once() == 1
     dispatcher.settle()
-    found = {each.event: each for each in log(service, webhook)}
-    assert found["planned"].state is Progress.DELIVERED
-    assert seconds_until(service, found["claimed"]) == LEASE.total_seconds()
-    assert seconds_until(service, found["failed"]) == 40
-    for same in (soon.event.id, "sending" if soon.event.id == "soon" else "soon"):
-        assert seconds_until(service, found[same]) == until[same] > 0
+    deliveries_by_event = {delivery.event: delivery for delivery in log(service, webhook)}
+    assert deliveries_by_event["planned"].state is Progress.DELIVERED
+    assert seconds_until(service, deliveries_by_event["claimed"]) == LEASE.total_seconds()
+    assert seconds_until(service, deliveries_by_event["failed"]) == 40
+    for event in (early.event.id, "sending" if early.event.id == "soon" else "soon"):
+        assert seconds_until(service, deliveries_by_event[event]) == until[event] > 0
     dispatcher.stop()

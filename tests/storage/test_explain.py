@@ -33,15 +33,15 @@ def opened(service: Service, items: int, **options: Any) -> int:
     return service.batches.open(Opening(group_size=SIZE, items=items, **options)).batch.id
 
 
-def codes(found: Explanation) -> list[str]:
-    return [reason.code for reason in found.reasons]
+def codes(explanation: Explanation) -> list[str]:
+    return [reason.code for reason in explanation.reasons]
 
 
-def reason(found: Explanation, code: str) -> Reason:
-    (one,) = [each for each in found.reasons if each.code == code]
-    assert one.text[0].isupper() or one.text[0].isdigit()
-    assert one.text.endswith(".")
-    return one
+def reason(explanation: Explanation, code: str) -> Reason:
+    (match,) = [candidate for candidate in explanation.reasons if candidate.code == code]
+    assert match.text[0].isupper() or match.text[0].isdigit()
+    assert match.text.endswith(".")
+    return match
 
 
 def age(service: Service, batch: int, span: timedelta) -> None:
@@ -57,14 +57,14 @@ def age(service: Service, batch: int, span: timedelta) -> None:
 @contextmanager
 def statements(database: Database) -> Iterator[list[str]]:
     """What is asked of the database meanwhile."""
-    heard: list[str] = []
+    texts: list[str] = []
 
     def hear(_: Any, __: Any, statement: str, *___: Any) -> None:
-        heard.append(statement)
+        texts.append(statement)
 
     sa.event.listen(database.engine, "before_cursor_execute", hear)
     try:
-        yield heard
+        yield texts
     finally:
         sa.event.remove(database.engine, "before_cursor_execute", hear)
 
@@ -76,14 +76,14 @@ def test_an_open_batch_is_not_sealed_and_says_since_when_it_is_idle(service: Ser
     assert "expires_at" not in reason(empty, "not_sealed").facts
     batch = opened(service, 3, expires_in=3600)
     age(service, batch, timedelta(minutes=20))
-    found = service.batches.explain(batch)
-    assert codes(found) == ["not_sealed", "pending", "oldest_untouched_group"]
-    told = reason(found, "not_sealed")
-    assert 1200 <= told.facts["idle_seconds"] <= 1260
-    assert 2340 <= told.facts["expires_after_seconds"] <= 2400
-    assert told.facts["expires_at"] - told.facts["idle_since"] == timedelta(hours=1)
-    assert "20 min" in told.text
-    assert "expires in 39 min" in told.text
+    explanation = service.batches.explain(batch)
+    assert codes(explanation) == ["not_sealed", "pending", "oldest_untouched_group"]
+    detail = reason(explanation, "not_sealed")
+    assert 1200 <= detail.facts["idle_seconds"] <= 1260
+    assert 2340 <= detail.facts["expires_after_seconds"] <= 2400
+    assert detail.facts["expires_at"] - detail.facts["idle_since"] == timedelta(hours=1)
+    assert "20 min" in detail.text
+    assert "expires in 39 min" in detail.text
     age(service, batch, timedelta(days=2))
     assert "about to expire" in reason(service.batches.explain(batch), "not_sealed").text
 
@@ -92,13 +92,13 @@ def test_what_is_pending_is_named_as_ranges(service: Service) -> None:
     """The first few by their ends, the others by their number."""
     batch = opened(service, 3 * SIZE, sealed=True)
     resolve(service, Verb.ACK, batch, *range(0, 130, 10))
-    told = reason(service.batches.explain(batch), "pending")
-    assert told.facts["pending"] == 192 - 13
-    assert told.facts["ranges"][0] == {"first": f"{batch}:0:1", "last": f"{batch}:0:9", "count": 9}
-    assert len(told.facts["ranges"]) == 5
-    assert (told.facts["more_ranges"], told.facts["all_counted"]) == (8, True)
-    assert f"179 of 192 items are pending: {batch}:0:1 to {batch}:0:9, " in told.text
-    assert " and 8 more ranges (nothing has changed since " in told.text
+    detail = reason(service.batches.explain(batch), "pending")
+    assert detail.facts["pending"] == 192 - 13
+    assert detail.facts["ranges"][0] == {"first": f"{batch}:0:1", "last": f"{batch}:0:9", "count": 9}
+    assert len(detail.facts["ranges"]) == 5
+    assert (detail.facts["more_ranges"], detail.facts["all_counted"]) == (8, True)
+    assert f"179 of 192 items are pending: {batch}:0:1 to {batch}:0:9, " in detail.text
+    assert " and 8 more ranges (nothing has changed since " in detail.text
     resolve(service, Verb.ACK, batch, *range(191))
     last = reason(service.batches.explain(batch), "pending")
     assert last.facts["ranges"] == [{"first": f"{batch}:2:63", "last": f"{batch}:2:63", "count": 1}]
@@ -109,14 +109,14 @@ def test_the_lowest_group_without_anything_resolved_is_named(service: Service) -
     """With the first pending item, which may be in an older group; where every group was touched, nothing is said."""
     batch = opened(service, 4 * SIZE + 10, sealed=True)
     resolve(service, Verb.ACK, batch, *range(SIZE), SIZE, 3 * SIZE)
-    told = reason(service.batches.explain(batch), "oldest_untouched_group")
-    assert told.facts == {
+    detail = reason(service.batches.explain(batch), "oldest_untouched_group")
+    assert detail.facts == {
         "group": 2,
         "first": f"{batch}:2:0",
         "last": f"{batch}:2:63",
         "first_pending": f"{batch}:1:1",
     }
-    assert f"the first pending item of all is {batch}:1:1" in told.text
+    assert f"the first pending item of all is {batch}:1:1" in detail.text
     resolve(service, Verb.FAIL, batch, 2 * SIZE)
     short = reason(service.batches.explain(batch), "oldest_untouched_group")
     assert (short.facts["group"], short.facts["last"]) == (4, f"{batch}:4:9")
@@ -128,14 +128,14 @@ def test_live_children_are_named_and_those_that_have_not_told_their_end(service:
     """With what is pending in them; children that have ended and told it hold up nothing."""
     parent = opened(service, 5, sealed=True)
     running = service.batches.open(Opening(items=7, parent=ItemId(parent, 0, 3), key="stage")).batch.id
-    done = service.batches.open(Opening(items=1, parent=ItemId(parent, 0, 0), sealed=True)).batch.id
-    resolve(service, Verb.ACK, done, 0)
+    ended_child = service.batches.open(Opening(items=1, parent=ItemId(parent, 0, 0), sealed=True)).batch.id
+    resolve(service, Verb.ACK, ended_child, 0)
     silent = service.batches.open(Opening(items=1, parent=ItemId(parent, 0, 4))).batch.id
     # As a crash between the child's commit and the parent's ack leaves it.
     service.database.write(batches.cancel, silent)
-    told = reason(service.batches.explain(parent), "waiting_for_children")
-    assert told.facts["more_children"] is False
-    assert told.facts["children"] == [
+    detail = reason(service.batches.explain(parent), "waiting_for_children")
+    assert detail.facts["more_children"] is False
+    assert detail.facts["children"] == [
         {
             "batch": running,
             "key": "stage",
@@ -153,7 +153,7 @@ def test_live_children_are_named_and_those_that_have_not_told_their_end(service:
             "parent_due": "fail",
         },
     ]
-    assert f"batches {running} (open, 7 pending), {silent} (cancelled, 1 pending; it ended" in told.text
+    assert f"batches {running} (open, 7 pending), {silent} (cancelled, 1 pending; it ended" in detail.text
 
     untold = service.batches.explain(silent)
     assert codes(untold) == ["ended", "parent_not_told"]
@@ -171,10 +171,10 @@ def test_many_children_are_cut(service: Service) -> None:
     parent = opened(service, SIZE, sealed=True)
     for number in range(CHILDREN + 1):
         service.batches.open(Opening(items=1, parent=ItemId(parent, 0, number)))
-    told = reason(service.batches.explain(parent), "waiting_for_children")
-    assert len(told.facts["children"]) == CHILDREN
-    assert told.facts["more_children"] is True
-    assert told.text.endswith(" and others.")
+    detail = reason(service.batches.explain(parent), "waiting_for_children")
+    assert len(detail.facts["children"]) == CHILDREN
+    assert detail.facts["more_children"] is True
+    assert detail.text.endswith(" and others.")
 
 
 def test_a_batch_that_did_not_succeed_says_why_its_items_failed(service: Service) -> None:
@@ -184,16 +184,16 @@ def test_a_batch_that_did_not_succeed_says_why_its_items_failed(service: Service
     resolve(service, Verb.FAIL, batch, 2, reason="x" * 300)
     resolve(service, Verb.FAIL, batch, 3)
     resolve(service, Verb.ACK, batch, *range(4, 10))
-    found = service.batches.explain(batch)
-    assert found.batch.complete
-    assert codes(found) == ["failed"]
-    told = reason(found, "failed")
-    assert told.facts == {
+    explanation = service.batches.explain(batch)
+    assert explanation.batch.complete
+    assert codes(explanation) == ["failed"]
+    detail = reason(explanation, "failed")
+    assert detail.facts == {
         "failed": 4,
         "reasons": [{"reason": "no picture", "count": 2}, {"reason": "x" * 300, "count": 1}],
         "looked_at": 4,
     }
-    assert "4 of its 10 items failed; the most frequent reason is 'no picture'" in told.text
+    assert "4 of its 10 items failed; the most frequent reason is 'no picture'" in detail.text
     resolve(service, Verb.ACK, batch, 0, 1, 2, 3)
     succeeded = service.batches.explain(batch)
     assert codes(succeeded) == ["complete"]
@@ -206,9 +206,9 @@ def test_failures_without_reasons_and_failures_of_a_live_batch(service: Service)
     resolve(service, Verb.FAIL, batch, 0)
     assert codes(service.batches.explain(batch)) == ["pending"]
     resolve(service, Verb.FAIL, batch, 1)
-    told = reason(service.batches.explain(batch), "failed")
-    assert told.facts["reasons"] == []
-    assert "most frequent" not in told.text
+    detail = reason(service.batches.explain(batch), "failed")
+    assert detail.facts["reasons"] == []
+    assert "most frequent" not in detail.text
 
 
 def test_a_batch_that_has_ended_says_how(service: Service) -> None:
@@ -219,12 +219,12 @@ def test_a_batch_that_has_ended_says_how(service: Service) -> None:
     age(service, expired, timedelta(minutes=2))
     janitor.run_once(service.database, janitor.Policy())
     for batch, word, pending in ((cancelled, "cancelled", 3), (expired, "expired", 1)):
-        found = service.batches.explain(batch)
-        assert codes(found) == ["ended"]
-        assert not found.batch.complete
-        told = reason(found, "ended")
-        assert word in told.text
-        assert told.facts == {"ended_at": found.batch.ended_at, "pending": pending}
+        explanation = service.batches.explain(batch)
+        assert codes(explanation) == ["ended"]
+        assert not explanation.batch.complete
+        detail = reason(explanation, "ended")
+        assert word in detail.text
+        assert detail.facts == {"ended_at": explanation.batch.ended_at, "pending": pending}
 
 
 def test_an_unknown_batch_is_refused(service: Service) -> None:
@@ -233,8 +233,8 @@ def test_an_unknown_batch_is_refused(service: Service) -> None:
         service.batches.explain(4711)
 
 
-@pytest.mark.parametrize("touched", [0, SCAN + 10], ids=["untouched", "touched"])
-def test_a_billion_items_are_explained_by_a_few_statements(service: Service, touched: int) -> None:
+@pytest.mark.parametrize("touched_items", [0, SCAN + 10], ids=["untouched", "touched"])
+def test_a_billion_items_are_explained_by_a_few_statements(service: Service, touched_items: int) -> None:
     """Whether nothing was resolved, or something in each of so many groups that not all of them are read."""
     batch = opened(service, 10**9, sealed=True)
     rows = [
@@ -246,7 +246,7 @@ def test_a_billion_items_are_explained_by_a_few_statements(service: Service, tou
             "resolved_count": 1 if group > 9 else SIZE,
             "failed_count": 0,
         }
-        for group in range(touched)
+        for group in range(touched_items)
     ]
 
     def fill(tx: Any) -> None:
@@ -255,18 +255,18 @@ def test_a_billion_items_are_explained_by_a_few_statements(service: Service, tou
             batches.update(tx, batch, acked=sum(row["resolved_count"] for row in rows))
 
     service.database.write(fill)
-    with statements(service.database) as heard:
-        found = service.batches.explain(batch)
-    assert len([text for text in heard if "SELECT" in text]) <= 10
-    pending = reason(found, "pending").facts
-    if touched:
+    with statements(service.database) as texts:
+        explanation = service.batches.explain(batch)
+    assert len([text for text in texts if "SELECT" in text]) <= 10
+    pending = reason(explanation, "pending").facts
+    if touched_items:
         # What is between the touched items is a range a group.
         assert (pending["more_ranges"], pending["all_counted"]) == (COUNTED - 5, False)
-        assert "and at least 995 more ranges" in reason(found, "pending").text
-        assert codes(found) == ["pending"]
+        assert "and at least 995 more ranges" in reason(explanation, "pending").text
+        assert codes(explanation) == ["pending"]
     else:
         assert pending["ranges"] == [{"first": f"{batch}:0:0", "last": f"{batch}:15624999:63", "count": 10**9}]
-        assert reason(found, "oldest_untouched_group").facts["group"] == 0
+        assert reason(explanation, "oldest_untouched_group").facts["group"] == 0
 
 
 def test_where_only_full_groups_were_read_what_is_pending_is_not_guessed(service: Service) -> None:
@@ -280,11 +280,11 @@ def test_where_only_full_groups_were_read_what_is_pending_is_not_guessed(service
         batches.update(tx, batch, acked=SIZE * len(rows))
 
     service.database.write(fill)
-    found = service.batches.explain(batch)
-    pending = reason(found, "pending")
+    explanation = service.batches.explain(batch)
+    pending = reason(explanation, "pending")
     assert (pending.facts["ranges"], pending.facts["more_ranges"], pending.facts["all_counted"]) == ([], 0, False)
-    assert f"{found.batch.pending:,} of 1,000,000,000 items are pending (nothing" in pending.text
-    assert reason(found, "oldest_untouched_group").facts["first_pending"] is None
+    assert f"{explanation.batch.pending:,} of 1,000,000,000 items are pending (nothing" in pending.text
+    assert reason(explanation, "oldest_untouched_group").facts["first_pending"] is None
 
 
 def test_a_webhook_that_was_not_told_is_named_with_its_last_answer(service: Service) -> None:
@@ -296,20 +296,22 @@ def test_a_webhook_that_was_not_told_is_named_with_its_last_answer(service: Serv
     batch = service.batches.open(Opening(sealed=True)).batch.id
     while database.write(deliveries.plan, hook.webhook.id):
         pass
-    found = service.batches.explain(batch)
-    assert codes(found) == ["complete", "webhook_not_delivered"]
-    facts = reason(found, "webhook_not_delivered").facts
+    explanation = service.batches.explain(batch)
+    assert codes(explanation) == ["complete", "webhook_not_delivered"]
+    facts = reason(explanation, "webhook_not_delivered").facts
     assert (facts["event"], facts["delivery"], facts["attempts"]) == (f"batch:{batch}:succeeded", "pending", 0)
-    assert "it was not tried yet; the next try is due at" in reason(found, "webhook_not_delivered").text
+    assert "it was not tried yet; the next try is due at" in reason(explanation, "webhook_not_delivered").text
 
-    known = tables.deliveries.c
-    newest = database.read(lambda tx: tx.scalar(sa.select(sa.func.max(known.id))))
+    columns = tables.deliveries.c
+    newest = database.read(lambda tx: tx.scalar(sa.select(sa.func.max(columns.id))))
 
     def give_up(tx: Any) -> None:
         tx.execute(sa.update(tables.deliveries).values(state="delivered"))
-        tx.execute(sa.update(tables.deliveries).where(known.id == newest).values(state="dead", due_at=None, attempts=1))
-        tried = {"delivery_id": newest, "status": 500, "error": None, "milliseconds": 12}
-        tx.execute(sa.insert(tables.delivery_attempts).values(**tried, attempted_at=tables.utc_now()))
+        tx.execute(
+            sa.update(tables.deliveries).where(columns.id == newest).values(state="dead", due_at=None, attempts=1)
+        )
+        attempt = {"delivery_id": newest, "status": 500, "error": None, "milliseconds": 12}
+        tx.execute(sa.insert(tables.delivery_attempts).values(**attempt, attempted_at=tables.utc_now()))
 
     database.write(give_up)
     text = reason(service.batches.explain(batch), "webhook_not_delivered").text

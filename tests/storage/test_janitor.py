@@ -26,7 +26,7 @@ from tests.support.servers import run_module
 DAY = timedelta(days=1)
 
 
-def age(database: Database, batch: int, by: timedelta) -> None:
+def age(database: Database, batch: int, duration: timedelta) -> None:
     """Set a batch's times back."""
     with database.engine.begin() as connection:
         row = connection.execute(sa.text("SELECT updated_at, ended_at FROM batches WHERE id = :b"), {"b": batch}).one()
@@ -36,7 +36,7 @@ def age(database: Database, batch: int, by: timedelta) -> None:
             else "DATE_SUB({0}, INTERVAL {1} SECOND)"
         )
         columns = ["updated_at"] + (["ended_at"] if row.ended_at is not None else [])
-        settings = ", ".join(f"{c} = {shift.format(c, int(by.total_seconds()))}" for c in columns)
+        settings = ", ".join(f"{c} = {shift.format(c, int(duration.total_seconds()))}" for c in columns)
         connection.execute(sa.text(f"UPDATE batches SET {settings} WHERE id = :b"), {"b": batch})
 
 
@@ -49,7 +49,7 @@ def state(service: Service, batch: int) -> State | None:
 
 def test_idle_batches_expire_by_their_state(service: Service) -> None:
     """Open ones after open_idle, sealed ones after sealed_idle, and each by its own expires_in first."""
-    made = {
+    batches = {
         name: service.batches.open(opening).batch.id
         for name, opening in {
             "open": Opening(items=1),
@@ -61,15 +61,15 @@ def test_idle_batches_expire_by_their_state(service: Service) -> None:
             "fresh": Opening(items=1),
         }.items()
     }
-    for name, batch in made.items():
+    for name, batch in batches.items():
         if name != "fresh":
             age(service.database, batch, {"own, short": DAY / 24, "sealed long": 40 * DAY}.get(name, 8 * DAY))
     report = run_once(service.database, Policy())
-    assert {name for name, batch in made.items() if state(service, batch) is State.EXPIRED} == {
+    assert {name for name, batch in batches.items() if state(service, batch) is State.EXPIRED} == {
         *("open", "no items", "sealed long", "own, short"),
     }
-    assert sorted(report.expired_open) == sorted([made["open"], made["no items"], made["own, short"]])
-    assert report.expired_sealed == [made["sealed long"]]
+    assert sorted(report.expired_open) == sorted([batches["open"], batches["no items"], batches["own, short"]])
+    assert report.expired_sealed == [batches["sealed long"]]
     assert run_once(service.database, Policy()).expired_open == []
 
 
@@ -87,7 +87,7 @@ def test_an_expired_batch_is_a_tombstone(service: Service) -> None:
         with pytest.raises(errors.BatchExpired):
             verb()
     answer = service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result()
-    assert [each.reason for each in answer.rejected] == ["expired"]
+    assert [rejection.reason for rejection in answer.rejected] == ["expired"]
     assert [(r.start, r.end) for r in service.batches.ranges(batch, "pending", 0, 9)[1].ranges] == [(1, 2)]
     assert service.batches.verify(batch).ok
 
@@ -144,22 +144,22 @@ def test_a_deletion_that_died_is_taken_up_again(service: Service, monkeypatch: p
 def test_a_dry_run_changes_nothing(service: Service) -> None:
     """And says what a run would do."""
     idle = service.batches.open(Opening(items=1)).batch.id
-    ended = service.batches.open(Opening(sealed=True)).batch.id
+    batch = service.batches.open(Opening(sealed=True)).batch.id
     age(service.database, idle, 8 * DAY)
-    age(service.database, ended, 31 * DAY)
+    age(service.database, batch, 31 * DAY)
     report = run_once(service.database, Policy(), dry_run=True)
-    assert (report.expired_open, report.deleted) == ([idle], [ended])
-    assert (state(service, idle), state(service, ended)) == (State.OPEN, State.COMPLETE)
-    again = run_once(service.database, Policy())
-    assert (again.expired_open, again.deleted) == ([idle], [ended])
+    assert (report.expired_open, report.deleted) == ([idle], [batch])
+    assert (state(service, idle), state(service, batch)) == (State.OPEN, State.COMPLETE)
+    second = run_once(service.database, Policy())
+    assert (second.expired_open, second.deleted) == ([idle], [batch])
 
 
 def test_two_janitors_at_once_do_each_thing_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch is expired by one of them; every old one is gone; none of them fails."""
     monkeypatch.setattr(janitor, "PAGE", 5)
     idle = [service.batches.open(Opening(items=1)).batch.id for _ in range(30)]
-    ended = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(30)]
-    for batch in (*idle, *ended):
+    batches = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(30)]
+    for batch in (*idle, *batches):
         age(service.database, batch, 31 * DAY)
     start = threading.Barrier(2)
     reports: list[janitor.Report] = []
@@ -175,8 +175,8 @@ def test_two_janitors_at_once_do_each_thing_once(service: Service, monkeypatch: 
         thread.join()
     assert len(reports) == 2
     assert sorted(b for report in reports for b in report.expired_open) == idle
-    assert {b for report in reports for b in report.deleted} == set(ended)
-    assert {state(service, batch) for batch in ended} == {None}
+    assert {b for report in reports for b in report.deleted} == set(batches)
+    assert {state(service, batch) for batch in batches} == {None}
 
 
 def test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended(
@@ -185,23 +185,27 @@ def test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended(
     """Thousands of ended batches that are kept cost no statement and, as the server counts them, no rows."""
     monkeypatch.setattr(janitor, "PAGE", 5)
     database = service.database
-    executed: list[tuple[str, Any]] = []
-    sa.event.listen(database.engine, "before_cursor_execute", lambda *of: executed.append((str(of[2]), of[3])))
+    executions: list[tuple[str, Any]] = []
+    sa.event.listen(
+        database.engine,
+        "before_cursor_execute",
+        lambda *event_args: executions.append((str(event_args[2]), event_args[3])),
+    )
 
     def statements() -> int:
-        executed.clear()
+        executions.clear()
         assert not run_once(database, Policy(), dry_run=True).deleted
-        return len(executed)
+        return len(executions)
 
     service.batches.open(Opening(sealed=True))
-    alone = statements()
+    baseline = statements()
     columns = [column for column in tables.batches.c if column.name != "id"]
     copies = sa.select(*columns).where(tables.batches.c.state == State.COMPLETE)
     for _ in range(11):
         with database.engine.begin() as tx:
             tx.execute(sa.insert(tables.batches).from_select([column.name for column in columns], copies))
-    assert statements() == alone
-    look, values = next((text, values) for text, values in executed if "ended_at <=" in text)
+    assert statements() == baseline
+    look, values = next((text, values) for text, values in executions if "ended_at <=" in text)
     with database.engine.connect() as tx:
         if database.is_embedded:
             plan = tx.exec_driver_sql(f"EXPLAIN QUERY PLAN {look}", values).all()
@@ -216,18 +220,18 @@ def test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended(
 def test_what_ended_at_the_same_time_is_deleted_in_pages(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oldest first, whatever their ids are; a page may end between two of one time."""
     monkeypatch.setattr(janitor, "PAGE", 3)
-    made = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(11)]
+    batches = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(11)]
     with service.database.engine.begin() as tx:
-        ended = sa.update(tables.batches).values(ended_at=service.batches.get(made[0]).ended_at)
-        tx.execute(ended)
-    for batch in made[8:]:
+        same_end = sa.update(tables.batches).values(ended_at=service.batches.get(batches[0]).ended_at)
+        tx.execute(same_end)
+    for batch in batches[8:]:
         age(service.database, batch, 2 * DAY)
-    for batch in made[1:]:
+    for batch in batches[1:]:
         age(service.database, batch, 31 * DAY)
     report = run_once(service.database, Policy(), dry_run=True)
-    assert report.deleted == [*made[8:], *made[1:8]]
+    assert report.deleted == [*batches[8:], *batches[1:8]]
     assert run_once(service.database, Policy()).deleted == report.deleted
-    assert {batch for batch in made if state(service, batch)} == {made[0]}
+    assert {batch for batch in batches if state(service, batch)} == {batches[0]}
 
 
 @pytest.mark.mariadb
@@ -235,17 +239,17 @@ def test_a_batch_that_is_locked_is_left_to_the_next_pass(mariadb_database: Datab
     """Others are dealt with, whether their ids are lower or higher, and the report names the locked ones."""
     service = Service(mariadb_database, combiner=Inline)
     idle = [service.batches.open(Opening(items=1)).batch.id for _ in range(3)]
-    ended = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(3)]
-    for batch in (*idle, *ended):
+    batches = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(3)]
+    for batch in (*idle, *batches):
         age(mariadb_database, batch, 31 * DAY)
     with mariadb_database.engine.begin() as holder:
-        for batch in (idle[1], ended[1]):
+        for batch in (idle[1], batches[1]):
             holder.execute(sa.select(tables.batches).where(tables.batches.c.id == batch).with_for_update()).one()
         report = run_once(mariadb_database, Policy())
-    assert report.locked == [idle[1], ended[1]]
-    assert (report.expired_open, report.deleted) == ([idle[0], idle[2]], [ended[0], ended[2]])
-    again = run_once(mariadb_database, Policy())
-    assert (again.locked, again.expired_open, again.deleted) == ([], [idle[1]], [ended[1]])
+    assert report.locked == [idle[1], batches[1]]
+    assert (report.expired_open, report.deleted) == ([idle[0], idle[2]], [batches[0], batches[2]])
+    second = run_once(mariadb_database, Policy())
+    assert (second.locked, second.expired_open, second.deleted) == ([], [idle[1]], [batches[1]])
 
 
 def janitor_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -257,9 +261,9 @@ def test_the_command_reports_in_json(service: Service) -> None:
     idle = service.batches.open(Opening(items=1)).batch.id
     age(service.database, idle, DAY)
     url = service.database.url.render_as_string(hide_password=False)
-    done = janitor_command("--database-url", url, "--open-idle", "12h", "--sealed-idle", "30d", "--keep", "30d")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    process = janitor_command("--database-url", url, "--open-idle", "12h", "--sealed-idle", "30d", "--keep", "30d")
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == {
         "dry_run": False,
         "expired": {"open": 1, "sealed": 0},
         "deleted": 0,

@@ -28,11 +28,11 @@ REFUSED = [
 @pytest.mark.parametrize("state", [state for state in State if state is not State.DELETING])
 def test_each_verb_is_judged_in_each_state(verb: str, state: State) -> None:
     """It is taken, or refused with the error that names the end."""
-    refused = {(v, s): kind for v, s, kind in REFUSED}
-    if (verb, state) in refused:
-        with pytest.raises(refused[verb, state]) as caught:
+    refusals = {(v, s): kind for v, s, kind in REFUSED}
+    if (verb, state) in refusals:
+        with pytest.raises(refusals[verb, state]) as exception:
             lifecycle.judge(verb, 7, state)
-        assert type(caught.value) is refused[verb, state]
+        assert type(exception.value) is refusals[verb, state]
     else:
         lifecycle.judge(verb, 7, state)
 

@@ -34,7 +34,7 @@ def service(database: Database, monkeypatch: pytest.MonkeyPatch) -> Service:
 
 def test_a_page_ends_at_its_bytes_its_rows_or_the_end() -> None:
     """One row is always taken; what was looked at beyond it isn't lost: the next page begins there."""
-    for sizes, limit, found, cut in (
+    for sizes, limit, count, is_cut in (
         ([], 5, [], False),
         ([1, 1], 5, [1, 1], False),
         ([1, 1, 1], 2, [1, 1], True),
@@ -42,7 +42,7 @@ def test_a_page_ends_at_its_bytes_its_rows_or_the_end() -> None:
         ([60, 40, 1], 5, [60, 40], True),
         ([60, 41], 5, [60], True),
     ):
-        assert limits.within(sizes, lambda size: size, limit, 100) == (found, cut)
+        assert limits.within(sizes, lambda size: size, limit, 100) == (count, is_cut)
 
 
 @pytest.mark.parametrize("size", [1, 30, 1000])
@@ -63,16 +63,16 @@ def test_rows_are_read_in_steps_that_fit(size: int) -> None:
 
 def followed(read: Callable[[Any], tuple[list[Any], Any]], size: Callable[[Any], int]) -> list[Any]:
     """All rows, page by page, each of which is bounded."""
-    found: list[Any] = []
+    pages: list[Any] = []
     start, count = None, 0
     while True:
         rows, start = read(start)
         assert sum(map(size, rows)) <= MOST or len(rows) == 1
-        found += rows
+        pages += rows
         count += 1
         if start is None:
             assert count > 2
-            return found
+            return pages
 
 
 def test_large_events_come_in_more_pages(service: Service) -> None:
@@ -89,7 +89,7 @@ def test_large_events_come_in_more_pages(service: Service) -> None:
 
 def test_large_labels_come_in_more_pages(service: Service) -> None:
     """With and without a look for a label."""
-    made = [
+    batches = [
         service.batches.open(Opening(None, {"team": "a", "text": "x" * size}, 64, 0, False)).batch.id
         for size in (60_000, 60_000, 10, 10, 150_000, 10, 90_000)
     ]
@@ -99,7 +99,7 @@ def test_large_labels_come_in_more_pages(service: Service) -> None:
             page = service.batches.page(labels=labels, before=start, limit=1000)
             return page.batches, page.before
 
-        assert [batch.id for batch in followed(read, lambda batch: len(batch.labels["text"]))] == made[::-1]
+        assert [batch.id for batch in followed(read, lambda batch: len(batch.labels["text"]))] == batches[::-1]
 
 
 def test_long_reasons_come_in_more_pages(service: Service) -> None:
@@ -113,9 +113,9 @@ def test_long_reasons_come_in_more_pages(service: Service) -> None:
         _, page = service.batches.ranges(batch, "failed", start or 0, 1000)
         return page.ranges, page.next
 
-    found = followed(read, lambda each: sum(map(len, each.reasons.values())))
-    assert [number for each in found for number in range(each.start, each.end)] == list(range(100))
-    assert {number: int(reason[:4]) for each in found for number, reason in each.reasons.items()} == {
+    pages = followed(read, lambda page: sum(map(len, page.reasons.values())))
+    assert [number for page in pages for number in range(page.start, page.end)] == list(range(100))
+    assert {number: int(reason[:4]) for page in pages for number, reason in page.reasons.items()} == {
         number: number for number in range(100)
     }
 
@@ -136,15 +136,15 @@ def test_large_states_and_commands_come_in_more_pages(service: Service) -> None:
     service.database.write(fill)
 
     def instances(start: str | None) -> tuple[list[Instance], str | None]:
-        found, cut = service.processes.page("p", None, start, 1000)
-        return found, found[-1].instance if cut else None
+        page, is_cut = service.processes.page("p", None, start, 1000)
+        return page, page[-1].instance if is_cut else None
 
-    found = followed(instances, lambda each: len(each.state or ""))
-    assert [each.instance for each in found] == [f"i{number}" for number in range(len(sizes))]
+    instances_ = followed(instances, lambda instance: len(instance.state or ""))
+    assert [instance.instance for instance in instances_] == [f"i{number}" for number in range(len(sizes))]
 
     def commands(start: int | None) -> tuple[list[outbox.Command], int | None]:
         page = service.processes.commands(start or 0, 1000)
         return page.commands, page.next if page.next < page.last else None
 
-    issued = followed(commands, lambda each: len(each.data or ""))
-    assert [each.instance for each in issued] == [f"i{number}" for number in range(len(sizes))]
+    issued = followed(commands, lambda command: len(command.data or ""))
+    assert [command.instance for command in issued] == [f"i{number}" for number in range(len(sizes))]

@@ -29,9 +29,9 @@ class Change:
         self._before = self._now()
 
     def _now(self) -> float:
-        found = REGISTRY.get_sample_value(self._name, self._labels)
-        assert found is not None, self._name
-        return found
+        sample = REGISTRY.get_sample_value(self._name, self._labels)
+        assert sample is not None, self._name
+        return sample
 
     def __call__(self) -> float:
         return self._now() - self._before
@@ -51,7 +51,7 @@ def test_a_deadlock_is_counted_as_a_conflict(mariadb_database: Database) -> None
     ids = [service.batches.open(Opening()).batch.id for _ in range(2)]
     both_hold_one = threading.Barrier(2)
     attempts: list[int] = []
-    conflicts, outcomes, committed = retries("conflict"), transactions("conflict"), transactions("committed")
+    conflicts, outcomes, commits = retries("conflict"), transactions("conflict"), transactions("committed")
 
     def touch(tx: Connection, order: list[int]) -> None:
         attempts.append(order[0])
@@ -68,7 +68,7 @@ def test_a_deadlock_is_counted_as_a_conflict(mariadb_database: Database) -> None
         thread.start()
     for thread in threads:
         thread.join()
-    assert (conflicts(), outcomes(), committed()) == (1, 1, 2)
+    assert (conflicts(), outcomes(), commits()) == (1, 1, 2)
 
 
 def test_lock_waits_are_counted(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +110,10 @@ def test_a_batch_that_moves_to_the_second_lane_is_a_retry_after_a_lock_wait(
 def test_an_outage_is_counted() -> None:
     """Four tries are three retries, none of them committed."""
     with Database("mysql://lastbit@127.0.0.1:1/nowhere") as database:
-        outages, outcomes, committed = retries("outage"), transactions("outage"), transactions("committed")
+        outages, outcomes, commits = retries("outage"), transactions("outage"), transactions("committed")
         with pytest.raises(errors.Unavailable):
             database.write(lambda tx: None)
-        assert (outages(), outcomes(), committed()) == (3, 4, 0)
+        assert (outages(), outcomes(), commits()) == (3, 4, 0)
         with pytest.raises(errors.Unavailable):
             database.read(lambda tx: None)
         assert (outages(), outcomes()) == (6, 4)  # a read is no transaction that writes
@@ -126,35 +126,35 @@ def read(database: Database) -> dict[str, float]:
 
 def test_live_batches_are_counted_and_the_oldest_is_known(database: Database) -> None:
     """Ended ones are nobody's concern; an empty database has no age."""
-    nothing = {
+    zeros = {
         "lastbit_open_batches": 0,
         "lastbit_sealed_batches": 0,
         "lastbit_oldest_unsealed_age_seconds": 0,
         "lastbit_oldest_pending_age_seconds": 0,
     }
-    assert read(database).items() >= nothing.items()
+    assert read(database).items() >= zeros.items()
     service = Service(database)
-    ended = service.batches.open(Opening(items=1)).batch.id
+    ended_batch = service.batches.open(Opening(items=1)).batch.id
     sealed = [service.batches.open(Opening(items=1, sealed=True)).batch.id for _ in range(2)]
-    opened = [service.batches.open(Opening(items=1)).batch.id for _ in range(3)]
-    service.batches.cancel(ended)
-    ages = {ended: 10_000, sealed[0]: 5_000, sealed[1]: 3_000, opened[0]: 2_000, opened[1]: 1_000}
+    open_batches = [service.batches.open(Opening(items=1)).batch.id for _ in range(3)]
+    service.batches.cancel(ended_batch)
+    ages = {ended_batch: 10_000, sealed[0]: 5_000, sealed[1]: 3_000, open_batches[0]: 2_000, open_batches[1]: 1_000}
 
     def make_older(tx: Connection) -> None:
         now = tx.scalar(sa.select(tables.utc_now()))
         for batch, age in ages.items():
-            made = sa.update(tables.batches).where(tables.batches.c.id == batch)
-            tx.execute(made.values(created_at=now - timedelta(seconds=age)))
+            creation = sa.update(tables.batches).where(tables.batches.c.id == batch)
+            tx.execute(creation.values(created_at=now - timedelta(seconds=age)))
 
     database.write(make_older)
-    found = read(database)
-    assert (found["lastbit_open_batches"], found["lastbit_sealed_batches"]) == (3, 2)
-    assert 2_000 <= found["lastbit_oldest_unsealed_age_seconds"] < 2_600
-    assert 5_000 <= found["lastbit_oldest_pending_age_seconds"] < 5_600
+    gauges_now = read(database)
+    assert (gauges_now["lastbit_open_batches"], gauges_now["lastbit_sealed_batches"]) == (3, 2)
+    assert 2_000 <= gauges_now["lastbit_oldest_unsealed_age_seconds"] < 2_600
+    assert 5_000 <= gauges_now["lastbit_oldest_pending_age_seconds"] < 5_600
     service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0) for batch in sealed])).result(60)
-    for batch in opened:
+    for batch in open_batches:
         service.batches.cancel(batch)
-    assert read(database).items() >= nothing.items()
+    assert read(database).items() >= zeros.items()
     service.stop()
 
 
@@ -165,7 +165,7 @@ def test_the_feed_and_what_webhooks_wait_for_are_known(database: Database) -> No
     assert read(database).items() >= quiet.items()
     service.batches.open(Opening())
     assert read(database).items() >= {**quiet, "lastbit_feed_position": 1}.items()
-    created = database.write(
+    creation = database.write(
         lambda tx: subscriptions.create(tx, "https://example.com", None, None, subscriptions.new_secret())
     )
     service.batches.open(Opening())
@@ -175,14 +175,14 @@ def test_the_feed_and_what_webhooks_wait_for_are_known(database: Database) -> No
         tx.execute(sa.update(tables.feed).values(appended_at=now - timedelta(seconds=5_000)))
 
     def lag_and_counts() -> tuple[bool, list[float]]:
-        found = {family.name: family for family in database.snapshot(gauges.read)}
-        lag = found["lastbit_webhook_lag_seconds"].samples[0].value
+        families = {family.name: family for family in database.snapshot(gauges.read)}
+        lag = families["lastbit_webhook_lag_seconds"].samples[0].value
         assert lag == 0 or 5_000 <= lag < 5_600
-        return lag > 0, [sample.value for sample in found["lastbit_webhook_deliveries"].samples]
+        return lag > 0, [sample.value for sample in families["lastbit_webhook_deliveries"].samples]
 
     database.write(make_older)
     assert lag_and_counts() == (True, [0, 0])
-    database.write(deliveries.plan, created.webhook.id)
+    database.write(deliveries.plan, creation.webhook.id)
     assert lag_and_counts() == (True, [1, 0])
     database.write(lambda tx: tx.execute(sa.update(tables.deliveries).values(state="dead", due_at=None)))
     assert lag_and_counts() == (False, [0, 1])
@@ -204,10 +204,10 @@ def test_several_scrapes_at_once_read_the_database_once(database: Database, monk
     monkeypatch.setattr("api.metrics.PATIENCE", 60)
     monkeypatch.setattr("api.metrics.FRESH", 3600)
     collector = DatabaseGauges(database)
-    found: list[list[float]] = []
+    values: list[list[float]] = []
 
     def scrape() -> None:
-        found.append([family.samples[0].value for family in collector.collect() if family.samples])
+        values.append([family.samples[0].value for family in collector.collect() if family.samples])
 
     threads = [threading.Thread(target=scrape) for _ in range(3)]
     for thread in threads:
@@ -217,12 +217,12 @@ def test_several_scrapes_at_once_read_the_database_once(database: Database, monk
     for thread in threads:
         thread.join()
     scrape()
-    assert found == [[1, *[0] * 8]] * 4
+    assert values == [[1, *[0] * 8]] * 4
     assert len(readings) == 1
 
 
 def test_gauges_of_a_database_that_is_away_are_missing() -> None:
     """What is known is that it is away."""
     with Database("mysql://lastbit@127.0.0.1:1/nowhere") as database:
-        (only,) = DatabaseGauges(database).collect()
-        assert (only.name, only.samples[0].value) == ("lastbit_database_up", 0)
+        (family,) = DatabaseGauges(database).collect()
+        assert (family.name, family.samples[0].value) == ("lastbit_database_up", 0)

@@ -28,24 +28,24 @@ def as_ids(batch: int, numbers: set[int]) -> list[tuple[int, int, int]]:
 
 
 def as_runs(numbers: set[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for n in sorted(numbers):
-        if found and found[-1][1] == n:
-            found[-1] = (found[-1][0], n + 1)
+        if runs and runs[-1][1] == n:
+            runs[-1] = (runs[-1][0], n + 1)
         else:
-            found.append((n, n + 1))
-    return found
+            runs.append((n, n + 1))
+    return runs
 
 
 def read(service: Service, batch: int, kind: ranges.Kind, limit: int) -> list[ranges.Range]:
-    found: list[ranges.Range] = []
+    result: list[ranges.Range] = []
     start = 0
     while True:
         _, page = service.batches.ranges(batch, kind, start, limit)
         assert len(page.ranges) <= limit
-        found += page.ranges
+        result += page.ranges
         if page.next is None:
-            return found
+            return result
         assert page.next > start
         start = page.next
 
@@ -71,9 +71,9 @@ def test_ranges_and_watermark_are_those_of_the_sets(
             failed |= numbers - acked
     pending = set(range(ITEMS)) - acked - failed
     assert [(r.start, r.end) for r in read(service, batch, "pending", limit)] == as_runs(pending)
-    found = read(service, batch, "failed", limit)
-    assert [(r.start, r.end) for r in found] == as_runs(failed)
-    assert {n for r in found for n in r.reasons} == failed
+    result = read(service, batch, "failed", limit)
+    assert [(r.start, r.end) for r in result] == as_runs(failed)
+    assert {n for r in result for n in r.reasons} == failed
     assert service.batches.watermark(batch)[1] == min(pending, default=ITEMS)
     assert service.batches.verify(batch).ok
 
@@ -97,8 +97,8 @@ def test_a_page_bears_a_bounded_number_of_reasons(service: Service, monkeypatch:
     service.acks.ack(Call.of(Verb.FAIL, as_ids(batch, set(range(20))), reason="gone")).result()
     first = service.batches.ranges(batch, "failed", 0, 100)[1]
     assert [(r.start, r.end, len(r.reasons)) for r in first.ranges] == [(0, 7, 7)]
-    found = read(service, batch, "failed", 100)
-    assert sorted(n for r in found for n in r.reasons) == list(range(20))
+    result = read(service, batch, "failed", 100)
+    assert sorted(n for r in result for n in r.reasons) == list(range(20))
 
 
 def test_the_full_prefix_catches_up_with_groups_that_were_filled_out_of_order(service: Service) -> None:

@@ -92,13 +92,13 @@ def test_repeats_write_nothing(service: Service) -> None:
     call = [(batch, 0, 7)]
     service.acks.ack(Call.of(Verb.ACK, call)).result()
     before = service.batches.get(batch)
-    written: list[str] = []
+    statements: list[str] = []
 
     def seen(*arguments: object) -> None:
-        written.append(str(arguments[2]).split(maxsplit=1)[0])
+        statements.append(str(arguments[2]).split(maxsplit=1)[0])
 
     sa.event.listen(service.database.engine, "before_cursor_execute", seen)
     assert service.acks.ack(Call.of(Verb.ACK, call)).result().repeated == 1
     assert service.acks.ack(Call.of(Verb.FAIL, call, reason="late")).result().repeated == 1
-    assert not {"INSERT", "UPDATE", "DELETE"} & set(written)
+    assert not {"INSERT", "UPDATE", "DELETE"} & set(statements)
     assert service.batches.get(batch) == before

@@ -135,11 +135,11 @@ class Wire:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                near = self._listening.accept()[0]
+                client = self._listening.accept()[0]
                 far = socket.create_connection(("127.0.0.1", self._target))
                 with self._lock:
-                    self._ends += [near, far]
-                for ends in ((near, far, False), (far, near, True)):
+                    self._ends += [client, far]
+                for ends in ((client, far, False), (far, client, True)):
                     threading.Thread(target=self._pass, args=ends, daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:

@@ -27,14 +27,14 @@ def instructions() -> Iterator[tuple[str, str]]:
 
 def stages() -> list[Stage]:
     """What follows each FROM; the last one is the image."""
-    found: list[Stage] = []
+    result: list[Stage] = []
     for word, rest in instructions():
         if word == "FROM":
             _, _, name = rest.partition(" AS ")
-            found.append(Stage(name))
-        elif found:
-            found[-1].steps.append((word, rest))
-    return found
+            result.append(Stage(name))
+        elif result:
+            result[-1].steps.append((word, rest))
+    return result
 
 
 def copied() -> list[str]:

@@ -24,11 +24,11 @@ class Example:
     def said(self, *arguments: str) -> str:
         """What it says up to its end, where all adds up, nothing is complained of and nothing is left."""
         command = [*self._command, *arguments]
-        ran = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=200)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        assert ran.stderr == ""
+        process = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=200)
+        assert process.returncode == 0, process.stdout + process.stderr
+        assert process.stderr == ""
         assert self.left_behind() == []
-        return ran.stdout
+        return process.stdout
 
     def interrupt(self, word: str, number: int = signal.SIGINT) -> None:
         """Once it has said `word`: one line, exit status 130, no process, no folder."""
@@ -46,11 +46,11 @@ class Example:
     def left_behind(self) -> list[str]:
         """Files in its folder, and processes that still have that in their environment."""
         mark = f"TMPDIR={self.folder}".encode()
-        found = [str(path) for path in self.folder.iterdir()]
+        paths = [str(path) for path in self.folder.iterdir()]
         for process in Path("/proc").iterdir():
             try:
                 if process.name.isdecimal() and mark in (process / "environ").read_bytes().split(b"\0"):
-                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                    paths.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except (FileNotFoundError, PermissionError, ProcessLookupError):
                 continue
-        return found
+        return paths

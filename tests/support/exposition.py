@@ -18,30 +18,30 @@ def families(client: httpx.Client) -> dict[str, Metric]:
     answer = client.get("/metrics")
     assert answer.status_code == 200, answer.text
     # The parser takes the ending off the names of counters.
-    found = {
+    by_name = {
         family.name + "_total" * (family.type == "counter"): family
         for family in text_string_to_metric_families(answer.text)
     }
-    return {name: family for name, family in found.items() if name.startswith("lastbit_")}
+    return {name: family for name, family in by_name.items() if name.startswith("lastbit_")}
 
 
 def value(client: httpx.Client, sample: str, **labels: str) -> float:
     """The sum of the samples of this name that have these labels."""
     return sum(
-        each.value
+        candidate.value
         for family in families(client).values()
-        for each in family.samples
-        if each.name == sample and labels.items() <= each.labels.items()
+        for candidate in family.samples
+        if candidate.name == sample and labels.items() <= candidate.labels.items()
     )
 
 
-def eventually(ask: Callable[[], T], wanted: T, tries: int = 600) -> None:
+def eventually(ask: Callable[[], T], expected_value: T, tries: int = 600) -> None:
     """Ask until the answer is as wanted. For what a process says of itself a moment after it has answered."""
     pause = threading.Event()
     answer = ask()
     for _ in range(tries):
-        if answer == wanted:
+        if answer == expected_value:
             return
         pause.wait(0.05)
         answer = ask()
-    raise AssertionError(f"{answer!r} never became {wanted!r}")
+    raise AssertionError(f"{answer!r} never became {expected_value!r}")

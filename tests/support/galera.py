@@ -39,8 +39,8 @@ Policy = Literal["one", "all"]
 
 
 def provider() -> Path | None:
-    found = [folder / PROVIDER for folder in (Path("/usr/lib"), Path("/usr/lib64")) if (folder / PROVIDER).exists()]
-    return found[0] if found else None
+    paths = [folder / PROVIDER for folder in (Path("/usr/lib"), Path("/usr/lib64")) if (folder / PROVIDER).exists()]
+    return paths[0] if paths else None
 
 
 class Node(MariaDB):
@@ -59,22 +59,22 @@ class Node(MariaDB):
         self.sst_port = free_port()
         self.frozen = False
 
-    def join(self, others: Sequence[Node]) -> None:
+    def join(self, nodes: Sequence[Node]) -> None:
         """Say who the others are."""
-        here = "127.0.0.1"
-        group = ",".join(f"{here}:{node.group_port}" for node in others)
-        provided = ";".join(
+        host = "127.0.0.1"
+        group = ",".join(f"{host}:{node.group_port}" for node in nodes)
+        options = ";".join(
             [
-                *(f"gmcast.listen_addr=tcp://{here}:{self.group_port}", f"base_host={here}"),
-                *(f"base_port={self.group_port}", f"ist.recv_addr={here}:{self.transfer_port}"),
+                *(f"gmcast.listen_addr=tcp://{host}:{self.group_port}", f"base_host={host}"),
+                *(f"base_port={self.group_port}", f"ist.recv_addr={host}:{self.transfer_port}"),
                 *_TIMEOUTS,
             ]
         )
         self.options = (
             *("--wsrep-on=ON", f"--wsrep-provider={provider()}", "--wsrep-cluster-name=lastbit"),
-            *(f"--wsrep-cluster-address=gcomm://{group}", f"--wsrep-provider-options={provided}"),
-            *(f"--wsrep-node-name=node{self.number}", f"--wsrep-node-address={here}:{self.group_port}"),
-            *("--wsrep-sst-method=rsync", f"--wsrep-sst-receive-address={here}:{self.sst_port}"),
+            *(f"--wsrep-cluster-address=gcomm://{group}", f"--wsrep-provider-options={options}"),
+            *(f"--wsrep-node-name=node{self.number}", f"--wsrep-node-address={host}:{self.group_port}"),
+            *("--wsrep-sst-method=rsync", f"--wsrep-sst-receive-address={host}:{self.sst_port}"),
             *("--binlog-format=ROW", "--innodb-autoinc-lock-mode=2", "--wsrep-slave-threads=2"),
             # What was answered is in this node's log too; the two others have it besides.
             "--innodb-flush-log-at-trx-commit=1",
@@ -126,19 +126,19 @@ class Node(MariaDB):
         except (pymysql.MySQLError, OSError):
             return "silent"
 
-    def start(self, *, new_cluster: bool = False, whole: bool = False, wait: bool = True) -> None:
-        """Run it: it rejoins, and is sent what it has missed, or, with `whole`, everything anew."""
+    def start(self, *, new_cluster: bool = False, full_transfer: bool = False, wait: bool = True) -> None:
+        """Run it: it rejoins, and is sent what it has missed, or, with `full_transfer`, everything anew."""
         data = self.folder / "data"
-        if whole:
+        if full_transfer:
             shutil.rmtree(data)
             data.mkdir()
             shutil.chown(data, self.user)
         command = self.command()
         if new_cluster:
             command.append("--wsrep-new-cluster")
-        elif not whole and (position := self._recovered()):
+        elif not full_transfer and (position := self._recovered()):
             command.append(f"--wsrep-start-position={position}")
-        self._note("started anew" if whole else "started")
+        self._note("started anew" if full_transfer else "started")
         # A session of its own, so that the scripts of a transfer end with it.
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, text=True, start_new_session=True)
@@ -149,11 +149,11 @@ class Node(MariaDB):
     def log(self) -> Path:
         return self.folder / "log"
 
-    def _note(self, what: str) -> None:
+    def _note(self, text: str) -> None:
         """In its log, with the machine's monotonic clock too: what was done to it."""
         with self.log.open("a") as log:
             now = datetime.now().astimezone()
-            log.write(f"{now:%Y-%m-%d %H:%M:%S.%f} ({time.monotonic():.3f}) node {self.number}: {what}\n")
+            log.write(f"{now:%Y-%m-%d %H:%M:%S.%f} ({time.monotonic():.3f}) node {self.number}: {text}\n")
 
     def wait_until_ready(self, seconds: float = 90) -> None:
         def look() -> bool:
@@ -171,10 +171,10 @@ class Node(MariaDB):
         state = self.folder / "data" / "grastate.dat"
         if not state.exists() or "seqno:   -1" not in state.read_text():
             return None
-        done = subprocess.run([*self.command(), "--wsrep-recover"], capture_output=True, text=True, timeout=60)
-        found = re.search(r"Recovered position:\s*(\S+:-?\d+)", done.stderr)
-        assert found, done.stderr
-        return found[1]
+        process = subprocess.run([*self.command(), "--wsrep-recover"], capture_output=True, text=True, timeout=60)
+        match = re.search(r"Recovered position:\s*(\S+:-?\d+)", process.stderr)
+        assert match, process.stderr
+        return match[1]
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.thaw()
@@ -291,9 +291,9 @@ class Front:
 
     def _break(self, node: Node) -> None:
         with self._lock:
-            for each in self._open[node]:
+            for connection in self._open[node]:
                 with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _choose(self) -> Node | None:
         with self._lock:
@@ -322,8 +322,8 @@ class Front:
                 continue
             server.settimeout(None)
             assert node is not None
-            for each in (client, server):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open[node] |= {client, server}
             for source, sink in ((client, server), (server, client)):
@@ -334,9 +334,9 @@ class Front:
             while data := source.recv(65536):
                 sink.sendall(data)
         # The other direction's thread finds it so, and closes what is its own.
-        for each in (source, sink):
+        for end in (source, sink):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._open[node].discard(source)
         source.close()
@@ -354,24 +354,24 @@ class Cluster:
 
     @property
     def available(self) -> bool:
-        programs = all(shutil.which(each) for each in ("rsync", "wsrep_sst_rsync"))
+        programs = all(shutil.which(program) for program in ("rsync", "wsrep_sst_rsync"))
         return self.nodes[0].available and provider() is not None and programs
 
     def start(self) -> None:
         """The first node makes the cluster. The others begin as copies of it, so nothing has to be sent to them."""
-        first, *others = self.nodes
+        first, *rest = self.nodes
         first.install()
         first.start(new_cluster=True)
         first.stop()
-        for node in others:
+        for node in rest:
             # As cp does, which keeps owners where it may.
             subprocess.run(["cp", "-a", first.folder / "data", node.folder / "data"], check=True)
-            for own in ("gvwstate.dat", "galera.cache"):
-                (node.folder / "data" / own).unlink(missing_ok=True)
+            for name in ("gvwstate.dat", "galera.cache"):
+                (node.folder / "data" / name).unlink(missing_ok=True)
         first.start(new_cluster=True)
-        for node in others:
+        for node in rest:
             node.start(wait=False)
-        for node in others:
+        for node in rest:
             node.wait_until_ready()
         self.wait_until_whole()
 
@@ -389,11 +389,11 @@ class Cluster:
 
     def furthest(self, nodes: Iterable[Node]) -> Node | None:
         """Of those nodes, the one that has seen most; None where none answers."""
-        seen: dict[Node, int] = {}
+        positions: dict[Node, int] = {}
         for node in nodes:
             with contextlib.suppress(pymysql.MySQLError, OSError):
-                seen[node] = int(node.status("last_committed")["last_committed"])
-        return max(seen, key=lambda node: seen[node]) if seen else None
+                positions[node] = int(node.status("last_committed")["last_committed"])
+        return max(positions, key=lambda node: positions[node]) if positions else None
 
     def remove(self) -> None:
         self.front.close()
@@ -409,18 +409,18 @@ class Cluster:
 
     def differences(self, name: str) -> list[str]:
         """The tables of that database of which not all nodes hold the same, each with the nodes' checksums."""
-        held: list[dict[str, int]] = []
+        checksums: list[dict[str, int]] = []
         for node in self.nodes:
             with contextlib.closing(node.connect()) as connection, connection.cursor() as cursor:
                 cursor.execute("SET SESSION wsrep_sync_wait = 15")
                 cursor.execute(f"SHOW TABLES FROM {name}")
                 tables = ", ".join(f"{name}.{table}" for (table,) in cursor.fetchall())
                 cursor.execute(f"CHECKSUM TABLE {tables}")
-                held.append(dict(cursor.fetchall()))
+                checksums.append(dict(cursor.fetchall()))
         return [
             f"{table}: {sums}"
-            for table in sorted(set().union(*held))
-            if len(set(sums := [each.get(table) for each in held])) > 1
+            for table in sorted(set().union(*checksums))
+            if len(set(sums := [sums_of_node.get(table) for sums_of_node in checksums])) > 1
         ]
 
     def drop_database(self, name: str) -> None:

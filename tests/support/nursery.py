@@ -37,8 +37,8 @@ class Child:
 
     def __init__(self, news: socket.socket) -> None:
         self._news = news
-        said, (self._pidfd,), _, _ = socket.recv_fds(news, 64, 1)
-        self.pid = int(said)
+        message, (self._pidfd,), _, _ = socket.recv_fds(news, 64, 1)
+        self.pid = int(message)
         self.returncode: int | None = None
 
     def __del__(self) -> None:
@@ -77,11 +77,11 @@ class Nursery:
     def _open(self) -> socket.socket:
         """It is started when it is first needed."""
         if self._control is None:
-            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE)
-            command = [sys.executable, "-m", "tests.support.nursery", str(theirs.fileno())]
-            with theirs:
-                self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+            command = [sys.executable, "-m", "tests.support.nursery", str(remote.fileno())]
+            with remote:
+                self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[remote.fileno()])
         return self._control
 
     def start(
@@ -96,28 +96,34 @@ class Nursery:
     ) -> Child:
         """A child in a session of its own, in the checkout's root."""
         control = self._open()
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        standard = [each if isinstance(each, int) else each.fileno() for each in (stdin, stdout, stderr)]
-        with theirs:
-            said = json.dumps({"module": module, "arguments": [*arguments], "environment": dict(environment)})
-            socket.send_fds(control, [said.encode()], [theirs.fileno(), *standard])
-        return Child(mine)
+        local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        standard = [stream if isinstance(stream, int) else stream.fileno() for stream in (stdin, stdout, stderr)]
+        with remote:
+            message = json.dumps({"module": module, "arguments": [*arguments], "environment": dict(environment)})
+            socket.send_fds(control, [message.encode()], [remote.fileno(), *standard])
+        return Child(local)
 
     def run(
         self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], input: bytes, timeout: float
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a child to its end."""
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            given.write(input)
-            given.seek(0)
-            child = self.start(module, arguments, environment=environment, stdin=given, stdout=out, stderr=err)
+        with (
+            tempfile.TemporaryFile() as input_file,
+            tempfile.TemporaryFile() as output_file,
+            tempfile.TemporaryFile() as err,
+        ):
+            input_file.write(input)
+            input_file.seek(0)
+            child = self.start(
+                module, arguments, environment=environment, stdin=input_file, stdout=output_file, stderr=err
+            )
             try:
                 code = child.wait(timeout)
             finally:
                 child.send_signal(signal.SIGKILL)
-            out.seek(0)
+            output_file.seek(0)
             err.seek(0)
-            return subprocess.CompletedProcess([module, *arguments], code, out.read(), err.read())
+            return subprocess.CompletedProcess([module, *arguments], code, output_file.read(), err.read())
 
     def close(self) -> None:
         if self._control is not None and self._process is not None:
@@ -125,7 +131,7 @@ class Nursery:
             self._process.wait(30)
 
 
-def _become(asked: dict, files: list[int]) -> None:  # type: ignore[type-arg]
+def _become(request: dict, files: list[int]) -> None:  # type: ignore[type-arg]
     """What an interpreter that has just started is."""
     news = socket.socket(fileno=files[0])
     signal.set_wakeup_fd(-1)
@@ -135,24 +141,24 @@ def _become(asked: dict, files: list[int]) -> None:  # type: ignore[type-arg]
         os.dup2(file, number)
         os.close(file)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        was = getattr(sys, name)
-        raw = open(was.fileno(), f"{mode}b", closefd=False)  # noqa: SIM115  # it stays open
+        stream = getattr(sys, name)
+        raw = open(stream.fileno(), f"{mode}b", closefd=False)  # noqa: SIM115  # it stays open
         eager = name == "stderr" or (name == "stdout" and raw.isatty())
-        setattr(sys, name, io.TextIOWrapper(raw, was.encoding, was.errors, line_buffering=eager))
+        setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=eager))
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    sys.argv = [asked["module"], *asked["arguments"]]
-    mine = os.pidfd_open(os.getpid())
-    socket.send_fds(news, [str(os.getpid()).encode()], [mine])
-    os.close(mine)
+    os.environ.update(request["environment"])
+    sys.argv = [request["module"], *request["arguments"]]
+    pidfd = os.pidfd_open(os.getpid())
+    socket.send_fds(news, [str(os.getpid()).encode()], [pidfd])
+    os.close(pidfd)
     news.close()
 
 
 def _serve(control: socket.socket) -> str | None:
     """Fork what is asked for. Returns, in the parent, when nobody will ask again; in a child its module."""
     awake, wake = socket.socketpair()
-    for each in (awake, wake):
-        each.setblocking(False)
+    for end in (awake, wake):
+        end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
     children: dict[int, socket.socket] = {}
@@ -162,16 +168,16 @@ def _serve(control: socket.socket) -> str | None:
             awake.recv(1024)
             _tell_of_the_ended(children)
         if control in ready:
-            said, files, _, _ = socket.recv_fds(control, MESSAGE, 4)
-            if not said:
+            message, files, _, _ = socket.recv_fds(control, MESSAGE, 4)
+            if not message:
                 return None
             pid = os.fork()
             if not pid:
-                for each in (control, awake, wake, *children.values()):
-                    each.close()
-                asked = json.loads(said)
-                _become(asked, files)
-                module: str = asked["module"]
+                for resource in (control, awake, wake, *children.values()):
+                    resource.close()
+                request = json.loads(message)
+                _become(request, files)
+                module: str = request["module"]
                 return module
             children[pid] = socket.socket(fileno=files[0])
             for file in files[1:]:

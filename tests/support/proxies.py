@@ -65,8 +65,8 @@ class Proxy:
 
     def _break_all(self) -> None:
         with self._lock:
-            for each in self._open:
-                _break(each)
+            for connection in self._open:
+                _break(connection)
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -82,8 +82,8 @@ class Proxy:
             except OSError:
                 client.close()
                 continue
-            for each in (client, server):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open |= {client, server}
             threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
@@ -103,12 +103,12 @@ class Proxy:
                     _break(source)
                     return
                 sink.sendall(data)
-        for each in (source, sink):
-            _break(each)
+        for end in (source, sink):
+            _break(end)
         with self._lock:
             self._open -= {source, sink}
-        for each in (source, sink):
-            each.close()
+        for end in (source, sink):
+            end.close()
 
     def _is_due(self) -> bool:
         if self.cut is None:
@@ -120,9 +120,9 @@ class Proxy:
             return due
 
 
-def _break(each: socket.socket) -> None:
+def _break(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        each.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

@@ -67,13 +67,13 @@ class Receiver:
 
     def replies(self, *script: Reply) -> None:
         """Answer with these, in this order, and with the last one ever after."""
-        left = list(script)
+        replies = list(script)
         lock = threading.Lock()
 
-        def reply(handler: Handler, got: Got) -> None:
+        def reply(handler: Handler, webhook: Got) -> None:
             with lock:
-                now = left.pop(0) if len(left) > 1 else left[0]
-            now(handler, got)
+                now = replies.pop(0) if len(replies) > 1 else replies[0]
+            now(handler, webhook)
 
         self.reply = reply
 
@@ -93,12 +93,12 @@ class Handler(BaseHTTPRequestHandler):
         if len(body) < length:
             return  # its sender died over it; no server hands on half a request
         headers = {name.lower(): value for name, value in self.headers.items()}
-        got = Got(self.path, headers, body, any(_verified(s, body, headers) for s in self.receiver.secrets))
+        webhook = Got(self.path, headers, body, any(_verified(s, body, headers) for s in self.receiver.secrets))
         with self.receiver.changed:
-            self.receiver.got.append(got)
+            self.receiver.got.append(webhook)
             self.receiver.changed.notify_all()
         with contextlib.suppress(ConnectionError):
-            self.receiver.reply(self, got)
+            self.receiver.reply(self, webhook)
         self.close_connection = True
 
     def log_message(self, format: str, *arguments: Any) -> None:

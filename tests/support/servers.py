@@ -62,19 +62,19 @@ def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float
     so that the process never blocks on it."""
     stream = process.stderr or process.stdout
     assert stream is not None
-    heard: list[str] = []
-    found = threading.Event()
+    lines: list[str] = []
+    is_ready = threading.Event()
 
     def listen() -> None:
         for line in stream:
-            heard.append(line)
+            lines.append(line)
             if word in line:
-                found.set()
-        found.set()
+                is_ready.set()
+        is_ready.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    found.wait(seconds)
-    text = "".join(heard)
+    is_ready.wait(seconds)
+    text = "".join(lines)
     assert word in text, f"{process.args} did not say {word!r} but:\n{text}"
     return text
 
@@ -114,8 +114,8 @@ class MariaDB:
         ]
         # Not the machine's /tmp, as below.
         environment = {**os.environ, "TMPDIR": str(self.folder)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        process = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert process.returncode == 0, process.stdout + process.stderr
 
     def command(self) -> list[str]:
         assert self.program is not None
@@ -260,14 +260,16 @@ def run_module(
 ) -> subprocess.CompletedProcess[str]:
     """`python -m MODULE ARGUMENTS` in the checkout's root, to its end; by default with our environment."""
     environment = os.environ if environment is None else environment
-    given = stdin.encode() if isinstance(stdin, str) else stdin
+    input_bytes = stdin.encode() if isinstance(stdin, str) else stdin
     nursery = _nursery(environment)
     if nursery is not None:
-        done = nursery.run(module, arguments, environment=environment, input=given, timeout=60)
+        process = nursery.run(module, arguments, environment=environment, input=input_bytes, timeout=60)
     else:
         command = [sys.executable, "-m", module, *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=environment, input=given, capture_output=True, timeout=60)
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+        process = subprocess.run(command, cwd=ROOT, env=environment, input=input_bytes, capture_output=True, timeout=60)
+    return subprocess.CompletedProcess(
+        process.args, process.returncode, process.stdout.decode(), process.stderr.decode()
+    )
 
 
 @contextlib.contextmanager

@@ -13,20 +13,20 @@ from tests.support.nursery import Child
 
 def test_a_signal_to_a_child_that_has_ended_unheard_goes_nowhere() -> None:
     """It has been reaped, so its process id may be another's by now."""
-    heard: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
-    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    signals: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: signals.append(number))
+    local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(9)"])
     pidfd = os.pidfd_open(process.pid)
-    socket.send_fds(theirs, [str(os.getpid()).encode()], [pidfd])  # as if its number were ours now
+    socket.send_fds(remote, [str(os.getpid()).encode()], [pidfd])  # as if its number were ours now
     os.close(pidfd)
     process.wait()
-    child = Child(mine)
+    child = Child(local)
     assert child.poll() is None
     child.send_signal(signal.SIGUSR1)
-    theirs.send(b"9")
+    remote.send(b"9")
     assert child.wait() == 9
     child.send_signal(signal.SIGUSR1)
-    theirs.close()
+    remote.close()
     signal.signal(signal.SIGUSR1, before)
-    assert not heard
+    assert not signals

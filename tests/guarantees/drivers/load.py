@@ -35,9 +35,9 @@ class _Stopped(Exception):  # it is an order, not an error
 class Load:
     """`with load:` runs it. What was answered is in the public attributes."""
 
-    def __init__(self, url: str, shared: int, *, threads: int = 4, timeout: float = 20) -> None:
+    def __init__(self, url: str, shared_batch: int, *, threads: int = 4, timeout: float = 20) -> None:
         self.url = url
-        self.shared = shared
+        self.shared = shared_batch
         self.opened: set[int] = set()
         self.acked: dict[int, set[int]] = {}
         """Batch → numbers whose acks were answered 200."""
@@ -69,13 +69,13 @@ class Load:
             thread.join()
         assert not self._trouble, self._trouble
 
-    def reaches(self, more: int, seconds: float = 60) -> None:
+    def reaches(self, count: int, seconds: float = 60) -> None:
         """Wait until so many more acks are answered 200."""
         with self._changed:
-            wanted = self.answered + more
-            arrived = self._changed.wait_for(lambda: self.answered >= wanted or bool(self._trouble), seconds)
+            goal = self.answered + count
+            reached_goal = self._changed.wait_for(lambda: self.answered >= goal or bool(self._trouble), seconds)
         assert not self._trouble, self._trouble
-        assert arrived, f"{wanted - self.answered} acks of {more} are missing after {seconds} s: {self.statuses}"
+        assert reached_goal, f"{goal - self.answered} acks of {count} are missing after {seconds} s: {self.statuses}"
 
     def hears(self, condition: Callable[[], bool], seconds: float = 60) -> None:
         """Wait until the condition holds, looking at it after each answer and each lost one."""
@@ -112,22 +112,22 @@ class Load:
         with self._changed:
             self.acked.setdefault(batch, set()).add(number)
             self.answered += 1
-            self.newly.update(told["batch"] for told in answer["completed"] if told["newly"])
+            self.newly.update(entry["batch"] for entry in answer["completed"] if entry["newly"])
             self._changed.notify_all()
 
     def _ask(self, client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         while not self._stop.is_set():
             response = None
-            lost = 0
+            losses = 0
             try:
                 response = client.post(self._target() + path, json=body, headers=headers)
             except httpx.ConnectError:
                 pass  # nobody has heard it
             except httpx.TransportError:
-                lost = 1
+                losses = 1
             with self._changed:
-                self.lost += lost
+                self.lost += losses
                 if response is not None:
                     self.statuses[response.status_code] += 1
                 self._changed.notify_all()

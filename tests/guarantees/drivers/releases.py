@@ -65,8 +65,8 @@ class Release:
             "from jobs import dispatcher, janitor\n"
             f"assert (janitor.main({for_both}), dispatcher.main(['--once', *{for_both}])) == (0, 0)"
         )
-        done = subprocess.run([sys.executable, "-c", script], cwd=self.root, env={**os.environ, **self._environment})
-        assert done.returncode == 0
+        process = subprocess.run([sys.executable, "-c", script], cwd=self.root, env={**os.environ, **self._environment})
+        assert process.returncode == 0
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -79,14 +79,14 @@ THIS = Release(ROOT)
 def earlier(folder: Path) -> Release:
     """As the repository remembers it. A checkout without its history is a failure in CI, a skip at home."""
     archive = folder / "earlier.tar"
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", "-C", str(ROOT), "archive", "--output", str(archive), EARLIER], capture_output=True, text=True
     )
-    if done.returncode:
-        words = f"this checkout has no history that reaches back to {EARLIER[:7]}: {done.stderr.strip()}"
+    if process.returncode:
+        words = f"this checkout has no history that reaches back to {EARLIER[:7]}: {process.stderr.strip()}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(words)
-    with tarfile.open(archive) as opened:
-        opened.extractall(folder / "earlier", filter="data")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder / "earlier", filter="data")
     return Release(folder / "earlier")
 
 
@@ -97,7 +97,7 @@ def later(folder: Path, *statements: str) -> Release:
     newest = schema.newest()
     (folder / "migrations/versions/v9999_later.py").write_text(
         f"from alembic import op\n\nrevision = '9999'\ndown_revision = {newest!r}\n\n\n"
-        "def upgrade() -> None:\n" + "".join(f"    op.execute({each!r})\n" for each in statements)
+        "def upgrade() -> None:\n" + "".join(f"    op.execute({statement!r})\n" for statement in statements)
     )
     return Release(folder)
 
@@ -107,14 +107,14 @@ class Everything(Load):
     batches end succeeded, one half by a seal and one half by an item."""
 
     def __init__(self, *services: ServiceProcess) -> None:
-        opened = httpx.post(f"{services[0].url}/v1/batches", json={"items": SHARED, "group_size": GROUP}).json()
-        super().__init__(services[0].url, opened["id"])
+        shared_batch = httpx.post(f"{services[0].url}/v1/batches", json={"items": SHARED, "group_size": GROUP}).json()
+        super().__init__(services[0].url, shared_batch["id"])
         self._asked = services
 
-    def moves_to(self, *services: ServiceProcess, more: int = 60) -> None:
+    def moves_to(self, *services: ServiceProcess, count: int = 60) -> None:
         """Ask these from now on, for so many acks at least."""
         self._asked = services
-        self.reaches(more)
+        self.reaches(count)
 
     def _target(self) -> str:
         return random.choice(self._asked).url
@@ -132,7 +132,7 @@ class Everything(Load):
         given_up = self._ask(client, "/v1/failures", {"items": [f"{batch}:0:5"], "reason": "a dead letter"})
         assert given_up["applied"] + given_up["repeated"] == 1, given_up
         with self._changed:
-            self.newly.update(told["batch"] for told in given_up["completed"] if told["newly"])
+            self.newly.update(entry["batch"] for entry in given_up["completed"] if entry["newly"])
         self._ack(client, batch, 5)  # and it is redriven
         if not first:
             self._seal(client, batch)
@@ -147,10 +147,10 @@ class Everything(Load):
     def _waits(self, client: httpx.Client, batch: int) -> None:
         while not self._stop.is_set():
             with contextlib.suppress(httpx.TransportError):
-                found = client.get(f"{self._target()}/v1/batches/{batch}?wait=10")
-                assert found.status_code in (200, 503), found.text
-                if found.status_code == 200:
-                    assert found.json()["succeeded"], found.text
+                response = client.get(f"{self._target()}/v1/batches/{batch}?wait=10")
+                assert response.status_code in (200, 503), response.text
+                if response.status_code == 200:
+                    assert response.json()["succeeded"], response.text
                     return
             self._pause.wait(0.02)
 

@@ -58,9 +58,9 @@ def ack(
 
 def nobody_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if each process died between the end of a child and its payment."""
-    nothing: Future[None] = Future()
-    nothing.set_result(None)
-    monkeypatch.setattr(parents.Payer, "pay", lambda self, *children: nothing)
+    result: Future[None] = Future()
+    result.set_result(None)
+    monkeypatch.setattr(parents.Payer, "pay", lambda self, *children: result)
 
 
 def told(answer: AckResult | Exception, batch: int) -> Completed | None:
@@ -71,8 +71,8 @@ def told(answer: AckResult | Exception, batch: int) -> Completed | None:
 
 
 def newly(answer: AckResult | Exception, batch: int) -> bool:
-    found = told(answer, batch)
-    return found is not None and found.newly
+    outcome = told(answer, batch)
+    return outcome is not None and outcome.newly
 
 
 def prepare(
@@ -110,8 +110,8 @@ def prepare(
             }
             batches.append({**facts, **columns(number)})
             groups += [
-                {"batch_id": ids[number], "group_no": group, "resolved_count": filled, "failed_count": 0}
-                for group, filled in acked.items()
+                {"batch_id": ids[number], "group_no": group, "resolved_count": indexes, "failed_count": 0}
+                for group, indexes in acked.items()
             ]
         with database.engine.begin() as tx:
             tx.execute(sa.insert(tables.batches), batches)
@@ -124,8 +124,8 @@ class _Start:
     """The start of one round: who leads, and when the others follow."""
 
     def __init__(self, dice: random.Random, runners: int, number: int) -> None:
-        alone, rest = divmod(number, ALONE_EVERY)
-        self.leader = dice.randrange(runners) if rest else alone % runners
+        solo, rest = divmod(number, ALONE_EVERY)
+        self.leader = dice.randrange(runners) if rest else solo % runners
         self.left = dice.randrange(HEAD_START) if rest else math.inf
         self.others_begin = threading.Event()
 
@@ -168,14 +168,14 @@ def race(
                 cursor.connection.query("DO 0")
 
         try:
-            for mine in range(rounds):
+            for round_number in range(rounds):
                 barrier.wait(120)
                 if runner == start.leader and not start.left:
                     start.others_begin.set()
                 elif runner != start.leader:
                     start.others_begin.wait(120)
                 try:
-                    answers[runner] = move(service, mine)
+                    answers[runner] = move(service, round_number)
                 except errors.CoreError as error:
                     answers[runner] = error
                 finally:
@@ -189,7 +189,7 @@ def race(
         finally:
             service.stop()
 
-    threads = [threading.Thread(target=run, args=each) for each in enumerate(moves)]
+    threads = [threading.Thread(target=run, args=move) for move in enumerate(moves)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -204,7 +204,7 @@ def recount(database: Database) -> dict[int, Any]:
     """Check every batch's counts against its bits and its state against its counts; return the rows by id."""
     with database.engine.connect() as tx:
         batches = {row.id: row for row in tx.execute(sa.select(tables.batches))}
-        named = {id: journal.recent(tx, id, row.group_size) for id, row in batches.items() if row.journal_next}
+        journaled = {id: journal.recent(tx, id, row.group_size) for id, row in batches.items() if row.journal_next}
         groups = tx.execute(sa.select(tables.item_groups)).all()
     counted = {batch: [0, 0] for batch in batches}
     for row in groups:
@@ -214,16 +214,16 @@ def recount(database: Database) -> dict[int, Any]:
         first = (1 << row.resolved_count) - 1
         resolved = first if row.resolved is None else int.from_bytes(row.resolved, "little")
         failed = 0 if row.failed is None else int.from_bytes(row.failed, "little")
-        where = f"batch {row.batch_id}, group {row.group_no}"
-        assert resolved < 1 << issued, f"{where}: bits are set of items that were never issued"
-        assert not failed & ~resolved, f"{where}: items are failed and not resolved"
-        assert (resolved.bit_count(), failed.bit_count()) == (row.resolved_count, row.failed_count), where
-        for index in named.get(row.batch_id, {}).pop(row.group_no, ()):
+        position = f"batch {row.batch_id}, group {row.group_no}"
+        assert resolved < 1 << issued, f"{position}: bits are set of items that were never issued"
+        assert not failed & ~resolved, f"{position}: items are failed and not resolved"
+        assert (resolved.bit_count(), failed.bit_count()) == (row.resolved_count, row.failed_count), position
+        for index in journaled.get(row.batch_id, {}).pop(row.group_no, ()):
             resolved |= 1 << index
-            assert not failed >> index & 1, f"{where}: item {index} is failed, and the journal names it"
+            assert not failed >> index & 1, f"{position}: item {index} is failed, and the journal names it"
         counted[row.batch_id][0] += resolved.bit_count() - failed.bit_count()
         counted[row.batch_id][1] += failed.bit_count()
-    for id, without_row in named.items():
+    for id, without_row in journaled.items():
         counted[id][0] += sum(len(set(indexes)) for indexes in without_row.values())
     for number, batch in batches.items():
         assert [batch.acked, batch.failed] == counted[number], f"batch {number}: counts and bits disagree"

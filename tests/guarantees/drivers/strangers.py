@@ -15,16 +15,16 @@ from core.storage.database import Database
 def locked(database: Database, *batches: int, groups: bool = False) -> Iterator[None]:
     """Another session holds the rows of the batches, or those of their groups."""
     url = database.url
-    wanted = ",".join(map(str, batches))
+    ids = ",".join(map(str, batches))
     with contextlib.closing(
         pymysql.connect(host=url.host, port=url.port, user=url.username, database=url.database)
     ) as stranger:
         with stranger.cursor() as cursor:
             if groups:
-                cursor.execute(f"SELECT batch_id FROM item_groups WHERE batch_id IN ({wanted}) FOR UPDATE")
+                cursor.execute(f"SELECT batch_id FROM item_groups WHERE batch_id IN ({ids}) FOR UPDATE")
                 assert cursor.rowcount >= len(batches)
             else:
-                cursor.execute(f"SELECT id FROM batches WHERE id IN ({wanted}) FOR UPDATE")
+                cursor.execute(f"SELECT id FROM batches WHERE id IN ({ids}) FOR UPDATE")
                 assert cursor.rowcount == len(batches)
         yield
         stranger.rollback()

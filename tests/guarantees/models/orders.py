@@ -42,10 +42,10 @@ Function = Callable[[Any, feed.Event], Outcome]
 
 def ship(state: Any, event: feed.Event) -> Outcome:
     """Events in any order; what is seen is the state."""
-    seen = sorted({*(state or []), event.type})
-    if set(NEEDED) <= set(seen):
-        return Outcome(seen, [outbox.NewCommand("ship", "ship", json.dumps({"order": event.key}))], finish=True)
-    return Outcome(seen)
+    types = sorted({*(state or []), event.type})
+    if set(NEEDED) <= set(types):
+        return Outcome(types, [outbox.NewCommand("ship", "ship", json.dumps({"order": event.key}))], finish=True)
+    return Outcome(types)
 
 
 def ship_again_and_again(state: Any, event: feed.Event) -> Outcome:
@@ -80,8 +80,8 @@ class Worker:
         self.session = f"session-{next(sessions)}"
         service.processes.define(PROCESS, partitions=PARTITIONS)
         self.epochs = {
-            held.partition: held.epoch
-            for held in service.consumer_groups.sync(GROUP, Caller(name, self.session)).assigned
+            partition.partition: partition.epoch
+            for partition in service.consumer_groups.sync(GROUP, Caller(name, self.session)).assigned
         }
         assert len(self.epochs) == PARTITIONS
 
@@ -93,12 +93,12 @@ class Worker:
         except errors.InstanceNotFound:
             version, state = 0, None
         epoch = self.epochs[partition_of(instance, PARTITIONS)]
-        this = (PROCESS, instance, event.id, event.position, self.name, epoch, version)
+        fence_values = (PROCESS, instance, event.id, event.position, self.name, epoch, version)
         try:
             outcome = self.function(state, event)
         except ValueError as error:
-            return Handling(*this, error=repr(error))
-        return Handling(*this, json.dumps(outcome.state), outcome.commands, outcome.timers, outcome.finish)
+            return Handling(*fence_values, error=repr(error))
+        return Handling(*fence_values, json.dumps(outcome.state), outcome.commands, outcome.timers, outcome.finish)
 
     def deliver(self, event: feed.Event, instance: str | None = None) -> Handled:
         """As often as the instance goes on in between."""
@@ -124,9 +124,9 @@ class Worker:
 
 def append(service: Service, *events: tuple[str, str]) -> list[feed.Event]:
     """(instance, type) each, as they then stand in the feed."""
-    placed = service.feed.append([feed.NewEvent(f"{key}:{type}", type, key) for key, type in events])
-    found = {event.position: event for event in everything(service)}
-    return [found[each.position] for each in placed]
+    positions = service.feed.append([feed.NewEvent(f"{key}:{type}", type, key) for key, type in events])
+    events_by_position = {event.position: event for event in everything(service)}
+    return [events_by_position[position.position] for position in positions]
 
 
 def everything(service: Service) -> list[feed.Event]:
@@ -143,16 +143,16 @@ def everything(service: Service) -> list[feed.Event]:
 def commands(service: Service) -> list[tuple[str, str]]:
     """(instance, type) of all that were issued; each must stand in the feed, too, where it says."""
     issued = service.processes.commands(0, 1000).commands
-    found = {event.position: event for event in everything(service)}
+    events_by_position = {event.position: event for event in everything(service)}
     for command in issued:
-        event = found[command.position]
+        event = events_by_position[command.position]
         assert (event.id, event.type) == (f"command:{command.id}", f"command.{command.type}")
-    assert sum(event.type.startswith("command.") for event in found.values()) == len(issued)
+    assert sum(event.type.startswith("command.") for event in events_by_position.values()) == len(issued)
     return [(command.instance, command.type) for command in issued]
 
 
 def run(service: Service, request: dict[str, Any]) -> None:
     """A handling, `asdict`, in a process that dies at some point of it (see `dying`)."""
-    given = dict(request["handling"])
-    issued = [outbox.NewCommand(**each) for each in given.pop("commands")]
-    service.processes.handle(Handling(**given | {"commands": issued}))
+    arguments = dict(request["handling"])
+    issued = [outbox.NewCommand(**command) for command in arguments.pop("commands")]
+    service.processes.handle(Handling(**arguments | {"commands": issued}))

@@ -62,14 +62,14 @@ def _perform(service: Service, request: Request) -> Answer:
     verb, key = request["verb"], request.get("key")
     match verb:
         case "open":
-            opened = service.batches.open(_opening(request), key)
-            return {"batch": opened.batch.id, "state": opened.batch.state} | {
-                name: getattr(opened, name) for name in ("start", "count", "newly", "replayed")
+            opening = service.batches.open(_opening(request), key)
+            return {"batch": opening.batch.id, "state": opening.batch.state} | {
+                name: getattr(opening, name) for name in ("start", "count", "newly", "replayed")
             }
         case "extend":
-            extended = service.batches.extend(request["batch"], request["count"], key)
-            return {"items": extended.batch.items} | {
-                name: getattr(extended, name) for name in ("start", "count", "replayed")
+            extension = service.batches.extend(request["batch"], request["count"], key)
+            return {"items": extension.batch.items} | {
+                name: getattr(extension, name) for name in ("start", "count", "replayed")
             }
         case "seal":
             sealed = service.batches.seal(request["batch"], key)
@@ -83,21 +83,25 @@ def _perform(service: Service, request: Request) -> Answer:
             report = janitor.run_once(service.database, janitor.Policy())
             return {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)}
         case "tally":
-            applied = service.tallies.apply(request["tally"], [tally_entry(each) for each in request["entries"]])
+            applied = service.tallies.apply(request["tally"], [tally_entry(entry) for entry in request["entries"]])
             return {"applied": applied.applied, "repeated": applied.repeated}
     answer = service.acks.ack(call(request)).result(120)
     rejected = [
-        [each.reason, list(each.item) if each.item is not None else list(each.group or ()), each.count]
-        for each in answer.rejected
+        [
+            rejection.reason,
+            list(rejection.item) if rejection.item is not None else list(rejection.group or ()),
+            rejection.count,
+        ]
+        for rejection in answer.rejected
     ]
     completed = {
         batch: {
-            "key": each.key,
-            "newly": each.newly,
-            "succeeded": each.succeeded,
-            "newly_succeeded": each.newly_succeeded,
+            "key": completion.key,
+            "newly": completion.newly,
+            "succeeded": completion.succeeded,
+            "newly_succeeded": completion.newly_succeeded,
         }
-        for batch, each in answer.completed.items()
+        for batch, completion in answer.completed.items()
     }
     counts = {"applied": answer.applied, "repeated": answer.repeated}
     return counts | {"rejected": sorted(rejected), "completed": completed}
@@ -172,9 +176,9 @@ class Model:
         self.owing: list[ModelBatch] = []
         """Batches that ended, whose parent's item is to be resolved when the request is done."""
 
-    def perform(self, request: Request, opened: int | None = None) -> Answer:
-        """Apply the request; `opened` is the id that a new batch got."""
-        answer: Answer = getattr(self, f"_{request['verb']}")(request, opened)
+    def perform(self, request: Request, batch_id: int | None = None) -> Answer:
+        """Apply the request; `batch_id` is the id that a new batch got."""
+        answer: Answer = getattr(self, f"_{request['verb']}")(request, batch_id)
         while self.owing:
             self._pay(self.owing.pop(0))
         return answer
@@ -189,12 +193,12 @@ class Model:
         parent = self.batches.get(child.parent[0])
         if parent is None or parent.state in (State.EXPIRED, State.CANCELLED):
             return
-        done = child.state is State.COMPLETE and not child.failed
-        how = "completed with failures" if child.state is State.COMPLETE else str(child.state)
-        reason = None if done else f"batch {child.id}, which this item is, {how}"
-        nobody: Answer = {"applied": 0, "repeated": 0, "completed": {}}
-        request = {"verb": "ack" if done else "fail", "reason": reason}
-        self._resolve(parent, {child.parent[1]}, request, object(), nobody)
+        is_acked = child.state is State.COMPLETE and not child.failed
+        outcome = "completed with failures" if child.state is State.COMPLETE else str(child.state)
+        reason = None if is_acked else f"batch {child.id}, which this item is, {outcome}"
+        answer: Answer = {"applied": 0, "repeated": 0, "completed": {}}
+        request = {"verb": "ack" if is_acked else "fail", "reason": reason}
+        self._resolve(parent, {child.parent[1]}, request, object(), answer)
 
     def _impossible_parent(self, item: tuple[int, int, int]) -> str | None:
         batch_id, group, index = item
@@ -206,13 +210,13 @@ class Model:
         number = group * parent.group_size + index
         if index >= parent.group_size or number not in parent.pending:
             return "invalid_request"
-        taken = any(each.parent == (batch_id, number) for each in self.batches.values())
-        return "invalid_request" if taken else None
+        is_taken = any(batch.parent == (batch_id, number) for batch in self.batches.values())
+        return "invalid_request" if is_taken else None
 
     def _find(self, request: Request) -> ModelBatch | None:
         return self.batches.get(request["batch"])
 
-    def _open(self, request: Request, opened: int | None) -> Answer:
+    def _open(self, request: Request, new_id: int | None) -> Answer:
         key, opening = request.get("key"), DEFAULTS | request["opening"]
         fingerprint = _fingerprint("open", key, str(sorted(opening.items())))
         if key in self.opens:
@@ -225,12 +229,12 @@ class Model:
         parent = opening["parent"]
         if parent is not None and (impossible := self._impossible_parent(parent)):
             return {"error": impossible}
-        assert opened is not None
-        assert opened not in self.batches
-        assert opened not in self.deleted, "an id came back"
+        assert new_id is not None
+        assert new_id not in self.batches
+        assert new_id not in self.deleted, "an id came back"
         items, sealed = opening["items"], opening["sealed"]
         state = State.COMPLETE if sealed and not items else State.SEALED if sealed else State.OPEN
-        batch = ModelBatch(opened, opening["key"], opening["group_size"], items, state)
+        batch = ModelBatch(new_id, opening["key"], opening["group_size"], items, state)
         batch.events = ["opened", *(["sealed"] if sealed else [])]
         if parent is not None:
             batch.parent = parent[0], parent[1] * self.batches[parent[0]].group_size + parent[2]
@@ -238,11 +242,11 @@ class Model:
             batch.completed_by = batch.succeeded_by = fingerprint
             batch.events += ["completed", "succeeded"]
             self._ended(batch)
-        self.batches[opened] = batch
+        self.batches[new_id] = batch
         if key is not None:
-            self.opens[key] = opened, opening
+            self.opens[key] = new_id, opening
         newly = batch.state is State.COMPLETE
-        return {"batch": opened, "state": state, "start": 0, "count": items, "newly": newly, "replayed": False}
+        return {"batch": new_id, "state": state, "start": 0, "count": items, "newly": newly, "replayed": False}
 
     def _extend(self, request: Request, _: object) -> Answer:
         batch, key, count = self._find(request), request.get("key"), request["count"]
@@ -268,15 +272,15 @@ class Model:
             return {"error": "batch_not_found"}
         if batch.state in (State.EXPIRED, State.CANCELLED):
             return {"error": f"batch_{batch.state}"}
-        mine = _fingerprint("seal", request.get("key"), str(batch.id))
+        fingerprint = _fingerprint("seal", request.get("key"), str(batch.id))
         if batch.state is State.OPEN:
             batch.state, batch.idle = State.SEALED, False
             batch.events.append("sealed")
-            self._settle(batch, mine)
+            self._settle(batch, fingerprint)
         return {
             "state": batch.state,
-            "newly": batch.completed_by == mine,
-            "newly_succeeded": batch.succeeded_by == mine,
+            "newly": batch.completed_by == fingerprint,
+            "newly_succeeded": batch.succeeded_by == fingerprint,
         }
 
     def _cancel(self, request: Request, _: object) -> Answer:
@@ -310,53 +314,53 @@ class Model:
         expired = []
         # Ascending in each state, and each pays at once: so a parent is idle, or not, as its children left it.
         for state in (State.OPEN, State.SEALED):
-            for batch in sorted(self.batches.values(), key=lambda each: each.id):
+            for batch in sorted(self.batches.values(), key=lambda batch: batch.id):
                 if batch.state is state and batch.idle and not self._has_live_children(batch):
                     batch.end(State.EXPIRED)
                     expired.append(batch)
                     self._ended(batch)
                     while self.owing:
                         self._pay(self.owing.pop(0))
-        deleted = [batch for batch in self.batches.values() if batch.ended_long_ago]
-        for batch in deleted:
+        deletions = [batch for batch in self.batches.values() if batch.ended_long_ago]
+        for batch in deletions:
             self._forget(batch)
-        return {"expired": sorted(each.id for each in expired), "deleted": sorted(each.id for each in deleted)}
+        return {"expired": sorted(batch.id for batch in expired), "deleted": sorted(batch.id for batch in deletions)}
 
     def _has_live_children(self, batch: ModelBatch) -> bool:
-        return any(each.live and each.parent and each.parent[0] == batch.id for each in self.batches.values())
+        return any(child.live and child.parent and child.parent[0] == batch.id for child in self.batches.values())
 
     def _ack(self, request: Request, _: object) -> Answer:
         masks: dict[tuple[int, int], set[int]] = {}
         for batch_id, group, mask in request.get("masks", ()):
             masks.setdefault((batch_id, group), set()).update(indexes_of(mask))
         ids = {tuple(item) for item in request.get("items", ())}
-        ids -= {(batch_id, group, index) for (batch_id, group), found in masks.items() for index in found}
+        ids -= {(batch_id, group, index) for (batch_id, group), indexes in masks.items() for index in indexes}
         content = (
             request.get("reason"),
             sorted(ids),
-            sorted((*where, *sorted(found)) for where, found in masks.items()),
+            sorted((*position, *sorted(indexes)) for position, indexes in masks.items()),
         )
-        mine = _fingerprint(request["verb"], request.get("key"), str(content))
+        fingerprint = _fingerprint(request["verb"], request.get("key"), str(content))
         rejected: list[list[Any]] = []
-        wanted: dict[int, set[int]] = {}
+        numbers_by_batch: dict[int, set[int]] = {}
         for batch_id, group, index in ids:
             reason = self._why_not(batch_id, group, index)
             if reason:
                 rejected.append([reason, [batch_id, group, index], 1])
             else:
                 batch = self.batches[batch_id]
-                wanted.setdefault(batch_id, set()).add(group * batch.group_size + index)
-        for (batch_id, group), found in masks.items():
-            reasons = {index: self._why_not(batch_id, group, index) for index in found}
-            for reason in {each for each in reasons.values() if each}:
+                numbers_by_batch.setdefault(batch_id, set()).add(group * batch.group_size + index)
+        for (batch_id, group), indexes in masks.items():
+            reasons = {index: self._why_not(batch_id, group, index) for index in indexes}
+            for reason in {reason_ for reason_ in reasons.values() if reason_}:
                 rejected.append([reason, [batch_id, group], list(reasons.values()).count(reason)])
             good = {index for index, reason in reasons.items() if not reason}
             if good:
                 size = self.batches[batch_id].group_size
-                wanted.setdefault(batch_id, set()).update(group * size + index for index in good)
+                numbers_by_batch.setdefault(batch_id, set()).update(group * size + index for index in good)
         answer: Answer = {"applied": 0, "repeated": 0, "rejected": sorted(rejected), "completed": {}}
-        for batch_id, numbers in wanted.items():
-            self._resolve(self.batches[batch_id], numbers, request, mine, answer)
+        for batch_id, numbers in numbers_by_batch.items():
+            self._resolve(self.batches[batch_id], numbers, request, fingerprint, answer)
         return answer
 
     _fail = _ack
@@ -371,39 +375,41 @@ class Model:
             return "unknown_item"
         return None
 
-    def _resolve(self, batch: ModelBatch, numbers: set[int], request: Request, mine: Any, answer: Answer) -> None:
+    def _resolve(
+        self, batch: ModelBatch, numbers: set[int], request: Request, fingerprint: Any, answer: Answer
+    ) -> None:
         if request["verb"] == "ack":
-            changed = numbers - batch.acked
-            batch.acked |= changed
-            batch.failed -= changed
-            for number in changed:
+            news = numbers - batch.acked
+            batch.acked |= news
+            batch.failed -= news
+            for number in news:
                 batch.reasons.pop(number, None)
         else:
-            changed = numbers - batch.acked - batch.failed
-            batch.failed |= changed
+            news = numbers - batch.acked - batch.failed
+            batch.failed |= news
             if request.get("reason") is not None:
-                batch.reasons |= dict.fromkeys(changed, request["reason"])
-        if changed:
+                batch.reasons |= dict.fromkeys(news, request["reason"])
+        if news:
             batch.idle = False
-            self._settle(batch, mine)
-        answer["applied"] += len(changed)
-        answer["repeated"] += len(numbers) - len(changed)
+            self._settle(batch, fingerprint)
+        answer["applied"] += len(news)
+        answer["repeated"] += len(numbers) - len(news)
         if batch.state is State.COMPLETE:
             answer["completed"][batch.id] = {
                 "key": batch.key,
-                "newly": batch.completed_by == mine,
+                "newly": batch.completed_by == fingerprint,
                 "succeeded": not batch.failed,
-                "newly_succeeded": batch.succeeded_by == mine,
+                "newly_succeeded": batch.succeeded_by == fingerprint,
             }
 
-    def _settle(self, batch: ModelBatch, mine: Any) -> None:
+    def _settle(self, batch: ModelBatch, fingerprint: Any) -> None:
         """After a change: is it complete now, and has it succeeded?"""
         if batch.state is State.SEALED and not batch.pending:
             batch.end(State.COMPLETE)
-            batch.completed_by = mine
+            batch.completed_by = fingerprint
             self._ended(batch)
         if batch.state is State.COMPLETE and not batch.failed and batch.succeeded_by is None:
-            batch.succeeded_by = mine
+            batch.succeeded_by = fingerprint
             batch.events.append("succeeded")
             self._ended(batch)
 
@@ -412,15 +418,15 @@ class Model:
         batch = self.batches[batch_id]
         batch.idle = True
         batch.ended_long_ago = not batch.live
-        known = tables.batches.c
+        columns = tables.batches.c
         with service.database.engine.begin() as tx:
-            row = tx.execute(sa.select(known.updated_at, known.ended_at).where(known.id == batch_id)).one()
+            row = tx.execute(sa.select(columns.updated_at, columns.ended_at).where(columns.id == batch_id)).one()
             past = {
                 name: value - janitor.timedelta(days=LONG_AGO)
                 for name, value in row._mapping.items()
                 if value is not None
             }
-            tx.execute(sa.update(tables.batches).where(known.id == batch_id).values(past))
+            tx.execute(sa.update(tables.batches).where(columns.id == batch_id).values(past))
 
 
 def _fingerprint(verb: str, key: str | None, content: str) -> Any:
@@ -430,13 +436,13 @@ def _fingerprint(verb: str, key: str | None, content: str) -> Any:
 
 def spans(numbers: set[int]) -> list[tuple[int, int]]:
     """The maximal half-open ranges of a set of numbers."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for number in sorted(numbers):
-        if found and found[-1][1] == number:
-            found[-1] = found[-1][0], number + 1
+        if runs and runs[-1][1] == number:
+            runs[-1] = runs[-1][0], number + 1
         else:
-            found.append((number, number + 1))
-    return found
+            runs.append((number, number + 1))
+    return runs
 
 
 def assert_equal(service: Service, model: Model, *, limit: int = 1000) -> None:
@@ -452,25 +458,27 @@ def assert_equal(service: Service, model: Model, *, limit: int = 1000) -> None:
 def events_of(service: Service, batch_id: int) -> list[str]:
     """What the feed tells of a batch, in its order."""
     events = service.feed.read(0, 1000, batch=batch_id).events
-    assert [each.id for each in events] == [f"batch:{batch_id}:{each.type.removeprefix('batch.')}" for each in events]
-    return [each.type.removeprefix("batch.") for each in events]
+    assert [event.id for event in events] == [
+        f"batch:{batch_id}:{event.type.removeprefix('batch.')}" for event in events
+    ]
+    return [event.type.removeprefix("batch.") for event in events]
 
 
 def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000) -> None:
-    found = service.batches.get(batch.id)
+    stored_batch = service.batches.get(batch.id)
     facts = (
-        found.key,
-        found.state,
-        found.items,
-        found.acked,
-        found.failed,
-        found.pending,
-        found.complete,
-        found.succeeded,
+        stored_batch.key,
+        stored_batch.state,
+        stored_batch.items,
+        stored_batch.acked,
+        stored_batch.failed,
+        stored_batch.pending,
+        stored_batch.complete,
+        stored_batch.succeeded,
     )
     assert events_of(service, batch.id) == batch.events
-    assert found.parent_due is None
-    parent = (found.parent_batch, found.parent_number) if found.parent is not None else None
+    assert stored_batch.parent_due is None
+    parent = (stored_batch.parent_batch, stored_batch.parent_number) if stored_batch.parent is not None else None
     assert parent == batch.parent
     complete = batch.state is State.COMPLETE
     counts = len(batch.acked), len(batch.failed), len(batch.pending)
@@ -481,16 +489,16 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
         start: int | None = 0
         while start is not None:
             page = service.batches.ranges(batch.id, kind, start, limit)[1]  # type: ignore[arg-type]
-            ranges[kind] += [(each.start, each.end) for each in page.ranges]
-            for each in page.ranges:
-                reasons |= each.reasons
+            ranges[kind] += [(span.start, span.end) for span in page.ranges]
+            for span in page.ranges:
+                reasons |= span.reasons
             start = page.next
     assert ranges == {"pending": spans(batch.pending), "failed": spans(batch.failed)}
     assert reasons == batch.reasons
-    known = tables.failures.c
-    kept = sa.select(known.number, known.reason).where(known.batch_id == batch.id)
-    assert dict(service.database.read(lambda tx: [tuple(row) for row in tx.execute(kept)])) == batch.reasons
+    columns = tables.failures.c
+    stored_reasons = sa.select(columns.number, columns.reason).where(columns.batch_id == batch.id)
+    assert dict(service.database.read(lambda tx: [tuple(row) for row in tx.execute(stored_reasons)])) == batch.reasons
     assert service.batches.watermark(batch.id)[1] == min(batch.pending, default=batch.items)
-    verified = service.batches.verify(batch.id)
-    assert verified.ok, verified.faults
-    assert (verified.counted_acked, verified.counted_failed) == counts[:2]
+    verification = service.batches.verify(batch.id)
+    assert verification.ok, verification.faults
+    assert (verification.counted_acked, verification.counted_failed) == counts[:2]

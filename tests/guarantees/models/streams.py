@@ -90,7 +90,7 @@ class World:
         totals: dict[str, int] = {}
         records = [record for log in self.roots for record in log.records]
         for stage in range(len(self._passes)):
-            records = [Record(0, *made, None) for record in records for made in self._made_of(stage, record)]
+            records = [Record(0, *values, None) for record in records for values in self._made_of(stage, record)]
         for record in records:
             for key, delta in self.deltas(record).items():
                 totals[key] = totals.get(key, 0) + delta
@@ -98,25 +98,25 @@ class World:
 
     def _republished(self, stage: int, sources: list[Epoch]) -> list[Epoch]:
         """What a stage publishes over all of its lives."""
-        made: list[Epoch] = [self._topic(stage)]
-        committed: dict[int, int] = {}
+        epochs: list[Epoch] = [self._topic(stage)]
+        offsets: dict[int, int] = {}
         for life in range(self.dice.randint(0, 3), -1, -1):
-            if life and self.dice.random() < 0.3 and made[-1]:
-                made.append(self._topic(stage))
+            if life and self.dice.random() < 0.3 and epochs[-1]:
+                epochs.append(self._topic(stage))
             steps = self.dice.randint(1, 8) if life else None  # it dies after so many; the last life ends
-            self._live(stage, sources, made[-1], committed, steps)
-        return made
+            self._live(stage, sources, epochs[-1], offsets, steps)
+        return epochs
 
     def _topic(self, stage: int) -> Epoch:
         return [Log(f"stage-{stage}", partition, 0) for partition in range(self.dice.randint(1, 3))]
 
     def _live(
-        self, stage: int, sources: list[Epoch], target: Epoch, committed: dict[int, int], steps: int | None
+        self, stage: int, sources: list[Epoch], target: Epoch, offsets: dict[int, int], steps: int | None
     ) -> None:
         for epoch in sources:
-            read = {id(log): committed.get(id(log), 0) for log in epoch}
-            while left := [log for log in epoch if read[id(log)] < len(log.records)]:
-                log = self.dice.choice(left)
+            read = {id(log): offsets.get(id(log), 0) for log in epoch}
+            while unread := [log for log in epoch if read[id(log)] < len(log.records)]:
+                log = self.dice.choice(unread)
                 record = log.records[read[id(log)]]
                 products = self._made_of(stage, record)
                 dies = steps == 0
@@ -137,9 +137,9 @@ class World:
                 steps = None if steps is None else steps - 1
                 read[id(log)] += 1
                 if self.dice.random() < 0.3:
-                    committed[id(log)] = read[id(log)]
+                    offsets[id(log)] = read[id(log)]
             # The next epoch is not begun before this one is done with.
-            committed.update(read)
+            offsets.update(read)
 
     def consumed(self) -> Iterator[list[Any]]:
         """The calls of all consumers, in the order in which they reach the service; each is applied."""
@@ -159,37 +159,37 @@ class World:
     def _consumer(self, *, dies: bool) -> Iterator[list[Any]]:
         """A life of a consumer: its calls, and an empty list where nothing reaches the service."""
         dice = self.dice
-        left = dice.randint(0, 12) if dies else None
+        remaining = dice.randint(0, 12) if dies else None
         for epoch in self._epochs:
             read = {id(log): self._committed.get(id(log), 0) for log in epoch}
             acked = dict(read)
-            unanswered: list[Message] = []
+            pending: list[Message] = []
             gatherer = Gatherer(dice.randint(1, 12))
-            while gatherer or unanswered or any(read[id(log)] < len(log.records) for log in epoch):
-                if left is not None:
-                    left -= 1
-                    if left < 0:
+            while gatherer or pending or any(read[id(log)] < len(log.records) for log in epoch):
+                if remaining is not None:
+                    remaining -= 1
+                    if remaining < 0:
                         return
-                if unanswered:
+                if pending:
                     # Once more, in another cut, and with more behind it.
                     gatherer = Gatherer(dice.randint(1, 12))
-                    for each in unanswered:
-                        gatherer.put(each)
-                    unanswered = []
+                    for message in pending:
+                        gatherer.put(message)
+                    pending = []
                 for _ in range(dice.randint(0, 6)):
                     readable = [log for log in epoch if read[id(log)] < len(log.records)]
                     if not readable:
                         break
                     gatherer.put(self._read(dice.choice(readable), read, acked))
                 yield []
-                held = [*gatherer._messages]
+                messages = [*gatherer._messages]
                 call = gatherer.take()
                 if call is None:
                     continue
-                reaches, answered = dice.random() < 0.9, dice.random() < 0.8
+                reaches, is_answered = dice.random() < 0.9, dice.random() < 0.8
                 if reaches and call.entries:
                     yield call.entries
-                if reaches and answered:
+                if reaches and is_answered:
                     for ack in call.acks:
                         ack()
                     for log in epoch:
@@ -197,7 +197,7 @@ class World:
                             before = self._committed.get(id(log), 0)
                             self._committed[id(log)] = max(before, acked[id(log)])
                 else:
-                    unanswered = held
+                    pending = messages
             for log in epoch:
                 self._committed[id(log)] = len(log.records)
 

@@ -65,17 +65,17 @@ class Mortals:
         )
 
     def run(
-        self, url: str, request: Request, point: int, *, combined: bool = False, journaled: bool = False
+        self, url: str, request: Request, point: int, *, with_combiner: bool = False, with_journal: bool = False
     ) -> Death | None:
         """Perform the request in a process that dies at the `point`th point; None where it ended before that."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        job = {"url": url, "request": request, "point": point, "combined": combined, "journaled": journaled}
+        job = {"url": url, "request": request, "point": point, "combined": with_combiner, "journaled": with_journal}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        said = json.loads(self._process.stdout.readline())
-        assert "trouble" not in said, said["trouble"]
-        return Death(said["where"], said["commits"]) if "where" in said else None
+        reply = json.loads(self._process.stdout.readline())
+        assert "trouble" not in reply, reply["trouble"]
+        return Death(reply["where"], reply["commits"]) if "where" in reply else None
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -86,19 +86,19 @@ class Mortals:
 class _Points:
     """Counts the points that are passed, and ends the process at one of them."""
 
-    def __init__(self, point: int, said: int) -> None:
+    def __init__(self, point: int, pipe: int) -> None:
         self.left = point
-        self.said = said
+        self.said = pipe
         self.commits = 0
         self.armed = False
         self._one_dies = threading.Lock()
 
-    def passed(self, where: str) -> None:
+    def passed(self, place: str) -> None:
         if not self.armed:
             return
         with self._one_dies:  # never released by the thread that ends the process: no other one writes as well
             if not self.left:
-                os.write(self.said, json.dumps({"where": where, "commits": self.commits}).encode())
+                os.write(self.said, json.dumps({"where": place, "commits": self.commits}).encode())
                 os._exit(9)
             self.left -= 1
 
@@ -138,8 +138,8 @@ class _Points:
 class Written:
     """A sender whose receiver is a file: a line for each event, which is there though the process dies."""
 
-    def __init__(self, sent: Path) -> None:
-        self._sent = sent
+    def __init__(self, log: Path) -> None:
+        self._sent = log
 
     def check(self, url: str) -> None:
         pass
@@ -150,16 +150,16 @@ class Written:
         return SendResult(200, None, 0)
 
 
-def dispatch(database: Database, sent: Path) -> None:
+def dispatch(database: Database, log: Path) -> None:
     """Deliver all that is due, one after the other."""
-    dispatcher = Dispatcher(database, Written(sent), backoff=Backoff(), lease=timedelta(minutes=1), threads=1)
+    dispatcher = Dispatcher(database, Written(log), backoff=Backoff(), lease=timedelta(minutes=1), threads=1)
     while dispatcher.run_once():
         dispatcher.settle()
     dispatcher.stop()
 
 
-def _live_and_die(job: dict[str, Any], said: int) -> None:
-    points = _Points(job["point"], said)
+def _live_and_die(job: dict[str, Any], pipe: int) -> None:
+    points = _Points(job["point"], pipe)
     purge.CHUNK = 2  # type: ignore[misc]  # so that a purge has several chunks
     if job["journaled"]:
         journaled.everything(pytest.MonkeyPatch())
@@ -184,7 +184,7 @@ def _live_and_die(job: dict[str, Any], said: int) -> None:
             service.consumer_groups.commit(holds, Snapshot.decode(bytes.fromhex(request["snapshot"])))
         case _:
             perform(service, request)
-    os.write(said, b"{}")
+    os.write(pipe, b"{}")
 
 
 def _fork(job: dict[str, Any]) -> str:
@@ -199,9 +199,9 @@ def _fork(job: dict[str, Any]) -> str:
         os._exit(0)
     os.close(say)
     with os.fdopen(hear) as pipe:
-        said = pipe.read()
+        output = pipe.read()
     os.waitpid(child, 0)
-    return said or json.dumps({"trouble": "the child said nothing"})
+    return output or json.dumps({"trouble": "the child said nothing"})
 
 
 @contextlib.contextmanager
