@@ -1916,10 +1916,8 @@ def main() -> int:
     with concurrent.futures.ThreadPoolExecutor(options.processes) as pool:
         for mutant, (is_killed, reason) in zip(selection, pool.map(_run, selection), strict=True):
             survivors += not is_killed
-            print(
-                f"{'KILLED  ' if is_killed else 'SURVIVED'} {mutant.name}\n         by {mutant.test}\n         {reason}",
-                flush=True,
-            )
+            verdict = "KILLED  " if is_killed else "SURVIVED"
+            print(f"{verdict} {mutant.name}\n         by {mutant.test}\n         {reason}", flush=True)
     print(f"{len(selection) - survivors} of {len(selection)} mutants were killed")
     return 1 if survivors else 0
 

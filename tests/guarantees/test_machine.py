@@ -178,12 +178,12 @@ class Machine(RuleBasedStateMachine):
     def seal(self, place: int | str, key: str | None, way: str) -> None:
         self.do_in_some_way({"verb": "seal", "batch": self.batch(place), "key": key}, way)
 
-    @rule(place=which, verb=verbs, found=numbers | spans, key=keys, reason=reasons, way=ways)
+    @rule(place=which, verb=verbs, offsets=numbers | spans, key=keys, reason=reasons, way=ways)
     def resolve(
-        self, place: int | str, verb: str, found: set[int], key: str | None, reason: str | None, way: str
+        self, place: int | str, verb: str, offsets: set[int], key: str | None, reason: str | None, way: str
     ) -> None:
         """Ids of one batch."""
-        request = {"verb": verb, "items": self.ids(self.batch(place), found), "key": key}
+        request = {"verb": verb, "items": self.ids(self.batch(place), offsets), "key": key}
         self.do_in_some_way(request | ({"reason": reason} if verb == "fail" else {}), way)
 
     @rule(
@@ -207,17 +207,17 @@ class Machine(RuleBasedStateMachine):
         verb=verbs,
         key=keys,
         way=ways,
-        spared=st.sampled_from([0, 0, 1, 2]),
+        remaining=st.sampled_from([0, 0, 1, 2]),
         seal=st.sampled_from(["", "before", "after"]),
     )
-    def finish(self, place: int, verb: str, key: str | None, way: str, spared: int, seal: str) -> None:
+    def finish(self, place: int, verb: str, key: str | None, way: str, remaining: int, seal: str) -> None:
         """Resolve all that is pending but for a few, and seal before that or after it, so that batches complete."""
         candidates = [batch_ for batch_ in self.model.batches.values() if batch_.live and batch_.pending]
         batch = candidates[-1 - place % len(candidates)]
         pending = sorted(batch.pending)
         resolve: Request = {
             "verb": verb,
-            "items": self.ids(batch.id, set(pending[: len(pending) - spared])),
+            "items": self.ids(batch.id, set(pending[: len(pending) - remaining])),
             "key": key,
         }
         if verb == "fail":
