@@ -15,8 +15,12 @@ from tests.chaos.worlds import OneServer, ThreeNodes, World
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Work under harm, then judge.")
-    parser.add_argument("--minutes", type=float, default=20, help="of trouble; the end takes a minute more (20)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description="Disturb a running system, then check its promises."
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=20, help="duration of the trouble; the end takes another minute (20)"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="which batches, and which troubles")
     parser.add_argument("--galera", action="store_true", help="on a cluster, one node always down or joining")
     parser.add_argument("--no-spark", action="store_true", help="masks as executors send them, but without a JVM")
@@ -24,7 +28,7 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="lastbit-chaos-"))
     actors = ACTORS if options.no_spark else (*ACTORS, "consumer-spark")
-    # So that what was started ends too.
+    # So that the processes that were started end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     world: World = ThreeNodes() if options.galera else OneServer()
     if not world.available:

@@ -1,5 +1,5 @@
-"""`python -m tests.chaos.actors KIND --broker PORT --url URL --record FOLDER --seed N`: one actor, until it is told to
-end, or killed."""
+"""`python -m tests.chaos.actors KIND --broker PORT --url URL --record FOLDER`: run one actor until the broker stops
+it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The queue between actors, in the memory of the run's own process, spoken to over TCP in lines of JSON.
+"""The queue between actors. It lives in the memory of the run's process and speaks JSON lines over TCP.
 
-What is taken is the taker's until it says `done`. Who dies, or says `back`, has it delivered to somebody else. Until
-`calm`, messages come in any order, some twice, and some are lost for a while.
+A message belongs to the connection that took it until that connection sends `done`. If the connection sends `back` or
+closes, the message is delivered again. Until `calm`, messages come in any order, some twice, and some are lost for a
+while.
 
-A lane is a queue with its own plans, producers and consumers: what they do meets in the same batches.
+A lane is a queue with its own plans, producers and consumers, which work on the same batches.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from typing import Any
 from tests.chaos.plans import Plan
 
 PATIENCE = 0.3
-"""Seconds that a take waits for something."""
+"""Seconds that a take waits for a message."""
 
 
 class Lane:
-    """With more items waiting than `backlog`, no plan is given away. `lost`: the share of items that are lost for a
-    while; `fresh`: half of the items that are taken are among the last that came."""
+    """With more than `backlog` items waiting, no new plan is handed out. `lost_share`: the share of items that are lost
+    for a while. `fresh`: half of the items handed out are among the newest."""
 
     def __init__(self, plans: Iterator[Plan], backlog: int, lost_share: float = 0.02, *, fresh: bool = False) -> None:
         self.lost = lost_share
@@ -36,7 +37,7 @@ class Lane:
         self.again: list[Plan] = []
         self.items: list[Any] = []
         self.aside: list[tuple[float, Any]] = []
-        """Lost until then."""
+        """Items that are lost until the given time."""
 
     @property
     def left(self) -> int:
@@ -51,7 +52,7 @@ class Broker:
 
     def __init__(self, lanes: Mapping[str, Lane], dice: random.Random) -> None:
         self.taken: list[Plan] = []
-        """Every plan that was ever given away."""
+        """Every plan that was handed out."""
         self.counts: Counter[str] = Counter()
         self._lanes = lanes
         self._dice = dice
@@ -68,12 +69,12 @@ class Broker:
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # who was killed hung up
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a killed actor hangs up
         self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
 
     def calm(self) -> None:
-        """Lose and repeat nothing any more, and give no new plans away."""
+        """Stop losing and repeating messages, and hand out no new plans."""
         with self._changed:
             self._calm = True
             for lane in self._lanes.values():
@@ -89,7 +90,7 @@ class Broker:
         return sum(lane.left for lane in self._lanes.values()) + len(self._leased)
 
     def stop(self) -> None:
-        """Each actor that asks for something is told to end."""
+        """Tell each actor to end at its next request."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -105,7 +106,7 @@ class Broker:
                 answer = self._answer(json.loads(line), leases)
                 handler.wfile.write(json.dumps(answer).encode() + b"\n")
         except (OSError, ValueError):
-            pass  # killed in the middle of it
+            pass  # killed while it was sending
         finally:
             with self._changed:
                 self.counts["redelivered after a death"] += len(leases)
@@ -192,7 +193,8 @@ class Link:
         self._file = socket.create_connection(("127.0.0.1", port)).makefile("rwb")
 
     def take(self, kind: str, limit: int) -> list[tuple[int, Any]] | None:
-        """`plans` or `items`, maybe none, after a short wait; of anything else none. None: it is time to end."""
+        """Take `plans` or `items`; the list may be empty after a short wait, and is for other kinds. None: the actor
+        must end."""
         answer = self._ask({"take": kind, "most": limit})
         return None if "stop" in answer else [(tag, message) for tag, message in answer["taken"]]
 

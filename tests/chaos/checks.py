@@ -1,8 +1,8 @@
-"""Holds what was answered against what is stored, and answers against each other.
+"""Compares the answers with the stored state and with each other.
 
-What is known of a batch, and when, is its `History`. An item is *asked for* from the first request on that names it,
-and *answered for* from the first 2xx on that took it: in between nobody can know. All times are of one clock, taken
-before the request is sent and after the answer was read, so each comparison errs on the side of the service.
+A batch's `History` holds the times of requests and answers. An item is *asked for* from the first request that names
+it, and *answered for* from the first 2xx that took it; in between its state is unknown. All times are of one clock,
+taken before the request is sent and after the answer was read, so each comparison errs on the side of the service.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Violation:
     batch: int | None = None
     item: str | None = None
     asks: list[Ask] = field(default_factory=list)
-    """That show it; else, all that name the item or the batch."""
+    """The requests that show it; if empty, all that name the item or the batch."""
 
 
 @dataclass
 class Wanted:
-    """What a request wants resolved."""
+    """The items that a request asks to resolve."""
 
     acked: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """By batch, numbers."""
+    """Item numbers by batch."""
     failed: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     strangers: set[str] = field(default_factory=set)
 
@@ -63,7 +63,7 @@ class Wanted:
 
 @dataclass
 class History:
-    """Of a batch: when what was first asked, and answered."""
+    """When each request about a batch was first sent, and first answered."""
 
     ack_asked: dict[int, float] = field(default_factory=dict)
     fail_asked: dict[int, float] = field(default_factory=dict)
@@ -73,13 +73,13 @@ class History:
     seal_asked: float = NEVER
     cancel_asked: float = NEVER
     said: dict[str, float] = field(default_factory=dict)
-    """State, and `succeeded`: when an answer first said so."""
+    """When an answer first showed each state, or `succeeded`."""
     issued: list[tuple[float, int]] = field(default_factory=list)
-    """When an answer said that numbers below were issued."""
+    """When an answer showed that the numbers below the second value were issued."""
     asked_times: list[float] = field(default_factory=list)
     answered_times: list[float] = field(default_factory=list)
     may_complete: float = NEVER
-    """Nobody can have been told so earlier."""
+    """No answer can have shown it earlier."""
     may_succeed: float = NEVER
 
     @property
@@ -97,7 +97,7 @@ class History:
         return min(self.ack_asked.get(number, NEVER), self.fail_asked.get(number, NEVER))
 
     def settle(self, items: int) -> None:
-        """When all is known."""
+        """Derive the sums, once all requests and answers are in."""
         numbers = range(items)
         self.asked_times = sorted(map(self.asked, {*self.ack_asked, *self.fail_asked}))
         self.answered_times = sorted(self.answered.values())
@@ -114,7 +114,7 @@ def _first(times: dict[int, float], numbers: Iterable[int], time: float) -> None
 
 
 class Checks:
-    """`violations` and what was `checked`, once it is made."""
+    """Runs all checks when created; `violations` and the counts in `checked` are the results."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -144,7 +144,7 @@ class Checks:
         ):
             self.violations += check()
 
-    # What is known.
+    # Collecting the histories.
 
     def _learn(self) -> None:
         for ask in self.evidence.asks:
@@ -158,7 +158,7 @@ class Checks:
                 if issued := _issued(ask):
                     batch, end = issued
                     self.histories.get(batch, History()).issued.append((ask.answered_at, end))
-        for ask in self.evidence.asks:  # by now it's known when what was cancelled
+        for ask in self.evidence.asks:  # needs the times of all cancellations
             if ask.path in ("/v1/acks", "/v1/failures"):
                 request = self._parsed(ask)
                 self.wanted.append((ask, request))
@@ -199,8 +199,8 @@ class Checks:
             _first(self.histories[batch].answered, numbers, ask.answered_at)
 
     def _refused(self, ask: Ask, request: Wanted) -> tuple[set[int], set[int]]:
-        """Batches of which the answer surely rejects an item, and all of which it may. They take nothing of the call
-        then, having ended."""
+        """Batches whose items the answer certainly rejects, and all whose items it may reject. A batch that rejects one
+        item has ended, so it took nothing of the call."""
         surely, possibly = set[int](), set[int]()
         for rejection in ask.answer["rejected"]:
             name = _named(rejection)
@@ -213,14 +213,15 @@ class Checks:
         return surely, surely | possibly
 
     def _cancelled(self, ask: Ask, request: Wanted) -> tuple[set[int], set[int]]:
-        """Of the batches of a request, those that were cancelled before it, and all that were before its answer."""
+        """The batches of a request that were certainly cancelled before it, and those that may have been before its
+        answer."""
         cancelled_batches = {batch for batch in request.batches if self.stored.batches[batch].state == "cancelled"}
         return (
             {batch for batch in cancelled_batches if self.histories[batch].said.get("cancelled", NEVER) < ask.at},
             {batch for batch in cancelled_batches if self.histories[batch].cancel_asked < ask.answered_at},
         )
 
-    # What is checked.
+    # The checks.
 
     def _ran(self) -> Iterator[Violation]:
         if self.evidence.left:
@@ -280,7 +281,8 @@ class Checks:
                 yield Violation(f"{end} items were issued, {row.items} are stored", batch)
 
     def _bits(self) -> Iterator[Violation]:
-        """Each item is what was answered of it; what was only asked may be so; what nobody asked for is pending."""
+        """Each item has the state that was answered. An item without an answer may have the state that was asked for,
+        or be pending. An item that no request named is pending."""
         for batch, history in self.histories.items():
             row = self.stored.batches[batch]
             for number in range(row.items):
@@ -322,7 +324,7 @@ class Checks:
                 yield Violation(says, batch)
 
     def _last_words(self) -> Iterator[Violation]:
-        """An end that was told is the end."""
+        """A batch stays in the end state that an answer has shown."""
         for batch, history in self.histories.items():
             row = self.stored.batches[batch]
             true = {"open", "sealed", row.state, *(["succeeded"] if _succeeded(row) else [])}
@@ -330,7 +332,7 @@ class Checks:
                 yield Violation(f"it was said to be {state}, and is {row.state} with {row.failed} failed", batch)
 
     def _batches_answered(self) -> Iterator[Violation]:
-        """No answer said of a batch what could not be yet, or was over already."""
+        """No answer showed a state that the batch could not have yet, or had already left."""
         for ask in self.evidence.asks:
             match = BATCH.match(ask.path)
             if not ask.good or not (match or (ask.path == "/v1/batches" and ask.method == "POST")):
@@ -426,7 +428,7 @@ class Checks:
         return self._counted
 
     def _sums(self) -> Iterator[Violation]:
-        """All that was said to be applied is as much as really changed, but for answers that were lost."""
+        """The sum of `applied` is the number of items that changed, except for lost answers."""
         applied = sum(ask.answer["applied"] for ask, _ in self.wanted if ask.good)
         unanswered_items = sum(request.size for ask, request in self.wanted if not ask.good)
         resolved = redriven = 0
@@ -442,7 +444,8 @@ class Checks:
             )
 
     def _transitions(self) -> Iterator[Violation]:
-        """One request was told `newly`, and none only where an answer was lost; so with `newly_succeeded`."""
+        """Exactly one request received `newly`, or none where an answer was lost. The same holds for
+        `newly_succeeded`."""
         names = ("newly", "newly_succeeded")
         reports: dict[str, dict[int, dict[str | None, Ask]]] = {name: defaultdict(dict) for name in names}
         hearers: dict[int, set[str | None]] = defaultdict(set)
@@ -473,7 +476,7 @@ class Checks:
                     yield Violation(says, batch)
 
     def _feed(self) -> Iterator[Violation]:
-        """Positions without a gap, and of each batch the events of its transitions, once, in their order."""
+        """Positions have no gap, and each transition of a batch is one event, in order."""
         events = self.stored.feed
         if [event.position for event in events] != list(range(1, len(events) + 1)):
             yield Violation("the feed's positions have a gap")
@@ -489,7 +492,7 @@ class Checks:
                 yield Violation(f"its events are {by_batch[batch]}, and should be {due}", batch)
 
     def _pages(self) -> Iterator[Violation]:
-        """Each page of the feed that a reader was shown is a piece of it."""
+        """Each page that a reader received is a piece of the feed."""
         ids = {event.position: event.event_id for event in self.stored.feed}
         for ask in self.evidence.asks:
             if not ask.good or not ask.path.startswith("/v1/events"):
@@ -503,7 +506,7 @@ class Checks:
                 yield Violation("a page of the feed shows what is not there", asks=[ask])
 
     def _webhooks(self) -> Iterator[Violation]:
-        """Each event arrived, well signed."""
+        """Each event arrived with a valid signature."""
         due = {event.event_id for event in self.stored.feed if event.position > self.evidence.webhook_from}
         received_ids = {webhook.id for webhook in self.evidence.got}
         self.checked["webhooks"] = len(due)
@@ -516,7 +519,7 @@ class Checks:
 
 
 def _named(rejection: Mapping[str, Any]) -> str | None:
-    """The item or group that was rejected; a report of Spark's counts alone."""
+    """The item or group that was rejected; None for a report of Spark, which has only counts."""
     return rejection.get("item") or rejection.get("group")
 
 
@@ -525,7 +528,7 @@ def _succeeded(row: Any) -> bool:
 
 
 def _told(ask: Ask) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Batch and what a good answer says of its completion."""
+    """Each batch with the completion in a good answer."""
     if ask.path in ("/v1/acks", "/v1/failures"):
         for entry in ask.answer["completed"]:
             yield entry["batch"], entry
@@ -534,7 +537,7 @@ def _told(ask: Ask) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _said(ask: Ask) -> Iterator[tuple[int, str]]:
-    """Batches, and what a good answer says of their state."""
+    """Each batch with the state in a good answer."""
     if ask.path in ("/v1/acks", "/v1/failures"):
         for entry in ask.answer["completed"]:
             yield entry["batch"], "complete"
@@ -547,14 +550,14 @@ def _said(ask: Ask) -> Iterator[tuple[int, str]]:
 
 
 def _issued(ask: Ask) -> tuple[int, int] | None:
-    """Batch, and up to where its numbers are issued, as a good answer says."""
+    """The batch, and the end of its issued numbers as a good answer shows it."""
     if ask.method == "POST" and "start" in ask.answer:
         return ask.answer.get("batch", ask.answer.get("id")), ask.answer["start"] + ask.answer["count"]
     return None
 
 
 def _contradictions(ask: Ask, history: History) -> Iterator[str]:
-    """What an answer that shows a batch says, and can't be so."""
+    """The contradictions between an answer that shows a batch and the batch's history."""
     answer = ask.answer
     resolved = answer["acked"] + answer["failed"]
     least = bisect_right(history.answered_times, ask.at)

@@ -23,8 +23,8 @@ class CommandLine:
         self._record = record
 
     def run(self, arguments: list[str], path: str, body: Any, *, key: str | None = None, input: str = "") -> Any:
-        """What it answers as JSON, `input` this as standard input. It is recorded as the POST of `body` to `path` that
-        it is, under `key`, or one of its own, which nobody knows. Raises `LastbitError` where the command fails."""
+        """Run the command with `input` as standard input and return its JSON output. It is recorded as the POST of
+        `body` to `path` that it sends, under `key` or a random key. Raises `LastbitError` if the command fails."""
         number = self._record.ask("POST", path, key or uuid.uuid4().hex, body)
         process = subprocess.run(
             [sys.executable, "-m", "lastbit", "--json", "--url", self._url, *arguments],

@@ -1,6 +1,6 @@
-"""Consumers: each resolves items in its way, and tells the queue so after the answer.
+"""Consumers: each resolves items in its own way and confirms the messages after the answer.
 
-What was not answered is given back to the queue. Now and then one also sends an id that was never issued.
+Messages without an answer go back to the queue. Now and then a consumer also sends an id that was never issued.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ STRANGER = 10**9
 """The group of ids that were never issued."""
 REASON = "the consumer gave up"
 TIMEOUT = 4.0
-"""Seconds for an answer: short enough that what the client gave up may still be done afterwards."""
+"""Seconds to wait for an answer: so short that the service may still execute a request after the client gave up."""
 PATIENCE = Retry(attempts=40, deadline=20, base=0.2, cap=2)
 
 
 class Messages:
-    """Some of the queue, in the consumer's hands."""
+    """Messages that a consumer has taken."""
 
     def __init__(self, link: Link, deliveries: Iterable[tuple[int, Any]]) -> None:
         self._link = link
@@ -51,13 +51,14 @@ class Messages:
         return [item for _, item, action in self._held if action is not Do.ACK]
 
     def alone(self) -> Iterator[Messages]:
-        """Each in a hand of its own."""
+        """Each message on its own."""
         for tag, item, action in self._held:
             yield Messages(self._link, [(tag, (item, action))])
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Done when the block ends, given back when the service fails it. What is to be redriven is published first."""
+        """Confirm the messages when the block ends, return them when the service fails. Items to redrive are published
+        first."""
         tags = [tag for tag, _, _ in self._held]
         try:
             yield
@@ -70,16 +71,16 @@ class Messages:
 
 
 class Way(Protocol):
-    """In which a consumer resolves what it has."""
+    """How a consumer resolves its messages."""
 
     most: int
-    """Messages that it takes at a time."""
+    """The number of messages that it takes at a time."""
 
     def resolve(self, messages: Messages) -> None: ...
 
 
 def consume(way: Way, link: Link) -> None:
-    """Until told to end."""
+    """Work until the broker stops the actor."""
     while (deliveries := link.take("items", way.most)) is not None:
         if deliveries:
             way.resolve(Messages(link, deliveries))
@@ -114,7 +115,7 @@ class Sync:
 
 
 class Bulk(Sync):
-    """As many ids in one call as make it a large one."""
+    """Enough ids in one call to make it a large one."""
 
     most = 160
 
@@ -146,7 +147,7 @@ class Async:
 
 
 class Acking:
-    """`acker()`: a message is done when its future is."""
+    """`acker()`: a message is confirmed when its futures are done."""
 
     most = 60
 
@@ -185,8 +186,8 @@ class CommandLines:
 
 
 class Masks:
-    """What Spark's executors do, by their own code (`lastbit.spark.posting`), but the masks are made here: so a short
-    run gets by without a JVM."""
+    """Sends masks with the code of Spark's executors (`lastbit.spark.posting`). The masks are made here, so a short run
+    needs no JVM."""
 
     most = 400
 
@@ -209,7 +210,7 @@ class Masks:
             (batch, group, _bytes(acked), _bytes(failed & ~acked), (acked | failed).bit_count(), 0, 1)
             for (batch, group), (acked, failed) in sorted(bits.items())
         ]
-        # As of a task that is run again: the same content, the same keys.
+        # Like a task that is run again: the same content has the same keys.
         posting = self._posting.Posting(self._connection, "masks", REASON, groups=random.choice([1, 8, 512]))
         with messages.handled():
             for result in self._posting.post(masks, posting):
@@ -218,8 +219,8 @@ class Masks:
 
 
 class RepeatingMasks(Masks):
-    """With what is to be acked it sends what it has sent of the same batches lately, as after a crash: its calls touch
-    many groups, the first ones and the last one."""
+    """Repeats the latest acks of the same batches with each call, as after a crash. So its calls touch many groups, the
+    first ones and the last one."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -236,8 +237,8 @@ def _bytes(mask: int) -> bytes:
 
 
 class Spark:
-    """`lastbit.spark.ack` on a real session. Its executors are processes of Spark's, so what is recorded is the call,
-    its failures under `failed`, and its report."""
+    """`lastbit.spark.ack` on a real session. The executors are processes of Spark and aren't recorded. The record has
+    the call, with its failures under `failed`, and the report."""
 
     most = 3000
 
@@ -247,7 +248,7 @@ class Spark:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         self._url = url
         self._record = record
-        # The next one of a killed session uses the same folder.
+        # A session that replaces a killed one uses the same folder.
         folder = f"{tempfile.gettempdir()}/lastbit-chaos-spark"
         builder = SparkSession.builder.master("local[1]").appName("lastbit chaos")
         for name, value in {

@@ -1,4 +1,4 @@
-"""What is known when all is over: what each actor asked and was answered, and what is stored."""
+"""The evidence after a run: each actor's requests and answers, and the stored state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.receivers import Got
 
 @dataclass(slots=True)
 class Ask:
-    """One request that was sent once, and what came of it: a `status` with its `answer`, or nothing that is known."""
+    """One attempt of a request, and its outcome: a `status` with its `answer`, or unknown."""
 
     who: str
     where: str
@@ -50,7 +50,7 @@ def _cut(text: str, longest: int = 600) -> str:
 
 
 def asks(folder: Path) -> list[Ask]:
-    """All that was recorded, by time. A line that its writer died over is left out: nothing was sent."""
+    """All recorded requests, by time. An incomplete line is left out: its writer died before it sent the request."""
     requests: list[Ask] = []
     for path in sorted(folder.glob("*.jsonl")):
         actor = path.name.partition(".")[0]
@@ -125,19 +125,19 @@ class Evidence:
     asks: list[Ask]
     stored: Stored
     plans: Sequence[Plan]
-    """Those that were taken up."""
+    """The plans that producers took."""
     got: Sequence[Got]
-    """What the receiver of webhooks got."""
+    """The webhooks that arrived."""
     webhook_from: int
-    """Above this position each event was to be sent."""
+    """Each event above this position must have been sent."""
     verified: Any
-    """What `lastbit verify --all --json` said."""
+    """The output of `lastbit verify --all --json`."""
     left: int = 0
-    """Messages and plans that were not done in the end."""
+    """Messages and plans that were unfinished at the end."""
     recounted: str | None = None
-    """What a recount of all bits objects to."""
+    """The error of a recount of all bits."""
     differences: list[str] = field(default_factory=list)
-    """What the servers of the database don't agree on."""
+    """Differences between the servers of the database."""
     crashed: list[str] = field(default_factory=list)
     """Processes that ended by themselves though nothing gave them cause."""
 

@@ -1,7 +1,7 @@
-"""Somebody holds a group's row locked, as a person's open transaction does, while its batch grows.
+"""Holds a group's row locked while its batch grows, like an operator's open transaction.
 
-In this trouble a flush does harm that has looked at its batch too early: it waits for the group, meanwhile others ack
-new items at the end of the batch, and then it writes that end as it was before.
+This trouble finds a flush that reads its batch too early: it waits for the group, meanwhile others ack new items at the
+end of the batch, and then it writes that end as it was before.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Holder:
         self._pause = threading.Event()
 
     def hold(self, dice: random.Random) -> None:
-        """Hold one until a flush waits for it, and until others have then written the end of its batch wider than it
-        was. Flushes wait for two seconds, so it is held for less once one waits."""
+        """Hold a group until a flush waits for it and other flushes have then widened the end of its batch. Flushes
+        wait for two seconds, so the lock is released earlier once one waits."""
         with (
             contextlib.suppress(errors.CoreError, DBAPIError),  # the database may be away
             Database(self._url) as database,
@@ -63,13 +63,13 @@ class Holder:
             watching.rollback()
             if watching.scalar(query):
                 return True
-            self._pause.wait(0.12)  # the server repeats its last answer about locks to those who ask more often
+            self._pause.wait(0.12)  # the server caches its answer about locks for 0.1 s
         return False
 
 
 def _growing(tx: Connection) -> Sequence[tuple[int, int]]:
-    """Batches that grow and aren't journaled, and of each the group before its last one of which the fewest items are
-    pending: few flushes want it, so that the others go on."""
+    """Growing batches without a journal, each with the fullest unfinished group before its last one. Few flushes need
+    that group, so the others go on."""
     live = (_batches.state == State.OPEN, _batches.group_size == GROWING_SIZE, _batches.journal_next == 0)
     newest = sa.select(_batches.id, _batches["items"]).where(*live).order_by(_batches.id.desc()).limit(8)
     candidates = []

@@ -1,4 +1,4 @@
-"""Processes that are run again when they have ended, as by systemd: nobody waits for them."""
+"""Restarts processes that have ended, as systemd does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.servers import ROOT
 
 
 class Kept:
-    """One process, with all that it has started. `ended` counts the exit codes of those that nobody killed."""
+    """One process with its children. `ended` counts the exit codes of the processes that ended without being killed."""
 
     def __init__(self, name: str, module: str, *arguments: str, log: Path, environment: Mapping[str, str]) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class Kept:
                 )
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """SIGKILL: with all that it has started."""
+        """Send a signal; SIGKILL goes to its children too."""
         with self._lock, contextlib.suppress(ProcessLookupError):
             if self._process is None or self._process.poll() is not None:
                 return
@@ -67,7 +67,7 @@ class Kept:
         return self._process.wait(seconds)
 
     def workers(self) -> list[int]:
-        """The process ids of those that it has started to share its work."""
+        """The process ids of its workers."""
         with self._lock:
             pid = None if self._process is None else self._process.pid
         pids = []
@@ -79,7 +79,7 @@ class Kept:
 
 
 class Keeper:
-    """Looks after them from `with` on, until the end of it."""
+    """Keeps processes running inside a `with` block."""
 
     def __init__(self, programs: list[Kept]) -> None:
         self.kept = programs
@@ -96,7 +96,7 @@ class Keeper:
             program.kill()
 
     def leave(self) -> None:
-        """What ends from here on is not run again."""
+        """Stop restarting processes."""
         self._stop.set()
         self._thread.join()
 

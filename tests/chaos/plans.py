@@ -1,4 +1,5 @@
-"""Which batches there are to be. A plan is drawn by the seed and its number alone, so who dies over it begins again."""
+"""The batches that a run will open. A plan depends only on the seed and its number, so another producer can start it
+again."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ from typing import Any
 class Fate(StrEnum):
     COMPLETE = "complete"
     WITHHELD = "withheld"
-    """Some of its items are never given to anybody."""
+    """Some of its items are never published."""
     CANCELLED = "cancelled"
-    """Unless its consumers were faster."""
+    """Unless its consumers completed it first."""
 
 
 class Do(StrEnum):
-    """What a consumer does with an item."""
+    """How a consumer resolves an item."""
 
     ACK = "ack"
     FAIL = "fail"
     REDRIVE = "redrive"
-    """Fail it, then have it delivered once more, to be acked."""
+    """Fail it, then publish it again, to be acked."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Plan:
         return self.first + sum(self.pieces)
 
     def do(self, number: int) -> Do | None:
-        """With the item of this number; None: it is withheld."""
+        """The action for the item of this number; None: it is withheld."""
         dice = zlib.crc32(f"{self.number}:{number}".encode()) % 1000 / 1000
         if self.fate is Fate.WITHHELD and (number == self.items - 1 or dice > 0.9):
             return None
@@ -88,7 +89,7 @@ def growing(seed: int) -> Iterator[Plan]:
 
 
 def drawn(seed: int) -> Iterator[Plan]:
-    """Without end."""
+    """An endless sequence of plans."""
     for number in itertools.count(1):
         dice = random.Random(f"{seed}-{number}")
         sizes = [(0, 3), (4, 30), (30, 150), (150, 700)]

@@ -26,7 +26,7 @@ class Post:
 
     @property
     def got(self) -> list[Got]:
-        """All that came, whatever the answer was."""
+        """All webhooks that arrived, whatever the answer was."""
         return [webhook for receiver in self._receivers for webhook in receiver.got]
 
     def know(self, secret: str) -> None:

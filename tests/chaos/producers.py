@@ -1,7 +1,7 @@
 """Producers: each opens its batches with keys, extends them in pieces, publishes the ids, and seals or cancels them.
 
-A plan is done from its beginning each time, with the same Idempotency-Keys: by whoever takes it up after somebody died
-over it, or was not answered. So the ids are the same, and what had been published comes again.
+A plan whose producer died or got no answer is executed from its beginning by another one, with the same
+Idempotency-Keys. So the ids are the same, and published ids are published again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tests.chaos.command_line import CommandLine
 from tests.chaos.plans import Fate, Plan
 
 Issued = tuple[int, ItemIds]
-"""A batch, and what its open issued."""
+"""A batch, and the ids that its open issued."""
 
 
 class Hand(Protocol):
-    """The way in which a producer asks. Raises `LastbitError`."""
+    """How a producer sends its requests. Raises `LastbitError`."""
 
     async def open(self, plan: Plan) -> Issued: ...
     async def extend(self, batch: int, count: int, key: str) -> ItemIds: ...
@@ -95,7 +95,7 @@ class CommandLineHand:
 
 
 async def produce(hand: Hand, link: Link, dice: random.Random, at_once: int = 1) -> None:
-    """Until told to end."""
+    """Work until the broker stops the actor."""
     while (plans := link.take("plans", at_once)) is not None:
         await asyncio.gather(*[_do(hand, link, dice, tag, Plan.from_json(plan)) for tag, plan in plans])
 
@@ -106,7 +106,7 @@ async def _do(hand: Hand, link: Link, dice: random.Random, tag: int, plan: Plan)
         _publish(link, plan, ids)
         for number, count in enumerate(plan.pieces):
             _publish(link, plan, await hand.extend(batch, count, f"{plan.key}-{number}"))
-        # What is refused here was cancelled, or has completed, before; whether it may be, the checks judge.
+        # A batch that refuses was cancelled or has completed. The checks decide whether it may.
         with contextlib.suppress(errors.Conflict):
             if plan.fate is not Fate.CANCELLED or dice.random() < 0.5:
                 await hand.seal(batch)

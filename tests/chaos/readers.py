@@ -1,5 +1,5 @@
-"""A reader: it goes on asking for the feed, for batches that it met there, and for recounts of them. And a verifier,
-which has all live batches recounted about each second."""
+"""A reader, which requests the feed, batches of its events, and recounts of them. And a verifier, which has all live
+batches recounted about once a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.chaos.broker import Link
 
 
 def read(client: Client, link: Link, dice: random.Random) -> None:
-    """Until told to end."""
+    """Work until the broker stops the actor."""
     position = 0
     recent: deque[int] = deque(maxlen=50)
     while link.take("nothing", 1) is not None:
@@ -28,7 +28,7 @@ def read(client: Client, link: Link, dice: random.Random) -> None:
 
 
 def verify(client: Client, link: Link) -> None:
-    """Until told to end."""
+    """Work until the broker stops the actor."""
     start = 0.0
     while link.take("nothing", 1) is not None:
         if time.monotonic() < start + 1:

@@ -1,4 +1,4 @@
-"""What actors write down: each request before it is sent, and what came back. It outlives whoever is killed.
+"""The record that actors write: each request before it is sent, and its answer. It outlives a killed actor.
 
 A line is JSON with `t` (the machine's monotonic clock, the same in all processes) and `n`, which binds an answer to its
 request within a file. A request has `m`ethod, `p`ath, `k`ey and `b`ody; an answer has `s`tatus and `a`; what was not
@@ -28,7 +28,7 @@ class Record:
         self._number = 0
 
     def ask(self, method: str, path: str, key: str | None, body: Any) -> int:
-        """`body` as JSON has it, or as its bytes. Returns the request's number."""
+        """Record a request; `body` is a JSON value or its bytes. Returns the request's number."""
         self._number += 1
         if isinstance(body, bytes):
             body = json.loads(body) if body else None
@@ -100,7 +100,7 @@ def _asked(record: Record, request: httpx.Request) -> int:
 
 
 def record_urllib(record: Record) -> None:
-    """What this process sends as Spark's executors do is recorded from here on."""
+    """From now on record the requests that this process sends with the transport of Spark's executors."""
     send = _urllib._send
 
     def recorded(request: Request) -> Answer | Failure:

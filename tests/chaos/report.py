@@ -1,4 +1,4 @@
-"""What a run did and what it checked, for people."""
+"""The readable report of a run: the work, the troubles and the checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.chaos.checks import Checks, Violation
 from tests.chaos.evidence import Evidence
 
 SHOWN = 20
-"""Violations in full."""
+"""The number of violations that are printed in full."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One run: build it all, let it work while it is being harmed, let it end its work in peace, and judge."""
+"""One run: start the system, disturb it while it works, let it finish undisturbed, and check the result."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ SETTINGS = {
 EVERY = 3.0
 """Seconds between two troubles with processes, on average."""
 HELD_EVERY = 0.1
-"""Seconds between two times that somebody holds a group's row locked, on average."""
+"""Seconds between two locks held on a group's row, on average."""
 LONGER = 12
-"""Times as long as planned, at most, where not each trouble was made by then, or less was begun than BATCHES."""
+"""Run at most this many times as long as planned, while a kind of trouble or some of BATCHES are missing."""
 BATCHES = 30
 TELL = 30
-"""Seconds between two lines that say how it goes."""
+"""Seconds between two lines of progress."""
 PEACE = 300
-"""Seconds, at most, in which all must come to its end once nobody makes trouble any more."""
+"""Seconds in which all work must finish once the troubles have stopped."""
 
 
 class Run:
-    """`go` makes it, on a world that is started; the folder keeps what was recorded and logged. `backlog`: items that
-    may wait; `pace`: how many times as often there is trouble; `harmless`: no trouble but that rows are held;
-    `batches`: how many are begun at least."""
+    """`go` executes the run on a world that is started; the folder keeps the record and the logs. `backlog`: the number
+    of items that may wait. `pace`: a factor for the frequency of troubles. `harmless`: the only trouble is held rows.
+    `batches`: the least number of batches to begin."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Run:
                 keeper.leave()
                 self._send_what_is_due(webhook.id)
                 verification = self._verified()
-                # What it had begun when its clients gave up is done now, or never.
+                # After this, no request of a client that gave up is still being executed.
                 self._service.kill(signal.SIGTERM)
                 self._service.wait(60)
             with Database(self._world.direct) as database:
@@ -235,8 +235,8 @@ class Run:
     # The end.
 
     def _let_it_end(self) -> int:
-        """Until each plan and each delivery is done; returns how many are not."""
-        self._say("no more trouble: the rest is delivered and done in peace")
+        """Wait until all plans and deliveries are done; return the number of unfinished ones."""
+        self._say("no more trouble: the rest is delivered and done undisturbed")
         self._broker.calm()
         self._broker.drained(PEACE)
         unfinished = self._broker.left
@@ -244,7 +244,7 @@ class Run:
         return unfinished
 
     def _send_what_is_due(self, webhook: int) -> None:
-        """As if the leases of the dispatchers that were killed were over: that takes a minute."""
+        """Make all deliveries due, since the leases of killed dispatchers last a minute."""
         for dispatcher in self._dispatchers:
             dispatcher.kill()
             dispatcher.wait(60)
@@ -276,12 +276,12 @@ class Run:
         return json.loads(process.stdout)
 
     def _crashed(self) -> list[str]:
-        """Actors have no reason to end but being killed. The service and the dispatchers may, where they are started
-        while the database is away."""
+        """Actors that ended without being killed. The service and the dispatchers may end by themselves, if they start
+        while the database is unreachable."""
         return [
             f"{program.name} ended by itself: {dict(program.ended)}\n{program.log.read_text()[-2000:]}"
             for program in self._actors
-            if any(program.ended)  # with another code than 0: that is how they end when they are told to
+            if any(program.ended)  # 0 is the code of an actor that was stopped
         ]
 
     def _kept(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] = {}) -> Kept:

@@ -1,6 +1,6 @@
-"""Who makes trouble, and when: one thread for each of the troublemakers, with pauses of chance.
+"""Makes trouble: one thread for each troublemaker, with random pauses.
 
-Between two troubles some work must have been done, or trouble would be all that there is on a slow machine.
+Some work must be done between two troubles; otherwise a slow machine would do no work at all.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 from tests.chaos.worlds import Trouble
 
 WORK = 50
-"""Deliveries, or more, between two troubles."""
+"""The least number of deliveries between two troubles."""
 LONGEST = 90
-"""Seconds to wait for them: maybe what is broken stays so until the next trouble."""
+"""Seconds to wait for them: the damage may last until the next trouble."""
 
 
 class Troublemaker:
-    """Makes one of `troubles` after another, `every` so many seconds on average, between `begin` and `stop`. `work`:
-    how much is done by now. In the log each has a line where it begins and where it is taken back, by the monotonic
-    clock, as in the record."""
+    """Makes one of `troubles` after another between `begin` and `stop`, `interval` seconds apart on average. `work`
+    returns the number of deliveries done. The log has a line for the begin and the end of each trouble, with the
+    record's monotonic clock."""
 
     def __init__(
         self, troubles: Mapping[str, Trouble], interval: float, dice: random.Random, work: Callable[[], int], log: Path
     ) -> None:
         self.made: Counter[str] = Counter()
         self.failure: BaseException | None = None
-        """Why it gave up: then the run says nothing."""
+        """The error that stopped it; it makes the run void."""
         self._troubles = troubles
         self._every = interval
         self._work = work
@@ -42,14 +42,14 @@ class Troublemaker:
 
     @property
     def played(self) -> bool:
-        """Each of them was made."""
+        """Whether each trouble was made once."""
         return self.made.keys() == self._troubles.keys()
 
     def begin(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when what was made is taken back."""
+        """Returns when the current trouble is over."""
         self._stop.set()
         self._thread.join()
 
@@ -57,7 +57,7 @@ class Troublemaker:
         try:
             while not self._stop.wait(min(self._dice.expovariate(1 / self._every), 3 * self._every)):
                 self._see_work()
-                # From a shuffled deck, so that a short run meets each of them too.
+                # From a shuffled deck, so that a short run has each trouble too.
                 if not self._deck:
                     self._deck = self._dice.sample(list(self._troubles), len(self._troubles))
                 name = self._deck.pop()

@@ -1,4 +1,4 @@
-"""What stands behind the service's database URL, and the troubles that it can make."""
+"""The databases behind the service's URL, and the troubles that they can make."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from tests.support.proxies import Cut, Proxy
 from tests.support.servers import MariaDB
 
 Trouble = Callable[[random.Random], None]
-"""Makes a trouble and takes it back, in its own time. Nothing else of the same world is made meanwhile."""
+"""Makes a trouble and undoes it. A world makes one trouble at a time."""
 
 
 class World(Protocol):
     url: str
-    """The database, as the service reaches it. Known from `start` on."""
+    """The URL for the service; set by `start`."""
     direct: str
-    """As the checks reach it, when all is over."""
+    """The URL for the checks after the run."""
     every: float
-    """Seconds between two troubles, on average, that leave it time to work."""
+    """Seconds between two troubles, on average."""
 
     @property
     def available(self) -> bool:
-        """Whether this machine has what it needs."""
+        """Whether this machine has the programs it needs."""
 
     def start(self) -> None: ...
 
     def troubles(self) -> Mapping[str, Trouble]: ...
 
     def settle(self) -> None:
-        """All is healthy again when this returns."""
+        """Return when everything is healthy again."""
 
     def facts(self) -> Mapping[str, int]:
-        """What it did, for the report."""
+        """Counts for the report."""
 
     def differences(self) -> list[str]:
-        """What its servers don't agree on, though all is quiet."""
+        """Differences between its servers after all work has ended."""
 
     def logs(self) -> Sequence[Path]:
-        """What its servers wrote."""
+        """The log files of its servers."""
 
     def close(self) -> None: ...
 
 
 LEFT = "Disconnected"
-"""What a node says that has left the others for good, as where Galera's own membership failed ("backend must be
-restarted" in its log). It still runs, and nothing brings it back but a start."""
+"""The status of a node that has left the cluster for good, for example after Galera's own membership failed ("backend
+must be restarted" in its log). It still runs, and only a restart brings it back."""
 FIND_BACK = 90
-"""Seconds in which nodes should find back to each other."""
+"""Seconds in which nodes should find each other again."""
 PATIENCE = 600
-"""Seconds for it with help, on a machine that is busy."""
+"""Seconds for the same with help, on a busy machine."""
 DURABLE = ("--innodb-flush-log-at-trx-commit=1",)
 
 
@@ -95,10 +95,10 @@ class OneServer:
         return {"COMMITs cut": self._proxy.cuts}
 
     def settle(self) -> None:
-        """Each trouble was taken back where it was made."""
+        """Each trouble undoes itself."""
 
     def differences(self) -> list[str]:
-        return []  # it is one
+        return []  # there is one server
 
     def logs(self) -> Sequence[Path]:
         return ()
@@ -191,9 +191,9 @@ class ThreeNodes:
         }
 
     def settle(self) -> None:
-        """All nodes take part. What doesn't find back by itself is helped, as an operator would: where no node has the
-        majority, as after a node was killed while the others didn't hear of each other, one of those that live is told
-        that it has; a node that ended, has left or stays out is started anew."""
+        """Return when all nodes take part. Nodes that don't rejoin by themselves get an operator's help. If no node has
+        the majority, as after a node was killed while the others could not reach each other, one live node is made the
+        primary component. A node that ended, has left or stays out is restarted."""
         deadline = time.monotonic() + PATIENCE
         last_help = time.monotonic()
         while not self._cluster.whole:
@@ -250,7 +250,7 @@ class ThreeNodes:
         self._rejoined += 1
 
     def _led_elsewhere(self, dice: random.Random) -> None:
-        """Connections are made to one node, or to all in turns, from now on."""
+        """New connections go to one node, or to all in turn."""
         self._cluster.front.policy = dice.choice(["one", "all"])
 
     def _rejoin(self, node: Node, *, full_transfer: bool = False) -> None:
