@@ -3,6 +3,6 @@
 `definitions` has the processes, `instances` their instances and what an event does to one. `inbox` records the events,
 `outbox` the commands, `timers` the time-outs, and `retention` removes what is no longer needed.
 
-A new thing that a handler may ask for, beside commands and timers, gets a module like `timers`, and `instances.handle`
+A new kind of request from a handler, next to commands and timers, gets a module like `timers`, and `instances.handle`
 writes it.
 """

@@ -1,7 +1,7 @@
-"""Definitions of processes: that there is one, whose group its workers are, and what of the feed it still needs.
+"""Definitions of processes, with their consumer groups and the part of the feed that they still need.
 
-The feed keeps its events until all partitions have handled them, however long nobody works on it; so a process that is
-given up has to be deleted.
+The feed keeps events until all partitions have handled them, even if no worker runs; so a process that is no longer
+used must be deleted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from core.storage import faults
 from core.storage.database import Database
 
 PARTITIONS: Final = 32
-"""Of a process, by default: as many workers can share it."""
+"""Default number of partitions, and so of workers that can share a process."""
 CHUNK: Final = 500
-"""Instances that one transaction removes."""
+"""Instances that are removed in one transaction."""
 
 _definitions = tables.process_definitions.c
 _positions = tables.positions.c
@@ -31,7 +31,7 @@ _positions = tables.positions.c
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A process. `after`: its workers begin above this position where they have none of their own yet."""
+    """A process. Workers of partitions without a position begin above `after`."""
 
     name: str
     group: str
@@ -41,7 +41,7 @@ class Definition:
 
 
 def group_of(process: str) -> str:
-    """The consumer group of its workers."""
+    """The consumer group of the process's workers."""
     return f"process.{process}"
 
 
@@ -53,22 +53,22 @@ def define(
     release: timedelta | None = None,
     after: int | None = None,
 ) -> tuple[Definition, bool]:
-    """The process with its consumer group, and whether it is new. A new one begins above the position `after`, or with
-    all events that are kept; one that is there goes on where it is.
+    """Define the process with its consumer group; return it and whether it is new. A new process begins above the
+    position `after`, by default with the oldest event in the feed. An existing one keeps its positions.
 
-    Raises `errors.PartitionsFixed`, `PositionTrimmed`, `InvalidRequest` for a position that was never given,
-    `ConsumerGroupInUse`; `faults.BeginAgain` where somebody else has just defined it.
+    Raises `errors.PartitionsFixed`, `PositionTrimmed`, `InvalidRequest` for a position beyond the feed's end,
+    `ConsumerGroupInUse`; `faults.BeginAgain` if another transaction has just defined it.
     """
     row = tx.execute(sa.select(tables.process_definitions).where(_definitions.name == name)).first()
     if row is not None and row.deleted_at is not None:
-        raise faults.BeginAgain  # what is left of it is being removed
-    group, found = group_of(name), partitions_of(tx, name)
-    if row is None and found is not None:
-        groups.delete(tx, group)  # somebody's own: its positions are not ours
-        found = None
-    groups.put(tx, group, partitions or found or PARTITIONS, ttl, release)
+        raise faults.BeginAgain  # its remaining rows are being removed
+    group, partition_count = group_of(name), partitions_of(tx, name)
+    if row is None and partition_count is not None:
+        groups.delete(tx, group)  # made by a client, so its positions don't apply
+        partition_count = None
+    groups.put(tx, group, partitions or partition_count or PARTITIONS, ttl, release)
     if row is None:
-        # The head stays locked until the commit: nothing is trimmed that this process would still have to read.
+        # The head stays locked until the commit, so that no event that this process must read is trimmed.
         position, trimmed = feed.hold(tx)
         if after is not None and after < trimmed:
             raise errors.PositionTrimmed(after, trimmed)
@@ -89,56 +89,56 @@ def define(
 
 def get(tx: Connection, name: str) -> Definition:
     """Raises `errors.ProcessNotFound`."""
-    found = all_of(tx, _definitions.name == name)
-    if not found:
+    definitions = all_of(tx, _definitions.name == name)
+    if not definitions:
         raise errors.ProcessNotFound(name)
-    return found[0]
+    return definitions[0]
 
 
 def all_of(tx: Connection, *conditions: sa.ColumnElement[bool]) -> list[Definition]:
-    """By name."""
+    """The processes that meet the conditions, ordered by name."""
     query = (
         sa.select(tables.process_definitions)
         .where(_definitions.deleted_at.is_(None), *conditions)
         .order_by(_definitions.name)
     )
     return [
-        # A group that was removed comes back when the process is defined again.
+        # A consumer group that was removed is created again when the process is defined again.
         Definition(row.name, group_of(row.name), partitions_of(tx, row.name) or 0, row.pruned, row.created_at)
         for row in tx.execute(query).all()
     ]
 
 
 def partitions_of(tx: Connection, name: str) -> int | None:
-    """Of the process's group; None where there is none."""
-    known = tables.consumer_groups.c
-    found: int | None = tx.scalar(
-        sa.select(known.partitions).where(known.name == group_of(name), known.deleted_at.is_(None))
+    """The partitions of the process's consumer group; None if there is none."""
+    columns = tables.consumer_groups.c
+    partitions: int | None = tx.scalar(
+        sa.select(columns.partitions).where(columns.name == group_of(name), columns.deleted_at.is_(None))
     )
-    return found
+    return partitions
 
 
-def floor(tx: Connection, of: Definition) -> int:
-    """The position up to which all partitions have handled everything."""
+def floor(tx: Connection, definition: Definition) -> int:
+    """The position up to which all partitions have handled all events."""
     query = sa.select(sa.func.min(_positions.floor), sa.func.count(_positions.floor), sa.func.count())
-    lowest, told, partitions = tx.execute(query.where(_positions.group_name == of.group)).one()
-    return of.after if not partitions or told < partitions else max(of.after, lowest)
+    lowest, committed, partitions = tx.execute(query.where(_positions.group_name == definition.group)).one()
+    return definition.after if not partitions or committed < partitions else max(definition.after, lowest)
 
 
 def needed(tx: Connection) -> int | None:
     """The lowest position that a process still has to read."""
-    return min((floor(tx, each) + 1 for each in all_of(tx)), default=None)
+    return min((floor(tx, definition) + 1 for definition in all_of(tx)), default=None)
 
 
 def prune(database: Database, keep: int = inbox.KEEP) -> int:
-    """Prune the inboxes of all processes; how many rows went."""
-    floors = database.snapshot(lambda tx: [(each.name, floor(tx, each)) for each in all_of(tx)])
+    """Prune the inboxes of all processes. Return how many rows were removed."""
+    floors = database.snapshot(lambda tx: [(definition.name, floor(tx, definition)) for definition in all_of(tx)])
     return sum(inbox.prune(database, name, lowest, keep) for name, lowest in floors)
 
 
 def delete(database: Database, name: str) -> None:
-    """Remove a process with its group, instances, inbox and timers. Its commands stay as long as the feed has their
-    events (see `retention`): defined again, it does not issue them again.
+    """Remove a process with its consumer group, instances, inbox and timers. Its commands stay as long as the feed has
+    their events (see `retention`), so that the process, if defined again, doesn't issue them again.
 
     Raises `errors.ProcessNotFound`, `ConsumerGroupInUse`.
     """
@@ -155,23 +155,23 @@ def delete(database: Database, name: str) -> None:
 
 
 def sweep(database: Database) -> None:
-    """Remove what belongs to processes that were deleted, also where that ended half-way before."""
+    """Remove the rows of deleted processes, also if an earlier call was interrupted."""
     query = sa.select(_definitions.name).where(_definitions.deleted_at.is_not(None))
     for name in database.read(lambda tx: tx.scalars(query).all()):
         for table in (tables.timers, tables.inbox, tables.processes):
             database.write_in_chunks(_remove, table, name)
-        # Nobody defines it again while it is there.
-        gone = sa.delete(tables.process_definitions).where(
+        # Until this row is removed, the process can't be defined again.
+        statement = sa.delete(tables.process_definitions).where(
             _definitions.name == name, _definitions.deleted_at.is_not(None)
         )
-        database.write(lambda tx, gone=gone: tx.execute(gone).rowcount, repeatable=True)  # type: ignore[misc]
+        database.write(lambda tx, statement=statement: tx.execute(statement).rowcount, repeatable=True)  # type: ignore[misc]
 
 
 def _remove(tx: Connection, table: sa.Table, name: str) -> bool:
-    """A chunk of a process's rows; whether there may be more."""
-    these = table.c.name == name
-    instances = sa.select(table.c.instance).where(these).distinct().order_by(table.c.instance).limit(CHUNK)
-    found = tx.scalars(instances).all()
-    if found:
-        tx.execute(sa.delete(table).where(these, table.c.instance <= found[-1]))
-    return len(found) == CHUNK
+    """Remove a chunk of a process's rows. Return whether there may be more."""
+    condition = table.c.name == name
+    instances = sa.select(table.c.instance).where(condition).distinct().order_by(table.c.instance).limit(CHUNK)
+    chunk = tx.scalars(instances).all()
+    if chunk:
+        tx.execute(sa.delete(table).where(condition, table.c.instance <= chunk[-1]))
+    return len(chunk) == CHUNK

@@ -1,14 +1,14 @@
-"""The inbox: which event came to which instance of a process, and what became of it.
+"""The inbox: the events that were handled by each instance of a process, and their status.
 
-An event counts once for an instance, however often it comes: its row is written in the transaction that does what the
-event does. The inbox is pruned, by position and never by time: `pruned` is moved up first and committed, then what lies
-at or below it is removed. It never passes the lowest floor of the process's partitions, below which all was handled; so
-an event without a row at or below `pruned` is a repeat. Whoever finds no row reads `pruned` after that, so a row that
-is removed in between has already moved it.
+Each event counts once for an instance: its row is written in the transaction that applies its effects. The inbox is
+pruned by position, never by time: first `pruned` is raised and committed, then the rows at or below it are removed.
+`pruned` never passes the lowest floor of the process's partitions, and all events up to that floor were handled. So an
+event at or below `pruned` without a row is a repeat. `pruned` is read after the missing row: if the row was removed in
+between, `pruned` was raised before.
 
-Parked events are those whose handler failed. They aren't pruned, and keep a copy of their event, as the feed may be
-trimmed before somebody looks. A retry appends an event of its own to the feed, which brings that copy: so a worker
-finds it where it finds everything else, in the order of the feed and again after a crash.
+Parked events are those whose handler failed. They aren't pruned, and keep a copy of the event, because the feed may be
+trimmed before an operator looks. A retry appends a new event with that copy to the feed. So a worker reads it from the
+feed like any other event, in order, and again after a crash.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from core import errors, feed, tables
 from core.storage.database import Database
 
 KEEP: Final = 100_000
-"""Positions of the feed below the lowest floor whose rows stay, for people who ask what happened."""
+"""Positions below the lowest floor whose rows are kept for inspection."""
 CHUNK: Final = 1000
-"""Rows that one transaction removes."""
+"""Rows that are removed in one transaction."""
 RETRIES: Final = 1000
 """Events that one call retries."""
 
@@ -40,7 +40,8 @@ _feed = tables.feed.c
 
 
 class Status(StrEnum):
-    """Of an event for an instance. Late: it came after the instance's end. Retrying: parked, and on its way again."""
+    """Of an event for an instance. Late: the instance had already finished. Retrying: it was parked, and is in the feed
+    again."""
 
     HANDLED = "handled"
     PARKED = "parked"
@@ -61,36 +62,35 @@ class Entry:
 
 
 def retry_type(process: str) -> str:
-    """Of the events that bring a parked event of a process again."""
+    """The type of the events that retry a process's parked events."""
     return f"{feed.RETRY}.{process}"
 
 
 def known(tx: Connection, process: str, instance: str, event: str, position: int) -> Status | None:
-    """What became of the event; None where it is to be handled. Locks its row. Raises
-    `errors.ProcessNotFound`."""
-    this = _this(process, instance, event)
-    status = tx.scalar(sa.select(_inbox.status).where(*this).with_for_update())
+    """The event's status; None if it must be handled. Locks its row. Raises `errors.ProcessNotFound`."""
+    condition = _this(process, instance, event)
+    status = tx.scalar(sa.select(_inbox.status).where(*condition).with_for_update())
     if status is not None:
         return Status(status)
-    # Only now: see above.
-    pruned = tx.scalar(
+    # After the row, see above.
+    limit = tx.scalar(
         sa.select(_definitions.pruned).where(_definitions.name == process, _definitions.deleted_at.is_(None))
     )
-    if pruned is None:
+    if limit is None:
         raise errors.ProcessNotFound(process)
-    return Status.HANDLED if position <= pruned else None
+    return Status.HANDLED if position <= limit else None
 
 
 def record(
     tx: Connection, process: str, instance: str, event: str, position: int, status: Status, *, retried: bool
 ) -> None:
-    """What became of an event that was not parked this time."""
+    """Record the status of an event that was not parked this time."""
     values: dict[str, object] = {"status": status, "error": None, "event": None, "handled_at": tables.utc_now()}
     _write(tx, process, instance, event, position, values, retried=retried)
 
 
 def park(tx: Connection, process: str, instance: str, event: str, position: int, error: str, *, retried: bool) -> None:
-    """Put an event aside. Raises `errors.InvalidRequest` where the feed doesn't have it."""
+    """Park an event. Raises `errors.InvalidRequest` if the feed doesn't have it."""
     values: dict[str, object] = {"status": Status.PARKED, "error": error, "handled_at": tables.utc_now()}
     if not retried:
         row = tx.execute(sa.select(tables.feed).where(_feed.position == position, _feed.event_id == event)).first()
@@ -119,7 +119,7 @@ def _write(
 
 
 def retry(tx: Connection, process: str, instance: str, event: str | None = None) -> int:
-    """Have the instance's parked events (or this one) handled again; how many. Locks their rows and the feed's head."""
+    """Retry the instance's parked events, or one of them. Return how many. Locks their rows and the feed's head."""
     conditions = [_inbox.name == process, _inbox.instance == instance, _inbox.status == Status.PARKED]
     if event is not None:
         conditions.append(_inbox.event_id == event)
@@ -157,7 +157,7 @@ def of_instance(snapshot: Connection, process: str, instance: str, limit: int) -
 
 
 def parked(snapshot: Connection, process: str, instances: Sequence[str]) -> dict[str, int]:
-    """How many events each of these instances has parked; nothing of those that have none."""
+    """The number of parked events by instance, without those that have none."""
     query = (
         sa.select(_inbox.instance, sa.func.count().label("parked"))
         .where(_inbox.name == process, _inbox.status == Status.PARKED, _inbox.instance.in_(instances))
@@ -171,7 +171,7 @@ def _this(process: str, instance: str, event: str) -> tuple[sa.ColumnElement[boo
 
 
 def prune(database: Database, process: str, floor: int, keep: int = KEEP) -> int:
-    """Remove what lies `keep` positions or more below `floor`, the process's lowest one; how many rows."""
+    """Remove rows at least `keep` positions below `floor`, the process's lowest floor. Return how many."""
     limit = floor - keep
 
     def mark(tx: Connection) -> int:
@@ -180,7 +180,7 @@ def prune(database: Database, process: str, floor: int, keep: int = KEEP) -> int
             .where(_definitions.name == process, _definitions.pruned < limit)
             .values(pruned=limit)
         )
-        # What a pass before this one has left, too.
+        # It may be higher than `limit`: an interrupted pass may have left rows.
         return tx.scalar(sa.select(_definitions.pruned).where(_definitions.name == process)) or 0
 
     pruned = database.write(mark, repeatable=True)
@@ -188,9 +188,9 @@ def prune(database: Database, process: str, floor: int, keep: int = KEEP) -> int
 
 
 def _remove(tx: Connection, process: str, status: Status, pruned: int) -> int:
-    """A chunk, from the lowest position on."""
-    these = (_inbox.name == process, _inbox.status == status, _inbox.position <= pruned)
-    lowest = tx.scalars(sa.select(_inbox.position).where(*these).order_by(_inbox.position).limit(CHUNK)).all()
+    """Remove a chunk, from the lowest position up."""
+    conditions = (_inbox.name == process, _inbox.status == status, _inbox.position <= pruned)
+    lowest = tx.scalars(sa.select(_inbox.position).where(*conditions).order_by(_inbox.position).limit(CHUNK)).all()
     if not lowest:
         return 0
-    return tx.execute(sa.delete(tables.inbox).where(*these, _inbox.position <= lowest[-1])).rowcount
+    return tx.execute(sa.delete(tables.inbox).where(*conditions, _inbox.position <= lowest[-1])).rowcount

@@ -1,23 +1,22 @@
-"""Process managers: state machines, an instance for each correlation id, that take events in any order, repeated, and
-issue their commands once what they need has come.
+"""Process managers: state machines with an instance for each correlation id. They accept events in any order and
+repeated, and issue commands once they have all they need.
 
-What an event does to an instance is computed elsewhere, by a pure function in a worker, and written here in one
-transaction: fence → inbox → instance → commands into the outbox and the feed, timers. What could go wrong, and why it
-can't:
+A pure function in a worker computes the effects of an event on an instance. They are written here in one transaction:
+fence → inbox → instance → commands into the outbox and the feed, timers. Possible failures, and why they can't happen:
 
-* *The same event twice*: its inbox row says what became of it. *After the inbox was pruned*: `pruned` says it.
-* *Two workers with one instance*: the instance's partition is one worker's at one epoch, and its row, which is locked
-  until the commit, says whose. A worker that slept through the loss of its partition is refused.
-* *A state that is not the current one any more*: the version that it was computed from must be the instance's.
-* *A command twice*: its id is made of process, instance and step, and is issued once.
-* *A restart by a late event*: a finished instance stays, as a tombstone, for as long as `retention` says.
-* *An event that no handler can take*: it is parked, with the error, for that instance alone; all others go on.
+* *The same event twice*: it has an inbox row, or after pruning it is at or below `pruned`.
+* *Two workers with one instance*: the partition has one owner at one epoch, in a row that stays locked until the
+  commit. A worker that has lost its partition is refused, even if it hasn't noticed.
+* *A state computed from an old one*: the version that it was computed from must be the instance's current version.
+* *A command twice*: its id is derived from process, instance and step, and each id is issued once.
+* *A restart by a late event*: a finished instance is kept as a tombstone, see `retention`.
+* *An event whose handler always fails*: it is parked with the error, for that instance only. Other instances continue.
 
-The process's workers are a consumer group (`definitions`); its partitions share the instances, by the CRC-32 of their
-names, and each of them reads the whole feed, passing over what belongs to others.
+The process's workers form a consumer group (`definitions`). Instances are assigned to partitions by the CRC-32 of their
+names. Each partition reads the whole feed and skips the events of other partitions.
 
-Lock order: consumer_groups → positions → inbox → processes → timers → … → feed_head. Rows of the outbox are new ones,
-and nobody else makes them while the instance is locked.
+Lock order: consumer_groups → positions → inbox → processes → timers → … → feed_head. Outbox rows are only inserted, and
+no other transaction can insert them while the instance is locked.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from core.storage import faults, limits
 from lastbit.streams.partitions import partition_of
 
 SHOWN: Final = 200
+"""The newest events, and the newest commands, that are shown of an instance."""
 FIRST: Final = 8
-"""Instances of the first statement of a page: their states have a mebibyte, at the most."""
-"""Events and commands of an instance that are shown, the newest."""
+"""Instances that the first statement of a page reads: each state may have a mebibyte."""
 
 _processes = tables.processes.c
 _inbox = tables.inbox.c
@@ -57,8 +56,8 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A process with the numbers of its instances, its parked events and its timers; `floor` is the position up to
-    which every event was handled."""
+    """A process with the numbers of its instances, parked events and timers. All events up to the position `floor` were
+    handled."""
 
     definition: definitions.Definition
     running: int
@@ -70,8 +69,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """`state` is JSON as text; `version` goes up with every event that was handled; `parked` counts its events that
-    are."""
+    """`state` is JSON as text. `version` is the number of handled events, `parked` that of parked ones."""
 
     process: str
     instance: str
@@ -94,8 +92,8 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """What an event does to an instance. `version` is that of the state it was computed from, 0 where there was none.
-    With an `error` it does nothing, and is parked."""
+    """The effects of an event on an instance. `version` is that of the state from which they were computed, 0 if there
+    was none. With an `error`, the event has no effects and is parked."""
 
     process: str
     instance: str
@@ -113,8 +111,8 @@ class Handling:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What became of the event; `repeated`: that had been so before this call. The instance as it is now, None where
-    it was forgotten, or its event was pruned and it never came to be."""
+    """The event's status; `repeated`: it had that status before this call. `instance` is None if it was removed by
+    retention, or if the event was pruned and the instance never existed."""
 
     status: inbox.Status
     repeated: bool
@@ -122,69 +120,69 @@ class Handled:
     commands: list[outbox.Issued]
 
 
-def handle(tx: Connection, it: Handling) -> Handled:
-    """Do what the event does, once.
+def handle(tx: Connection, handling: Handling) -> Handled:
+    """Apply the event's effects once.
 
-    Raises `errors.ProcessNotFound`, `StaleEpoch`, `VersionConflict`, `InvalidRequest`; then nothing was done.
-    `faults.BeginAgain` when it must be run again.
+    Raises `errors.ProcessNotFound`, `StaleEpoch`, `VersionConflict`, `InvalidRequest`, and changes nothing then. Raises
+    `faults.BeginAgain` if it must be run again.
     """
-    partitions = definitions.partitions_of(tx, it.process)
+    partitions = definitions.partitions_of(tx, handling.process)
     if partitions is None:
-        raise errors.ProcessNotFound(it.process)
-    partition = partition_of(it.instance, partitions)
-    groups.fence(tx, definitions.group_of(it.process), partition, it.worker, it.epoch)
-    this = (it.process, it.instance, it.event, it.position)
-    before = inbox.known(tx, *this)
+        raise errors.ProcessNotFound(handling.process)
+    partition = partition_of(handling.instance, partitions)
+    groups.fence(tx, definitions.group_of(handling.process), partition, handling.worker, handling.epoch)
+    key = (handling.process, handling.instance, handling.event, handling.position)
+    before = inbox.known(tx, *key)
     if before is not None and before is not inbox.Status.RETRYING:
-        return Handled(before, True, _find(tx, it.process, it.instance), [])
-    retried = before is not None
-    instance = _find(tx, it.process, it.instance, locked=True)
+        return Handled(before, True, _find(tx, handling.process, handling.instance), [])
+    is_retry = before is not None
+    instance = _find(tx, handling.process, handling.instance, locked=True)
     if instance is not None and instance.status is Status.FINISHED:
-        inbox.record(tx, *this, inbox.Status.LATE, retried=retried)
+        inbox.record(tx, *key, inbox.Status.LATE, retried=is_retry)
         return Handled(inbox.Status.LATE, False, instance, [])
     version = 0 if instance is None else instance.version
-    if it.version != version:
-        raise errors.VersionConflict(it.process, it.instance, it.version, version)
-    if it.error is not None:
-        instance = instance or _begin(tx, it)
-        inbox.park(tx, *this, it.error, retried=retried)
+    if handling.version != version:
+        raise errors.VersionConflict(handling.process, handling.instance, handling.version, version)
+    if handling.error is not None:
+        instance = instance or _begin(tx, handling)
+        inbox.park(tx, *key, handling.error, retried=is_retry)
         return Handled(inbox.Status.PARKED, False, instance, [])
-    instance = _go_on(tx, it, instance)
-    inbox.record(tx, *this, inbox.Status.HANDLED, retried=retried)
-    if it.finish:
-        timers.cancel_all(tx, it.process, it.instance)
+    instance = _go_on(tx, handling, instance)
+    inbox.record(tx, *key, inbox.Status.HANDLED, retried=is_retry)
+    if handling.finish:
+        timers.cancel_all(tx, handling.process, handling.instance)
     else:
-        timers.change(tx, it.process, it.instance, it.timers)
-    issued = outbox.issue(tx, it.process, it.instance, it.commands)
+        timers.change(tx, handling.process, handling.instance, handling.timers)
+    issued = outbox.issue(tx, handling.process, handling.instance, handling.commands)
     return Handled(inbox.Status.HANDLED, False, instance, issued)
 
 
-def _begin(tx: Connection, it: Handling) -> Instance:
-    """A new instance, to which nothing has been done."""
+def _begin(tx: Connection, handling: Handling) -> Instance:
+    """Insert a new instance at version 0."""
     now = tables.clock(tx)
-    instance = Instance(it.process, it.instance, Status.RUNNING, 0, None, now, now, None)
+    instance = Instance(handling.process, handling.instance, Status.RUNNING, 0, None, now, now, None)
     _insert(tx, instance)
     return instance
 
 
-def _go_on(tx: Connection, it: Handling, instance: Instance | None) -> Instance:
-    """The instance one version on; it begins with that where it is new."""
+def _go_on(tx: Connection, handling: Handling, instance: Instance | None) -> Instance:
+    """Update the instance to the next version, or insert it at version 1. Return it."""
     now = tables.clock(tx)
-    status, finished_at = (Status.FINISHED, now) if it.finish else (Status.RUNNING, None)
+    status, finished_at = (Status.FINISHED, now) if handling.finish else (Status.RUNNING, None)
     if instance is None:
-        begun = Instance(it.process, it.instance, status, 1, it.state, now, now, finished_at)
-        _insert(tx, begun)
-        return begun
-    changed: dict[str, Any] = {
-        "state": it.state,
-        "version": it.version + 1,
+        new = Instance(handling.process, handling.instance, status, 1, handling.state, now, now, finished_at)
+        _insert(tx, new)
+        return new
+    values: dict[str, Any] = {
+        "state": handling.state,
+        "version": handling.version + 1,
         "status": status,
         "updated_at": now,
         "finished_at": finished_at,
     }
-    this = (_processes.name == it.process, _processes.instance == it.instance)
-    tx.execute(sa.update(tables.processes).where(*this).values(changed))
-    return replace(instance, **changed)
+    conditions = (_processes.name == handling.process, _processes.instance == handling.instance)
+    tx.execute(sa.update(tables.processes).where(*conditions).values(values))
+    return replace(instance, **values)
 
 
 def _insert(tx: Connection, instance: Instance) -> None:
@@ -221,7 +219,7 @@ def _instance(row: Any, parked: int) -> Instance:
 
 
 def retry(tx: Connection, process: str, instance: str, event: str | None = None) -> int:
-    """Have the instance's parked events, or this one, handled again; how many. Raises `errors.ProcessNotFound`,
+    """Retry the instance's parked events, or one of them. Return how many. Raises `errors.ProcessNotFound`,
     `InstanceNotFound`."""
     definitions.get(tx, process)
     if _find(tx, process, instance) is None:
@@ -232,12 +230,12 @@ def retry(tx: Connection, process: str, instance: str, event: str | None = None)
 def get(snapshot: Connection, process: str, instance: str) -> Details:
     """Raises `errors.ProcessNotFound`, `InstanceNotFound`."""
     definitions.get(snapshot, process)
-    found = _find(snapshot, process, instance)
-    if found is None:
+    row = _find(snapshot, process, instance)
+    if row is None:
         raise errors.InstanceNotFound(process, instance)
     parked = inbox.parked(snapshot, process, [instance]).get(instance, 0)
     return Details(
-        replace(found, parked=parked),
+        replace(row, parked=parked),
         inbox.of_instance(snapshot, process, instance, SHOWN),
         timers.of_instance(snapshot, process, instance),
         outbox.of_instance(snapshot, process, instance, SHOWN),
@@ -253,15 +251,15 @@ def page(
     *,
     parked: bool = False,
 ) -> tuple[list[Instance], bool]:
-    """The instances above `after`, by the bytes of their names: of a status, or those with parked events; and whether
-    there may be more. Raises `errors.ProcessNotFound`."""
+    """Instances above `after`, ordered by the bytes of their names, optionally only those with a status or with parked
+    events; and whether there may be more. Raises `errors.ProcessNotFound`."""
     definitions.get(snapshot, process)
     query = sa.select(tables.processes).where(_processes.name == process).order_by(_processes.instance)
     if status is not None:
         query = query.where(_processes.status == status)
     if parked:
-        some = sa.select(_inbox.instance).where(_inbox.name == process, _inbox.status == inbox.Status.PARKED)
-        query = query.where(_processes.instance.in_(some))
+        instances = sa.select(_inbox.instance).where(_inbox.name == process, _inbox.status == inbox.Status.PARKED)
+        query = query.where(_processes.instance.in_(instances))
 
     def above(last: sa.Row[Any] | None, count: int) -> Sequence[sa.Row[Any]]:
         start = after if last is None else last.instance
@@ -271,13 +269,13 @@ def page(
     def size(row: sa.Row[Any]) -> int:
         return len(row.state or "")
 
-    rows, cut = limits.within(limits.stepwise(above, size, first=min(limit, FIRST)), size, limit)
+    rows, has_more = limits.within(limits.stepwise(above, size, first=min(limit, FIRST)), size, limit)
     counts = inbox.parked(snapshot, process, [row.instance for row in rows])
-    return [_instance(row, counts.get(row.instance, 0)) for row in rows], cut
+    return [_instance(row, counts.get(row.instance, 0)) for row in rows], has_more
 
 
 def summaries(snapshot: Connection) -> list[Summary]:
-    """Every process, by name."""
+    """All processes, ordered by name."""
     counts: dict[tuple[str, str], int] = {}
     for name, status, count in snapshot.execute(
         sa.select(_processes.name, _processes.status, sa.func.count()).group_by(_processes.name, _processes.status)
@@ -291,12 +289,12 @@ def summaries(snapshot: Connection) -> list[Summary]:
         counts[name, "timers"] = count
     return [
         Summary(
-            each,
-            running=counts.get((each.name, Status.RUNNING), 0),
-            finished=counts.get((each.name, Status.FINISHED), 0),
-            parked=counts.get((each.name, "parked"), 0),
-            timers=counts.get((each.name, "timers"), 0),
-            floor=definitions.floor(snapshot, each),
+            definition,
+            running=counts.get((definition.name, Status.RUNNING), 0),
+            finished=counts.get((definition.name, Status.FINISHED), 0),
+            parked=counts.get((definition.name, "parked"), 0),
+            timers=counts.get((definition.name, "timers"), 0),
+            floor=definitions.floor(snapshot, definition),
         )
-        for each in definitions.all_of(snapshot)
+        for definition in definitions.all_of(snapshot)
     ]

@@ -1,11 +1,11 @@
 """The outbox: the commands of process managers, each issued once, in the feed's order.
 
-A command's id is made of its process, its instance and its step, so whatever is computed again is the same command
-again, and a repeat. It becomes an event of the feed in the transaction that issues it, and has that event's position:
-commands leave as webhooks do, and whoever pulls them reads positions that are given in commit order (see `feed`).
+A command's id is derived from its process, instance and step, so a command that is computed again has the same id and
+is a repeat. The transaction that issues a command also appends it to the feed, and the command has that event's
+position. So commands can be delivered by webhooks or pulled, in commit order (see `feed`).
 
-An id that was issued is known for as long as its instance: their rows go together. Of a process that was deleted it is
-known for as long as the feed has the command's event (`retention`).
+The id of an issued command is kept as long as its instance; their rows are removed together. If the process is deleted,
+it is kept as long as the feed has the command's event (`retention`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from core.storage import limits
 from core.storage.statements import LIST, chunks
 
 NAMESPACE: Final = uuid.UUID("6b1a5b0e-6c1f-5d0b-9a53-0d2a3a2c7b11")
-"""Of command ids; any other would do, but it must never change."""
+"""The namespace of command ids. Arbitrary, but it must never change."""
 
 _outbox = tables.outbox.c
 
@@ -41,7 +41,7 @@ class NewCommand:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """Where a command stands; `repeated`: it stood there before."""
+    """The position of a command; `repeated`: it had been issued before."""
 
     id: str
     step: str
@@ -65,7 +65,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class CommandPage:
-    """Commands in ascending order; `next` and `last` as of a page of the feed."""
+    """Commands in ascending order; `next` and `last` as in `feed.EventPage`."""
 
     commands: list[Command]
     next: int
@@ -73,21 +73,21 @@ class CommandPage:
 
 
 def command_id(process: str, instance: str, step: str) -> str:
-    # As JSON, so that no two triples are one text.
+    # As JSON, so that different triples have different texts.
     return str(uuid.uuid5(NAMESPACE, json.dumps([process, instance, step])))
 
 
 def issue(tx: Connection, process: str, instance: str, commands: Sequence[NewCommand]) -> list[Issued]:
-    """Issue those commands that were not issued before; of each, where it stands. Locks the feed's head; the instance
-    is locked already, so nobody else issues the same."""
+    """Issue the commands that were not issued before; return the position of each. Locks the feed's head. The instance
+    is already locked, so no other transaction issues the same commands."""
     ids = {command.step: command_id(process, instance, command.step) for command in commands}
-    known: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for part in chunks(sorted(ids.values()), LIST):
-        found = tx.execute(sa.select(_outbox.command_id, _outbox.position).where(_outbox.command_id.in_(part)))
-        known |= {row.command_id: row.position for row in found}
+        rows_found = tx.execute(sa.select(_outbox.command_id, _outbox.position).where(_outbox.command_id.in_(part)))
+        positions |= {row.command_id: row.position for row in rows_found}
     fresh: dict[str, NewCommand] = {}
     for command in commands:
-        if ids[command.step] not in known:
+        if ids[command.step] not in positions:
             fresh.setdefault(ids[command.step], command)
     events = [_event(id, process, instance, command) for id, command in fresh.items()]
     new = dict(zip(fresh, feed.append(tx, events), strict=True))
@@ -108,14 +108,14 @@ def issue(tx: Connection, process: str, instance: str, commands: Sequence[NewCom
     issued: list[Issued] = []
     for command in commands:
         id = ids[command.step]
-        issued.append(Issued(id, command.step, known.get(id) or new[id], repeated=id in known))
-        known.setdefault(id, new.get(id, 0))
+        issued.append(Issued(id, command.step, positions.get(id) or new[id], repeated=id in positions))
+        positions.setdefault(id, new.get(id, 0))
     return issued
 
 
 def _event(id: str, process: str, instance: str, command: NewCommand) -> feed.NewEvent:
-    known = {"command": id, "process": process, "instance": instance, "step": command.step}
-    head = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
+    facts = {"command": id, "process": process, "instance": instance, "step": command.step}
+    head = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
     data = f'{head[:-1]},"data":{command.data or "null"}}}'
     return feed.NewEvent(f"{feed.COMMAND}:{id}", f"{feed.COMMAND}.{command.type}", instance, data)
 
@@ -123,9 +123,9 @@ def _event(id: str, process: str, instance: str, command: NewCommand) -> feed.Ne
 def read(
     snapshot: Connection, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None
 ) -> CommandPage:
-    """Commands above the position `after`, 0: all whose events are kept in the feed. `snapshot` is one, so that what
-    was trimmed can't look like a gap. Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was
-    never given."""
+    """Commands above the position `after`; with 0, all whose events are in the feed. `snapshot` must be a snapshot, so
+    that trimmed events don't look like a gap. Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position
+    beyond the feed's end."""
     last, trimmed = feed.head(snapshot), feed.trimmed(snapshot)
     if 0 < after < trimmed:
         raise errors.PositionTrimmed(after, trimmed)
@@ -142,8 +142,8 @@ def read(
         return [_command(row) for row in snapshot.execute(query.where(_outbox.position > start).limit(count))]
 
     rows = limits.stepwise(above, _size, first=min(limit, feed.FIRST))
-    found, cut = limits.within(rows, _size, limit)
-    return CommandPage(found, found[-1].position if cut else last, last)
+    commands, is_cut = limits.within(rows, _size, limit)
+    return CommandPage(commands, commands[-1].position if is_cut else last, last)
 
 
 def _size(command: Command) -> int:
@@ -151,7 +151,7 @@ def _size(command: Command) -> int:
 
 
 def of_instance(snapshot: Connection, process: str, instance: str, limit: int) -> list[Command]:
-    """The newest, newest first."""
+    """The newest commands of an instance, newest first."""
     query = (
         sa.select(tables.outbox)
         .where(_outbox.name == process, _outbox.instance == instance)

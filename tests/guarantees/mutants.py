@@ -1569,7 +1569,7 @@ MUTANTS = [
     Mutant(
         "no-fence",
         "core.processes.instances:handle",
-        "groups.fence(tx, definitions.group_of(it.process), partition, it.worker, it.epoch)",
+        "groups.fence(tx, definitions.group_of(handling.process), partition, handling.worker, handling.epoch)",
         "pass",
         _PROCESSES + "test_a_stale_workers_every_write_is_refused",
     ),
@@ -1597,37 +1597,37 @@ MUTANTS = [
     Mutant(
         "what-was-pruned-is-forgotten",
         "core.processes.inbox:known",
-        "position <= pruned",
+        "position <= limit",
         "False",
         _PROCESSES + _PRUNED,
     ),
     Mutant(
         "pruning-is-looked-up-before-the-inbox",
         "core.processes.inbox:known",
-        "this = _this(process, instance, event)",
-        "this = _this(process, instance, event)\n"
+        "condition = _this(process, instance, event)",
+        "condition = _this(process, instance, event)\n"
         "    before = tx.scalar(sa.select(_definitions.pruned).where(_definitions.name == process))",
         _PROCESSES + "test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed",
-        also=(("position <= pruned", "position <= before"),),
+        also=(("position <= limit", "position <= before"),),
     ),
     Mutant(
         "versions-are-ignored",
         "core.processes.instances:handle",
-        "it.version != version",
+        "handling.version != version",
         "False",
         _PROCESSES + "test_a_state_that_was_computed_from_an_old_one_is_refused",
     ),
     Mutant(
         "timers-fire-again",
         "core.processes.timers:_fire",
-        "tx.execute(sa.delete(tables.timers).where(*this))",
+        "tx.execute(sa.delete(tables.timers).where(*conditions))",
         "pass",
         _PROCESSES + "test_a_time_out_fires_once_when_it_is_due_and_not_before",
     ),
     Mutant(
         "timers-outlive-their-instance",
         "core.processes.instances:handle",
-        "timers.cancel_all(tx, it.process, it.instance)",
+        "timers.cancel_all(tx, handling.process, handling.instance)",
         "pass",
         _PROCESSES + "test_a_timer_is_replaced_and_cancelled_by_its_name",
     ),
