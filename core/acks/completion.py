@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
 from core import errors, feed, tables
 from core.acks.call import Completed, Unit
@@ -20,7 +19,7 @@ from core.batches import batch as batches
 from core.batches import nesting
 from core.batches.lifecycle import TAKES_ACKS, State, completes
 from core.storage import dialects, faults, statements
-from core.storage.statements import chunks
+from core.storage.statements import Pipeline, chunks
 
 PREFIX_STEP: Final = 64
 """The maximum number of groups by which one transaction advances the full-prefix hint."""
@@ -57,20 +56,21 @@ class Complete:
 
 
 def write(
-    tx: Connection,
-    before: Sequence[str],
+    pipeline: Pipeline,
     deltas: Mapping[int, BatchDelta],
     repeats: Collection[int],
     locked_rows: dict[int, Row],
     refusals: Mapping[int, int],
 ) -> dict[int, Complete]:
-    """Execute the statements `before`, lock the rows of changed batches that aren't in `locked_rows`, judge their state
-    again, decide and write. Returns the complete batches, including those of `repeats`, all of whose items were
-    repeats. `refusals` has batches with items rejected as never issued, and the number of issued items at that time.
+    """Lock the rows of changed batches that aren't in `locked_rows`, judge their state again, decide and write. The
+    statements that wait in `pipeline` are executed in the same round trips. Returns the complete batches, including
+    those of `repeats`, all of whose items were repeats. `refusals` has batches with items rejected as never issued, and
+    the number of issued items at that time.
 
     Raises `faults.BeginAgain` if a batch accepts no more acks, became journaled, or has grown since items of it were
     rejected; `errors.InconsistentBatch`.
     """
+    tx = pipeline.tx
     to_lock = deltas.keys() - locked_rows.keys()
     to_read = set(repeats) - locked_rows.keys()
     delta_rows, repeat_rows = locked_rows, locked_rows
@@ -80,8 +80,7 @@ def write(
         locking = dialects.of(tx).for_update
         looks = [select(tx, to_lock, locking)] if to_lock else []
         looks += [select(tx, to_read)] if to_read else []
-        results = execute(tx, [*before, *looks])[len(before) :]
-        before = ()
+        results = pipeline.ask(*looks)
         if to_lock:
             delta_rows = locked_rows | rows(tx, results[0])
             if any(delta_rows[batch].journal_next for batch in to_lock & delta_rows.keys()):
@@ -94,23 +93,13 @@ def write(
             raise faults.BeginAgain
     complete = _look_again(repeat_rows, repeats, _read_details(tx, repeat_rows, repeats)) if repeats else {}
     if deltas:
-        complete |= _judge(tx, before, delta_rows, deltas)
+        complete |= _judge(pipeline, delta_rows, deltas)
     return complete
 
 
 def select(tx: Connection, ids: Collection[int], locking: str = "") -> str:
     """A SELECT whose result is an argument of `rows`."""
     return statements.select(tx, _READ, f"batches WHERE id IN ({_ids(ids)}){locking}", len(ids))
-
-
-def execute(tx: Connection, texts: Sequence[str]) -> list[dialects.Rows]:
-    """Raises `faults.BeginAgain` if another transaction has inserted the row of a group first."""
-    try:
-        return statements.run(tx, *texts)
-    except IntegrityError as error:
-        if faults.is_duplicate(error):
-            raise faults.BeginAgain from error
-        raise
 
 
 def _ids(ids: Iterable[int]) -> str:
@@ -175,14 +164,12 @@ def _read_details(tx: Connection, rows_by_id: Mapping[int, Row], ids: Iterable[i
     return details
 
 
-def _judge(
-    tx: Connection, before: Sequence[str], rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]
-) -> dict[int, Complete]:
-    """Judge and write batches whose rows are locked. `before` is executed in the round trip of the write."""
-    if before and any(delta.filled for delta in deltas.values()):
+def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]) -> dict[int, Complete]:
+    """Judge and write batches whose rows are locked."""
+    tx = pipeline.tx
+    if any(delta.filled for delta in deltas.values()):
         # The hint is computed from the table, so the groups must be written first.
-        execute(tx, before)
-        before = ()
+        pipeline.flush()
     complete: dict[int, Complete] = {}
     details = _read_details(tx, rows_by_id, deltas)
     writes: list[_RowChange] = []
@@ -208,7 +195,8 @@ def _judge(
         if state is State.COMPLETE:
             complete[batch] = Complete(batch, key, failed, completed_by, succeeded_by, completed_now, succeeded_now)
         writes.append(change)
-    execute(tx, [*before, *(_update(dialects.of(tx), part) for part in chunks(writes, _ROWS))])
+    pipeline.later(*(_update(dialects.of(tx), part) for part in chunks(writes, _ROWS)))
+    pipeline.flush()
     _announce(tx, [batch_row for batch_row in complete.values() if batch_row.completed_now or batch_row.succeeded_now])
     return complete
 

@@ -57,7 +57,7 @@ from core.batches.lifecycle import State, Verb, completes
 from core.bits import bitfield, group_rows, journal
 from core.bits.cache import BitfieldCache, Key
 from core.storage import dialects, faults, statements
-from core.storage.statements import LIST, chunks
+from core.storage.statements import LIST, Pipeline, chunks
 
 REDRIVEN: Final = 8192
 """The approximate maximum of reasons of redriven items that one transaction removes."""
@@ -94,9 +94,10 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
         if outcome.admitted:
             apply.apply(state, unit, outcome)
     _write_reasons(tx, state)
+    pipeline = Pipeline(tx)
+    _write_groups(pipeline, state)
     complete = completion.write(
-        tx,
-        _write_groups(tx, state),
+        pipeline,
         state.deltas,
         state.untouched(units, outcomes),
         state.locked_rows,
@@ -311,8 +312,9 @@ def _check(key: Key, group: bitfield.Group, issued: int) -> None:
         raise errors.InconsistentBatch(key[0], f"group {key[1]}: {error}") from error
 
 
-def _write_groups(tx: Connection, state: FlushState) -> list[str]:
-    """Write the changed groups. Returns the statements of the last round trip, which have not been executed."""
+def _write_groups(pipeline: Pipeline, state: FlushState) -> None:
+    """Write the changed groups, if possible in the next round trip of the pipeline."""
+    tx = pipeline.tx
     dialect = dialects.of(tx)
     texts, old = _write_journaled(tx, state) if state.journal_states else ([], [])
     new: list[str] = []
@@ -326,15 +328,11 @@ def _write_groups(tx: Connection, state: FlushState) -> list[str]:
             patches.append((key, group, changes))
         else:
             old.append(group_rows.row(key, group, issued))
-    texts += group_rows.patch(patches) + group_rows.upsert(tx, old) + group_rows.insert(new)
-    while len(texts) > 1 and sum(map(len, texts)) > 2 * group_rows.TEXT:
-        completion.execute(tx, [texts.pop(0)])
+    pipeline.later(*texts, *group_rows.patch(patches), *group_rows.upsert(tx, old), *group_rows.insert(new))
     if not state.locked_rows.keys().isdisjoint(batch for batch, _ in state.missing & state.changed):
         # If another transaction has inserted the row of a group first, that must be noticed before the counts are
         # judged: the batch row, which was locked after the groups, already counts the items of that transaction.
-        completion.execute(tx, texts)
-        return []
-    return texts
+        pipeline.flush()
 
 
 def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list[str]]:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
 
-from core.storage import dialects
+from core.storage import dialects, faults
 from core.storage.dialects import Rows
 
 T = TypeVar("T")
@@ -36,6 +37,44 @@ def run(tx: Connection, *statements: str) -> list[Rows]:
     Raises SQLAlchemy's `DBAPIError` and its subclasses, as if each statement had been executed by itself.
     """
     return dialects.of(tx).run(tx, statements)
+
+
+class Pipeline:
+    """Statements of one transaction in few round trips: writes wait for the next query, and share its round trip.
+
+    Raises `faults.BeginAgain` if a statement inserts a row that another transaction has inserted first.
+    """
+
+    PACKET: Final = 1_000_000
+    """Approximate characters of waiting statements: within the smallest default limit of a server."""
+
+    def __init__(self, tx: Connection) -> None:
+        self.tx = tx
+        self._waiting: list[str] = []
+
+    def later(self, *statements: str) -> None:
+        """Execute the statements in the next round trip, in order. Those that don't fit into it are executed now."""
+        self._waiting += statements
+        while len(self._waiting) > 1 and sum(map(len, self._waiting)) > self.PACKET:
+            self._run(self._waiting.pop(0))
+
+    def ask(self, *queries: str) -> list[Rows]:
+        """Execute the waiting statements and these queries in one round trip. Returns the rows of the queries."""
+        statements, self._waiting = [*self._waiting, *queries], []
+        return self._run(*statements)[len(statements) - len(queries) :]
+
+    def flush(self) -> None:
+        """Execute the waiting statements."""
+        if self._waiting:
+            self.ask()
+
+    def _run(self, *statements: str) -> list[Rows]:
+        try:
+            return run(self.tx, *statements)
+        except IntegrityError as error:
+            if faults.is_duplicate(error):
+                raise faults.BeginAgain from error
+            raise
 
 
 def select(tx: Connection, columns: Sequence[str], rest: str, expected: int) -> str:
