@@ -59,7 +59,7 @@ MAX_WAITING: Final = 50_000
 MAX_BYTES: Final = 256 * 2**20
 """Bytes of large units that may wait: about 60 calls of 4,096 masks each."""
 
-TOO_MANY: Final = "more acks come at the moment than can be committed"
+TOO_MANY: Final = "more acks arrive than can be committed"
 
 log = structlog.get_logger(__name__)
 
