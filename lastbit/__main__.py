@@ -1,4 +1,5 @@
-"""The entry of the command line; apart from it, so that it can say what to install where only the bare client is."""
+"""The entry point of the command line. It is a separate module, so that it can name the missing extra if only the bare
+client is installed."""
 
 from __future__ import annotations
 

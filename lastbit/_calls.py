@@ -1,6 +1,6 @@
-"""Every verb of the contract as a flow: what is asked for, and what the answer means.
+"""Each operation of the HTTP contract as a flow: its request, and how to decode the response.
 
-Both clients drive these; neither knows a path or a field of its own.
+Both clients run these flows; paths and fields are defined only here.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from lastbit._shapes import expect
 from lastbit.ids import ItemId
 
 LONGEST_HOLD = 30
-"""Seconds of one long poll. The service would hold 60, but that is also where many gateways give up."""
+"""Seconds of one long poll. The service allows 60, but many gateways give up by then."""
 
 MOST_EVENTS = 1000
-"""Events of one page."""
+"""Maximum events of one page."""
 
 Ids = str | ItemId | Iterable[str | ItemId]
 
@@ -51,7 +51,7 @@ def open_batch(
     expires_in: float | timedelta | None,
     idempotency_key: str | None,
 ) -> Flow[tuple[models.Opened, bool]]:
-    """The flow's value is the batch and whether the answer is a replay."""
+    """The flow's value: the batch, and whether the response is a replay."""
     if isinstance(expires_in, timedelta):
         expires_in = int(expires_in.total_seconds())
     body: dict[str, Any] = {
@@ -63,11 +63,11 @@ def open_batch(
         "parent": None if parent is None else str(parent),
         "expires_in": expires_in,
     }
-    # Left out, not null: the defaults are the service's.
+    # Omitted, not null, so that the service's defaults apply.
     body = {name: value for name, value in body.items() if value is not None}
     answer = yield from service.call("POST", "/v1/batches", body=body, idempotency_key=_key(idempotency_key))
-    opened = service.decoded("POST /v1/batches", answer, models.Opened.from_json)
-    return opened, answer.headers.get("idempotency-replayed", "").lower() == "true"
+    batch = service.decoded("POST /v1/batches", answer, models.Opened.from_json)
+    return batch, answer.headers.get("idempotency-replayed", "").lower() == "true"
 
 
 def extend(service: Service, batch: int, count: int, idempotency_key: str | None) -> Flow[models.Extended]:
@@ -126,8 +126,8 @@ def failed(service: Service, batch: int, page_size: int) -> Flow[None]:
 def ranges_from(service: Service, batch: int, kind: str, start: int, page_size: int) -> Flow[None]:
     """Emits (start, end) of the ranges of `kind`, `pending` or `failed`, from the number `start` on.
 
-    A cursor says from which number a page goes on, and here it is made instead of received: several readers share a
-    batch that way. A service that writes its cursors otherwise refuses this one, so nothing is read wrongly.
+    The cursor is made here, not received, so that several readers can share a batch. A service with another cursor
+    format refuses it, so nothing is read wrongly.
     """
     cursor = b64encode(f"{kind}:{batch}:{start}".encode(), b"-_").decode().rstrip("=")
     return _pages(service, _path(batch, kind), "ranges", _start_and_end, [], page_size, cursor)
@@ -159,10 +159,10 @@ def _pages(
         return [decode(element) for element in data[field]], expect(data["next"], str | None)
 
     while True:
-        asked = [*params, ("limit", str(page_size))]
+        page_params = [*params, ("limit", str(page_size))]
         if cursor is not None:
-            asked.append(("cursor", cursor))
-        elements, cursor = yield from _ask(service, "GET", path, page, params=tuple(asked))
+            page_params.append(("cursor", cursor))
+        elements, cursor = yield from _ask(service, "GET", path, page, params=tuple(page_params))
         for element in elements:
             yield Emit(element)
         # An empty page is not the last one; only a page without `next` is.
@@ -171,39 +171,38 @@ def _pages(
 
 
 def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGEST_HOLD) -> Flow[models.Batch]:
-    """Long polls until the batch is in a terminal state; emits it as each poll saw it. Raises `WaitTimeout` after
-    `timeout` seconds. `hold`: the longest that one poll may last, in whole seconds; with a shorter one the caller sees
-    more of the way."""
+    """Long polls until the batch is in a terminal state; emits its state after each poll. Raises `WaitTimeout` after
+    `timeout` seconds. `hold`: maximum whole seconds of one poll; a shorter one emits more states."""
     if timeout is not None and not timeout >= 0:
         raise errors.InvalidArgument(f"a timeout is a number of seconds, not {timeout!r}")
-    started = service.now()
-    left = math.inf if timeout is None else timeout
+    start = service.now()
+    remaining = math.inf if timeout is None else timeout
     while True:
-        polled = service.now()
-        held = int(min(hold, left))
-        seen = yield from _ask(
+        poll_start = service.now()
+        hold_seconds = int(min(hold, remaining))
+        batch_state = yield from _ask(
             service,
             "GET",
             _path(batch),
             models.Batch.from_json,
-            params=(("wait", str(held)),) if held else (),
-            hold=held,
-            # The policy's patience, if it ends sooner; a wait of 5 s does not retry for a minute.
-            within=None if timeout is None else max(left, 1.0),
+            params=(("wait", str(hold_seconds)),) if hold_seconds else (),
+            hold=hold_seconds,
+            # The retry deadline applies if it is earlier; a wait of 5 s does not retry for a minute.
+            within=None if timeout is None else max(remaining, 1.0),
         )
-        yield Emit(seen)
-        if seen.ended:
-            return seen
+        yield Emit(batch_state)
+        if batch_state.ended:
+            return batch_state
         now = service.now()
-        left = math.inf if timeout is None else timeout - (now - started)
-        if left <= 0:
+        remaining = math.inf if timeout is None else timeout - (now - start)
+        if remaining <= 0:
             assert timeout is not None
-            raise errors.WaitTimeout(seen, timeout)
+            raise errors.WaitTimeout(batch_state, timeout)
         # A poll that comes back at once must not become a storm: a service that is stopping, or holds nothing back.
-        rest = min(left, 1.0 - (now - polled))
+        rest = min(remaining, 1.0 - (now - poll_start))
         if rest > 0:
             yield Pause(rest)
-            left = math.inf if timeout is None else max(0.0, timeout - (service.now() - started))
+            remaining = math.inf if timeout is None else max(0.0, timeout - (service.now() - start))
 
 
 def resolve(
@@ -213,10 +212,10 @@ def resolve(
     reason: str | None,
     idempotency_key: str | None = None,
 ) -> Flow[models.AckResult]:
-    """Send pieces of ids to `verb` (`acks` or `failures`), one request each, and merge the answers. An error on the way
-    bears what was answered before it as `partial`. A key of the caller's own is for a single piece."""
+    """Send pieces of ids to `verb` (`acks` or `failures`), one request each, and merge the results. If a later request
+    fails, the error has the merged results so far as `partial`. Pass an idempotency key only with a single piece."""
     result = models.AckResult()
-    given = {} if reason is None else {"reason": utf8("a reason", reason)}
+    reason_field = {} if reason is None else {"reason": utf8("a reason", reason)}
     try:
         for body in bodies:
             answer = yield from _ask(
@@ -224,7 +223,7 @@ def resolve(
                 "POST",
                 f"/v1/{verb}",
                 models.AckResult.from_json,
-                body={**body, **given},
+                body={**body, **reason_field},
                 idempotency_key=idempotency_key,
             )
             result = result.merged(answer)
@@ -242,15 +241,15 @@ def events(
     wait: float = 0,
     limit: int | None = None,
 ) -> Flow[models.EventPage]:
-    asked = [("after", after), ("batch", batch), ("wait", wait or None), ("limit", limit)]
-    params = [(name, str(value)) for name, value in asked if value is not None]
+    options = [("after", after), ("batch", batch), ("wait", wait or None), ("limit", limit)]
+    params = [(name, str(value)) for name, value in options if value is not None]
     params += [("type", name) for name in ((types,) if isinstance(types, str) else types)]
     return _ask(service, "GET", "/v1/events", models.EventPage.from_json, params=tuple(params), hold=wait)
 
 
 def follow(service: Service, after: int | None, types: str | Iterable[str], batch: int | None) -> Flow[None]:
-    """Emits `Event`s, for ever. Each poll begins where the one before ended, whatever came between, so none is lost or
-    comes twice."""
+    """Emits `Event`s, without end. Each poll starts where the previous one ended, even after errors, so no event is
+    lost or repeated."""
     types = types if isinstance(types, str) else tuple(types)
 
     def poll(after: int | None) -> Flow[tuple[Sequence[models.Event], int]]:
@@ -263,15 +262,15 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
 def _following(
     service: Service, after: int | None, poll: Callable[[int | None], Flow[tuple[Sequence[Any], int]]]
 ) -> Flow[None]:
-    """Emits what each long poll finds above the position where the one before ended, for ever."""
+    """Emits the elements of each long poll, starting at the position where the previous poll ended, without end."""
     while True:
-        polled = service.now()
-        found, after = yield from poll(after)
-        for each in found:
-            yield Emit(each)
+        poll_start = service.now()
+        page, after = yield from poll(after)
+        for element in page:
+            yield Emit(element)
         # A poll that comes back at once with nothing must not become a storm: the service is stopping.
-        rest = 1.0 - (service.now() - polled)
-        if not found and rest > 0:
+        rest = 1.0 - (service.now() - poll_start)
+        if not page and rest > 0:
             yield Pause(rest)
 
 
@@ -286,9 +285,9 @@ def append(
         body["fence"] = fence.to_json()
 
     def appended(data: models.Json) -> tuple[models.Appended, ...]:
-        answered = tuple(map(models.Appended.from_json, data["events"]))
-        if len(answered) != len(body["events"]):
-            raise ValueError(f"{len(answered)} events for {len(body['events'])}")
-        return answered
+        results = tuple(map(models.Appended.from_json, data["events"]))
+        if len(results) != len(body["events"]):
+            raise ValueError(f"{len(results)} events for {len(body['events'])}")
+        return results
 
     return _ask(service, "POST", "/v1/events", appended, body=body)

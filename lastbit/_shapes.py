@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 def expect(value: T, hint: Any) -> T:
-    """`value` if it is one of `hint`, with all that it holds. Knows what answers are made of: dataclasses, tuples and
-    mappings of texts, numbers and times. Raises `TypeError`."""
+    """`value` if it has the type `hint`, including its elements. Supports dataclasses, tuples and mappings of strings,
+    numbers and times. Raises `TypeError`."""
     if not _predicate(hint)(value):
         raise TypeError(f"{value!r:.100} is no {getattr(hint, '__name__', hint)}")
     return value
@@ -28,8 +28,8 @@ def expect(value: T, hint: Any) -> T:
 def check(value: Any) -> None:
     """`expect` for each dataclass that `value` is, or holds in a list or tuple. Raises `TypeError`."""
     if isinstance(value, list | tuple):
-        for each in value:
-            check(each)
+        for element in value:
+            check(element)
     elif dataclasses.is_dataclass(value):
         expect(value, type(value))
 
@@ -40,12 +40,12 @@ def _predicate(hint: Any) -> Callable[[Any], bool]:
     if hint is Any:
         return lambda _: True
     if hint is int:
-        # The contract has none of more than 64 bits, and some would be too large to count with.
+        # The contract has no larger numbers, and some would be too large to compute with.
         return lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63
     if hint is float:
         return lambda value: type(value) in (int, float) and math.isfinite(value)
     if origin in (types.UnionType, typing.Union):
-        choices = [_predicate(each) for each in arguments]
+        choices = [_predicate(argument) for argument in arguments]
         return lambda value: any(fits(value) for fits in choices)
     if origin is tuple:
         element = _predicate(arguments[0])
@@ -55,6 +55,6 @@ def _predicate(hint: Any) -> Callable[[Any], bool]:
         return lambda value: isinstance(value, Mapping) and all(map(key, value)) and all(map(element, value.values()))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
-        fields = [(each.name, _predicate(hints[each.name])) for each in dataclasses.fields(hint)]
+        fields = [(argument.name, _predicate(hints[argument.name])) for argument in dataclasses.fields(hint)]
         return lambda value: isinstance(value, hint) and all(fits(getattr(value, name)) for name, fits in fields)
     return lambda value: isinstance(value, hint)

@@ -1,7 +1,7 @@
-"""The standard library's driver of the flows: for executors of a cluster, where this package's zip is all there is.
+"""A driver of the flows on the standard library alone: for cluster executors, which have only this package's zip.
 
-It opens a connection for each request. The requests of a Spark job are few and large, so that costs little; who sends
-many small ones uses `Client`, which keeps a pool. Proxies are taken from the environment, as urllib does.
+It opens a connection for each request. A Spark job sends few large requests, so that costs little; for many small ones
+use `Client`, which has a connection pool. Proxies are taken from the environment, as urllib does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AGENT = f"lastbit/{__version__} (urllib)"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach the service, as it travels to executors: each makes a `service` of its own from it."""
+    """The connection settings that are sent to executors; each makes its own `service` from them."""
 
     url: str
     token: str | None = field(repr=False)
@@ -38,8 +38,8 @@ class Connection:
     def named(
         cls, url: str | None = None, token: str | None = None, timeout: float = 30.0, retry: Retry | None = None
     ) -> Connection:
-        """What is None is taken from LASTBIT_URL and LASTBIT_TOKEN, here and not on the executors. Raises
-        `InvalidArgument`."""
+        """By default `url` and `token` come from LASTBIT_URL and LASTBIT_TOKEN of the driver process, not of the
+        executors."""
         service = Service.named(url, token, timeout, retry)
         return cls(service.url, service.token, service.timeout, service.retry)
 
@@ -76,7 +76,7 @@ def run(flow: Flow[T], emit: Callable[[Any], object] | None = None) -> T:
 
 
 def iterate(flow: Flow[None]) -> Iterator[Any]:
-    """What a flow emits, as it is asked for."""
+    """The values that a flow emits, lazily."""
     outcome: Outcome = None
     while True:
         try:
@@ -97,15 +97,15 @@ def _send(request: Request) -> Answer | Failure:
     url = f"{request.url}?{urlencode(request.params)}" if request.params else request.url
     headers = {"user-agent": _AGENT, **request.headers}
     try:
-        asked = urllib.request.Request(url, data=request.body, headers=headers, method=request.method)  # noqa: S310  # base_url takes http and https alone
-        with _opener.open(asked, timeout=request.timeout) as answer:
+        urllib_request = urllib.request.Request(url, data=request.body, headers=headers, method=request.method)  # noqa: S310  # base_url takes http and https alone
+        with _opener.open(urllib_request, timeout=request.timeout) as answer:
             return _answer(answer.status, answer)
     except urllib.error.HTTPError as error:
         with error:
             try:
                 return _answer(error.code, error)
-            except (OSError, http.client.HTTPException) as cut:
-                return _failure(cut, request)
+            except (OSError, http.client.HTTPException) as read_error:
+                return _failure(read_error, request)
     except (OSError, http.client.HTTPException, ValueError) as error:
         return _failure(error, request)
 

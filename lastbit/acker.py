@@ -41,7 +41,7 @@ log = logging.getLogger("lastbit.acker")
 DEFAULT_MAX_PENDING = 100_000
 
 Told = Completed | None
-"""What an acker's future gives: the item's batch if that is complete, else None."""
+"""The result of an acker's future: the item's batch if that is complete, else None."""
 
 
 def _flow(client: Client | AsyncClient, call: Call[object]) -> Flow[AckResult]:
@@ -53,7 +53,8 @@ def _failures(reason: str | None) -> Kind:
 
 
 def is_forked(process: int | None) -> bool:
-    """Whether `process`, in which a thread was started, is not this one. None: no thread was started."""
+    """Whether `process`, the id of the process that started the thread, is not this one. None: no thread was
+    started."""
     return process is not None and process != os.getpid()
 
 
@@ -64,11 +65,11 @@ def _bound(max_pending: int) -> int:
 
 
 class Acker:
-    """Gathers acks and failures from any number of threads; made by `client.acker(...)`.
+    """Combines acks and failures from any number of threads into few calls; made by `client.acker(...)`.
 
-    `on_completed` is called with a `Completed` for each complete batch that an answer names, in the acker's own thread:
-    it may give the acker more items, but must not wait for their futures. At most `max_pending` futures are open at a
-    time; beyond that, `ack` and `fail` block.
+    `on_completed` is called with a `Completed` for each complete batch in a result, in the acker's own thread. It may
+    pass more items to the acker, but must not wait for their futures. At most `max_pending` futures are open at a time;
+    beyond that, `ack` and `fail` block.
     """
 
     def __init__(
@@ -91,20 +92,20 @@ class Acker:
         """The process of the thread."""
 
     def ack(self, item: str | ItemId) -> Future[Told]:
-        """Resolve an item as done. The future raises `ItemRejected`, `ServiceError`, `ServiceUnreachable`, or what
-        `on_completed` raised. Raises `MalformedItem`, `AckerClosed` and `UsedAfterFork` at once."""
+        """Ack an item. The future raises `ItemRejected`, `ServiceError`, `ServiceUnreachable`, or the exception of
+        `on_completed`. Raises `MalformedItem`, `AckerClosed` and `UsedAfterFork` at once."""
         return self._put(item, Kind("acks", None))
 
     def fail(self, item: str | ItemId, reason: str | None = None) -> Future[Told]:
-        """Resolve an item as given up; as `ack`. Each reason takes a call of its own, so prefer few of them. Raises
-        `InvalidArgument` for a reason that is no text."""
+        """Mark an item as failed; otherwise like `ack`. Each reason needs a call of its own, so use few different ones.
+        Raises `InvalidArgument` if the reason is not text."""
         return self._put(item, _failures(reason))
 
     def _put(self, item: str | ItemId, kind: Kind) -> Future[Told]:
         text = checked(item)
         self._check_process()
         future: Future[Told] = Future()
-        # Running from the start: an id that was given cannot be taken back by cancelling its future.
+        # Running from the start: cancelling the future cannot undo the ack.
         future.set_running_or_notify_cancel()
         with self._lock:
             # The acker's own thread, inside on_completed, must not wait for itself; and what it gives while the acker
@@ -124,7 +125,7 @@ class Acker:
         return future
 
     def close(self) -> None:
-        """Take no more items, send what waits, and return when every future is done. Raises `UsedAfterFork`."""
+        """Accept no more items, send all waiting ones, and return when every future is done. Raises `UsedAfterFork`."""
         self._check_process()
         with self._lock:
             self._closed = True
@@ -164,7 +165,7 @@ class Acker:
         try:
             result = self._client._run(_flow(self._client, call))  # type: ignore[arg-type]  # reads the call only
             outcomes = list(call.outcomes(result, self._notify(result)))
-        except BaseException as error:  # noqa: BLE001  # whatever it was, the futures are how its caller learns of it
+        except BaseException as error:  # noqa: BLE001  # the futures raise it
             outcomes = list(call.failed(error))
         for future, outcome in outcomes:
             try:
@@ -176,15 +177,15 @@ class Acker:
                 log.exception("a callback of an acker's future ended with an exception")
 
     def _notify(self, result: AckResult) -> dict[int, BaseException]:
-        """What `on_completed` raised, by batch."""
-        raised: dict[int, BaseException] = {}
+        """Call `on_completed` for each complete batch; returns its exceptions, by batch."""
+        errors_by_batch: dict[int, BaseException] = {}
         if self._on_completed is not None:
-            for done in result.completed:
+            for completion in result.completed:
                 try:
-                    self._on_completed(done)
+                    self._on_completed(completion)
                 except BaseException as error:  # noqa: BLE001  # of any class: the futures raise it
-                    raised[done.batch] = error
-        return raised
+                    errors_by_batch[completion.batch] = error
+        return errors_by_batch
 
 
 class AsyncAcker:
@@ -207,11 +208,11 @@ class AsyncAcker:
         self._task: asyncio.Task[None] | None = None
 
     async def ack(self, item: str | ItemId) -> asyncio.Future[Told]:
-        """Resolve an item as done; see `Acker.ack`. Cancelling the future does not take the ack back."""
+        """Ack an item; see `Acker.ack`. Cancelling the future does not undo the ack."""
         return await self._put(item, Kind("acks", None))
 
     async def fail(self, item: str | ItemId, reason: str | None = None) -> asyncio.Future[Told]:
-        """Resolve an item as given up; see `Acker.fail`."""
+        """Mark an item as failed; see `Acker.fail`."""
         return await self._put(item, _failures(reason))
 
     async def _put(self, item: str | ItemId, kind: Kind) -> asyncio.Future[Told]:
@@ -233,11 +234,11 @@ class AsyncAcker:
         return future
 
     async def close(self) -> None:
-        """Take no more items, send what waits, and return when every future is done."""
+        """Accept no more items, send all waiting ones, and return when every future is done."""
         self._closed = True
         self._room.set()
         if self._task is not None:
-            # A caller that is cancelled stops waiting; what was given is sent all the same.
+            # A cancelled caller stops waiting; waiting items are sent nevertheless.
             await asyncio.shield(self._task)
 
     async def __aenter__(self) -> Self:
@@ -256,7 +257,7 @@ class AsyncAcker:
                 self._open -= call.size
                 self._room.set()
         except BaseException as error:
-            # Only the end of the event loop comes here; nobody may be left waiting for a future.
+            # Only the end of the event loop gets here. No caller may be left waiting for a future.
             while call is not None:
                 for future, _ in call.failed(error):
                     with contextlib.suppress(RuntimeError):  # the loop is closed, and runs no callbacks any more
@@ -272,7 +273,7 @@ class AsyncAcker:
         try:
             result = await self._client._run(_flow(self._client, call))  # type: ignore[arg-type]  # reads the call only
             outcomes = list(call.outcomes(result, await self._notify(result)))
-        except BaseException as error:  # whatever it was, the futures are how its caller learns of it
+        except BaseException as error:  # the futures raise it
             if isinstance(error, KeyboardInterrupt | SystemExit) or self._is_ended():
                 raise
             outcomes = list(call.failed(error))
@@ -280,19 +281,19 @@ class AsyncAcker:
             _tell(future, outcome)
 
     async def _notify(self, result: AckResult) -> dict[int, BaseException]:
-        """What `on_completed` raised, by batch."""
-        raised: dict[int, BaseException] = {}
+        """Call `on_completed` for each complete batch; returns its exceptions, by batch."""
+        errors_by_batch: dict[int, BaseException] = {}
         if self._on_completed is not None:
-            for done in result.completed:
+            for completion in result.completed:
                 try:
-                    returned = self._on_completed(done)
-                    if inspect.isawaitable(returned):
-                        await returned
+                    awaitable = self._on_completed(completion)
+                    if inspect.isawaitable(awaitable):
+                        await awaitable
                 except BaseException as error:  # of any class: the futures raise it
                     if self._is_ended():
                         raise
-                    raised[done.batch] = error
-        return raised
+                    errors_by_batch[completion.batch] = error
+        return errors_by_batch
 
     def _is_ended(self) -> bool:
         """Whether an exception comes from the end of the acker's task, and not from the caller's code."""
@@ -305,12 +306,12 @@ class AsyncAcker:
 
 def _tell(future: asyncio.Future[Told], outcome: Told | BaseException) -> None:
     if future.done():
-        return  # cancelled by whoever awaited it
+        return  # cancelled by the caller
     if isinstance(outcome, StopIteration | asyncio.CancelledError):
         # A future cannot carry the one, and the other would look like a cancellation of the task that awaits it.
-        wrapped = RuntimeError(f"on_completed raised {outcome!r}")
-        wrapped.__cause__ = outcome
-        outcome = wrapped
+        wrapper = RuntimeError(f"on_completed raised {outcome!r}")
+        wrapper.__cause__ = outcome
+        outcome = wrapper
     if isinstance(outcome, BaseException):
         future.set_exception(outcome)
     else:

@@ -1,4 +1,4 @@
-"""The command itself: where the service is, how to answer, and what the exit codes mean."""
+"""The `lastbit` command: its common options, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = 1
 WRONG_USE = 2
 NOT_SUCCEEDED = 3
 
-# A person waits in front of it: shorter than the library's patience, long enough for a restart of the service.
+# A person is waiting: retry for less time than the library does, but long enough for a restart of the service.
 PATIENCE = Retry(attempts=5, deadline=30.0)
 
 EPILOG = """\b
@@ -42,7 +42,7 @@ Exit codes:
 
 @dataclass
 class Settings:
-    """What was given before the command's name, or in the environment."""
+    """The options before the command's name, with their environment variables."""
 
     url: str | None = None
     token: str | None = None
@@ -52,14 +52,14 @@ class Settings:
 
 @dataclass
 class Session:
-    """What a command works with."""
+    """The client and the output of one command."""
 
     client: Client
     output: Output
 
 
 class Commands(click.Group):
-    """A group whose commands end in a message and an exit code, never in a traceback, when the client says no."""
+    """A group whose commands report client errors as a message and an exit code, never as a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -70,11 +70,11 @@ class Commands(click.Group):
             ctx.exit(exit_code(error))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order of a batch's life, not of the alphabet
+        return list(self.commands)  # in the order of a batch's life, not alphabetically
 
 
 def end(code: int) -> NoReturn:
-    """End the command with an exit code, after its answer was written."""
+    """End the command with an exit code, after its output."""
     click.get_current_context().exit(code)
 
 
@@ -88,11 +88,11 @@ def exit_code(error: errors.LastbitError) -> int:
 
 
 def explained(error: errors.LastbitError) -> str:
-    """The error in words for this audience."""
+    """The error message for command line users."""
     if isinstance(error, errors.ServiceUnreachable):
-        tried = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
+        attempts = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
         return (
-            f"no answer from {error.url}: {error.cause} ({error.request}, {tried}).\n"
+            f"no answer from {error.url}: {error.cause} ({error.request}, {attempts}).\n"
             "Start the service there (`make serve` starts one at http://127.0.0.1:8000), or name another address with "
             "--url or LASTBIT_URL."
         )
@@ -104,11 +104,11 @@ def explained(error: errors.LastbitError) -> str:
     return "\n".join(lines)
 
 
-def _place(found: Any) -> str:
-    """One entry of a problem's `errors`, whatever its names."""
-    if not isinstance(found, dict):
-        return str(found)
-    return ": ".join(str(value) for value in found.values() if isinstance(value, str | int))
+def _place(problem: Any) -> str:
+    """One entry of a problem's `errors`, with any field names."""
+    if not isinstance(problem, dict):
+        return str(problem)
+    return ": ".join(str(value) for value in problem.values() if isinstance(value, str | int))
 
 
 @click.group(
@@ -126,7 +126,7 @@ def cli(ctx: click.Context, url: str | None, token: str | None, token_file: Path
     """Know exactly when a fanned-out batch of work is finished.
 
     Open a batch, extend it with items, seal it; ack each item when it is done. An item's id is batch:group:index, like
-    7:0:42. --url, --token, --token-file and --json can also stand after the command.
+    7:0:42. --url, --token, --token-file and --json may also follow the command.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -136,22 +136,22 @@ def cli(ctx: click.Context, url: str | None, token: str | None, token_file: Path
 
 
 def _secret(token: str | None, file: Path | None) -> str | None:
-    """The token that was given, if one was. Raises `click.UsageError`."""
+    """The token from the options, if any. Raises `click.UsageError`."""
     if file is None:
         return token
     if token:
         raise click.UsageError("--token and --token-file are two ways to give one token: use one of them")
     try:
-        found = file.read_text().strip()
+        content = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"the token can't be read: {error}") from None
-    if not found:
+    if not content:
         raise click.UsageError(f"the token can't be read: {file} is empty")
-    return found
+    return content
 
 
 def session(command: F) -> F:
-    """Gives a command the options of every command, and a `Session` as its first argument."""
+    """Adds the common options to a command, and passes a `Session` as its first argument."""
 
     @click.option("--url", help="Address of the service.  [LASTBIT_URL]")
     @click.option("--token", help="Sent as a bearer token.  [LASTBIT_TOKEN]")
@@ -169,13 +169,13 @@ def session(command: F) -> F:
         as_json: bool,
         **options: Any,
     ) -> Any:
-        from lastbit.client import Client  # and httpx: most of what a start would cost help and wrong use
+        from lastbit.client import Client  # and httpx: importing it here keeps --help and usage errors fast
 
-        given: Settings = ctx.obj
-        # What stands after the command comes first, whichever of the two it is.
-        secret = _secret(token, token_file) or _secret(given.token, given.token_file)
-        with Client(url or given.url, token=secret, retry=PATIENCE) as client:
-            output = Output(as_json or given.json)
+        settings: Settings = ctx.obj
+        # Options after the command override those before it, also a token file a token.
+        secret = _secret(token, token_file) or _secret(settings.token, settings.token_file)
+        with Client(url or settings.url, token=secret, retry=PATIENCE) as client:
+            output = Output(as_json or settings.json)
             return command(Session(client, output), *arguments, **options)
 
     return with_session  # type: ignore[return-value]  # click replaces the signature

@@ -1,4 +1,4 @@
-"""What can be written on the command line, and how it is read: strictly, so that a typing error is not a request."""
+"""Types of command line arguments, parsed strictly, so that a typing error does not become a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class BatchId(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
-    """A decimal integer without leading zeros: one batch has one spelling."""
+    """A decimal integer without leading zeros, so that a batch has only one spelling."""
 
     name = "batch"
 
@@ -106,8 +106,8 @@ DURATION = Duration()
 
 
 def labels(pairs: tuple[tuple[str, str], ...]) -> dict[str, str] | None:
-    """The labels of repeated options. Raises `click.UsageError` where a name is given twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """The labels of repeated options. Raises `click.UsageError` if a name occurs twice."""
+    by_name = dict(pairs)
+    if len(by_name) < len(pairs):
         raise click.UsageError("a label is given twice")
-    return found or None
+    return by_name or None

@@ -1,4 +1,4 @@
-"""The commands of a batch's life: open, extend, seal, cancel; and a look at it: status, list, verify."""
+"""Commands for batches: open, extend, seal, cancel, status, list, verify and others."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Labels = tuple[tuple[str, str], ...]
 
 @click.command("open")
 @click.option("--key", help="Your name for the batch.")
-@click.option("--label", "label_pairs", type=LABEL, multiple=True, help="A label; may be given several times.")
-@click.option("--items", type=COUNT, help="Issue so many items at once.")
+@click.option("--label", "label_pairs", type=LABEL, multiple=True, help="A label; repeat for several labels.")
+@click.option("--items", type=COUNT, help="Number of items to issue at once.")
 @click.option("--sealed", is_flag=True, help="Seal it at once: no more items will come.")
-@click.option("--group-size", type=int, metavar="N", help="Items a group, a multiple of 8 from 64 to 32768.")
+@click.option("--group-size", type=int, metavar="N", help="Items per group, a multiple of 8 from 64 to 32768.")
 @click.option("--parent", metavar="ITEM", help="The item of another batch that this batch resolves.")
 @click.option("--expires-in", type=DURATION, help="Idleness after which it expires: seconds, or 15m, 12h, 7d.")
-@click.option("--idempotency-key", help="The same key gives the same batch again, not another one.")
+@click.option("--idempotency-key", help="The same key returns the same batch instead of opening another.")
 @click.option("--ids", "each", is_flag=True, help="Print each issued id on a line, and nothing else.")
 @session
 def open_batch(
@@ -70,7 +70,7 @@ def open_batch(
 @click.command()
 @click.argument("batch", type=BATCH)
 @click.argument("count", type=COUNT)
-@click.option("--idempotency-key", help="The same key issues the same items again, not more.")
+@click.option("--idempotency-key", help="The same key returns the same items instead of issuing more.")
 @click.option("--ids", "each", is_flag=True, help="Print each id on a line, and nothing else.")
 @session
 def extend(s: Session, batch: int, count: int, idempotency_key: str | None, each: bool) -> None:
@@ -95,26 +95,28 @@ def extend(s: Session, batch: int, count: int, idempotency_key: str | None, each
 def seal(s: Session, batch: int) -> None:
     """Promise that no more items of BATCH will come."""
     sealed = s.client.batch(batch).seal()
-    left = f", {sealed.pending:,} of {rendering.number(sealed.items, 'item')} pending" if sealed.pending else ""
-    how = ": this seal completed it" if sealed.newly else ""
-    s.output.answer(sealed, f"{rendering.title(sealed.id, sealed.key)}  {rendering.state(sealed)}{left}{how}")
+    pending_text = f", {sealed.pending:,} of {rendering.number(sealed.items, 'item')} pending" if sealed.pending else ""
+    note = ": this seal completed it" if sealed.newly else ""
+    s.output.answer(sealed, f"{rendering.title(sealed.id, sealed.key)}  {rendering.state(sealed)}{pending_text}{note}")
 
 
 @click.command()
 @click.argument("batch", type=BATCH)
 @session
 def cancel(s: Session, batch: int) -> None:
-    """End BATCH now; what is acked afterwards is rejected."""
-    ended = s.client.batch(batch).cancel()
-    left = f"{ended.pending:,} of {rendering.number(ended.items, 'item')} pending"
-    s.output.answer(ended, f"{rendering.title(ended.id, ended.key)}  {rendering.state(ended)}, {left}")
+    """End BATCH now; later acks are rejected."""
+    cancelled = s.client.batch(batch).cancel()
+    pending_text = f"{cancelled.pending:,} of {rendering.number(cancelled.items, 'item')} pending"
+    s.output.answer(
+        cancelled, f"{rendering.title(cancelled.id, cancelled.key)}  {rendering.state(cancelled)}, {pending_text}"
+    )
 
 
 @click.command()
 @click.argument("batch", type=BATCH)
 @session
 def status(s: Session, batch: int) -> None:
-    """Show BATCH as it is now."""
+    """Show the current state of BATCH."""
     seen = s.client.batch(batch).refresh()
     if s.output.as_json:
         s.output.document(seen)
@@ -126,10 +128,10 @@ def status(s: Session, batch: int) -> None:
 @click.argument("batch", type=BATCH)
 @session
 def explain(s: Session, batch: int) -> None:
-    """Say why BATCH is not done."""
-    found = s.client.batch(batch).explain()
-    reasons = [{"code": reason.code, "text": reason.text, **reason.facts} for reason in found.reasons]
-    s.output.answer({**plain(found), "reasons": reasons}, *rendering.explanation(found))
+    """Show why BATCH is not done."""
+    explanation = s.client.batch(batch).explain()
+    reasons = [{"code": reason.code, "text": reason.text, **reason.facts} for reason in explanation.reasons]
+    s.output.answer({**plain(explanation), "reasons": reasons}, *rendering.explanation(explanation))
 
 
 @click.command("list")
@@ -139,12 +141,18 @@ def explain(s: Session, batch: int) -> None:
     help="Only batches in this state.",
 )
 @click.option("--key", help="Only batches with this key.")
-@click.option("--label", "label_pairs", type=LABEL, multiple=True, help="Only with this label; several mean and.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many.")
+@click.option(
+    "--label",
+    "label_pairs",
+    type=LABEL,
+    multiple=True,
+    help="Only batches with this label; repeat to require several labels.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
 @session
 def list_batches(s: Session, state: str | None, key: str | None, label_pairs: Labels, limit: int) -> None:
     """List batches, newest first."""
-    # One more than asked for tells whether there are more.
+    # Fetch one more, to find out whether there are more.
     page_size = min(limit + 1, 1000)
     matching = s.client.batches(state=state, key=key, labels=labels(label_pairs), page_size=page_size)
     shown: list[Batch] = list(islice(matching, limit))
@@ -161,10 +169,10 @@ def list_batches(s: Session, state: str | None, key: str | None, label_pairs: La
 
 @click.command()
 @click.argument("batch", type=BATCH, required=False)
-@click.option("--all", "every", is_flag=True, help="Each batch that the service has, one after the other.")
+@click.option("--all", "every", is_flag=True, help="Verify all batches, one after the other.")
 @session
 def verify(s: Session, batch: int | None, every: bool) -> None:
-    """Recount the bits of BATCH, compare them with its counts."""
+    """Recount the bits of BATCH and compare them with its counts."""
     if every:
         if batch is not None:
             raise click.UsageError("expected either BATCH or --all")
@@ -195,7 +203,7 @@ def _verify_all(s: Session) -> None:
         for batch in s.client.batches(page_size=1000):
             try:
                 found = s.client.batch(batch.id).verify()
-            except BatchNotFound:  # it was deleted since it was listed
+            except BatchNotFound:  # deleted since it was listed
                 gone += 1
                 continue
             batches += 1
@@ -212,18 +220,18 @@ def _verify_all(s: Session) -> None:
     else:
         told = f"[red]{len(inconsistent):,} inconsistent[/]" if inconsistent else "[green]ok[/]"
         counted = f"{batches:,} batch{'' if batches == 1 else 'es'}, {rendering.number(items, 'item')}"
-        s.output.say(f"{counted}: {told}" + (f"; {gone:,} were deleted meanwhile" if gone else ""))
+        s.output.say(f"{counted}: {told}" + (f"; {gone:,} were deleted in the meantime" if gone else ""))
     if inconsistent:
         end(NOT_SUCCEEDED)
 
 
 @click.command()
 @click.argument("batch", type=BATCH)
-@click.option("--dry-run", is_flag=True, help="Say what would be repaired, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be repaired, and change nothing.")
 @session
 def repair(s: Session, batch: int, dry_run: bool) -> None:
-    """Restore the counts and the state of BATCH from its bits."""
-    done = s.client.batch(batch).repair(dry_run=dry_run)
-    s.output.answer(done, *rendering.repair(batch, done))
-    if dry_run and done.needed:
+    """Restore the counts and state of BATCH from its bits."""
+    result = s.client.batch(batch).repair(dry_run=dry_run)
+    s.output.answer(result, *rendering.repair(batch, result))
+    if dry_run and result.needed:
         end(NOT_SUCCEEDED)

@@ -1,4 +1,4 @@
-"""The commands of the feed: events, append."""
+"""Commands for the feed: events, append."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lastbit.cli.arguments import BATCH, JSON, POSITION
 
 
 @click.command()
-@click.option("--after", type=POSITION, help="Begin above this position; by default with the oldest that is kept.")
-@click.option("--last", type=click.IntRange(min=0), metavar="N", help="Begin with the last N of the feed.")
-@click.option("--type", "types", multiple=True, help="Only events of this type; several mean or.")
+@click.option("--after", type=POSITION, help="Start above this position; default: the oldest stored event.")
+@click.option("--last", type=click.IntRange(min=0), metavar="N", help="Start with the last N events.")
+@click.option("--type", "types", multiple=True, help="Only events of this type; repeat to allow several types.")
 @click.option("--batch", type=BATCH, help="Only events of this batch.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.  [default: 50; with --follow: no end]")
-@click.option("--follow", is_flag=True, help="Go on with new ones as they come; by default with new ones alone.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number.  [default: 50; with --follow: no limit]")
+@click.option("--follow", is_flag=True, help="Continue with new events as they arrive; by default only new ones.")
 @session
 def events(
     s: Session,
@@ -63,7 +63,7 @@ def events(
 
 
 def _before_the_last(s: Session, count: int) -> int:
-    """The position after which the last `count` events that are kept stand."""
+    """The position before the last `count` stored events."""
     page = s.client.events(limit=1)
     kept = page.events[0].position if page.events else page.last + 1
     return max(kept - 1, page.last - count)
@@ -71,7 +71,7 @@ def _before_the_last(s: Session, count: int) -> int:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """What never ends by itself is ended by Ctrl-C or SIGTERM, and that is no failure."""
+    """Let Ctrl-C or SIGTERM end an endless command without an error."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -88,7 +88,7 @@ def _ended_by_signals() -> Iterator[None]:
 @click.command()
 @click.argument("id")
 @click.argument("type")
-@click.option("--key", help="What it is about; a name of yours.")
+@click.option("--key", help="Your name for its subject.")
 @click.option("--data", type=JSON, help="Any JSON.")
 @session
 def append(s: Session, id: str, type: str, key: str | None, data: Any) -> None:

@@ -1,4 +1,4 @@
-"""`lastbit groups`: who works on which partitions, and how far each was read."""
+"""`lastbit groups`: consumer groups, their workers, partitions and positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lastbit.progress import duration
 
 @click.group()
 def groups() -> None:
-    """Share partitions between workers, equally."""
+    """Share partitions equally between workers."""
 
 
 @groups.command("list")
@@ -31,36 +31,36 @@ def list_groups(s: Session) -> None:
 
 @groups.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(1), required=True, help="So many, for ever.")
-@click.option("--ttl", type=float, help="Seconds that a worker may be silent.  [10 at first]")
-@click.option("--release", type=float, help="Seconds to drain what is to be given back.  [30 at first]")
+@click.option("--partitions", type=click.IntRange(1), required=True, help="Number of partitions; cannot be changed.")
+@click.option("--ttl", type=float, help="Seconds that a worker may be silent.  [default for a new group: 10]")
+@click.option("--release", type=float, help="Seconds to drain a released partition.  [default for a new group: 30]")
 @session
 def create(s: Session, name: str, partitions: int, ttl: float | None, release: float | None) -> None:
     """Create the consumer group NAME, or change its times."""
-    created = s.client.groups.create(name, partitions=partitions, ttl=ttl, release=release)
-    s.output.answer(created, _head(created))
+    new_group = s.client.groups.create(name, partitions=partitions, ttl=ttl, release=release)
+    s.output.answer(new_group, _head(new_group))
 
 
 @groups.command()
 @click.argument("name")
-@click.option("--partitions", "each", is_flag=True, help="Each partition on a line of its own.")
+@click.option("--partitions", "each", is_flag=True, help="Show each partition on its own line.")
 @session
 def show(s: Session, name: str, each: bool) -> None:
-    """Show who owns what in the group NAME, since when, and how far it lags."""
-    found = s.client.groups.get(name)
+    """Show the owners of the partitions of consumer group NAME, since when, and their lag."""
+    details = s.client.groups.get(name)
     if s.output.as_json:
-        s.output.document(found)
+        s.output.document(details)
         return
     now = datetime.now(UTC)
-    s.output.say(_head(found))
-    s.output.console.print(_partitions(found, now) if each else _workers(found, now))
+    s.output.say(_head(details))
+    s.output.console.print(_partitions(details, now) if each else _workers(details, now))
 
 
 @groups.command()
 @click.argument("name")
 @session
 def delete(s: Session, name: str) -> None:
-    """Delete the group NAME with its positions; no worker may be in it."""
+    """Delete the consumer group NAME with its positions; it must have no workers."""
     s.client.groups.delete(name)
     s.output.answer({"deleted": name}, f"{safe(name)} is deleted")
 
@@ -94,8 +94,8 @@ def _head(group: model.Group) -> str:
     )
 
 
-def _since(when: datetime | None, now: datetime) -> str:
-    return "" if when is None else duration(max(0.0, (now - when).total_seconds()))
+def _since(start: datetime | None, now: datetime) -> str:
+    return "" if start is None else duration(max(0.0, (now - start).total_seconds()))
 
 
 def _table(*columns: str) -> Table:
@@ -106,7 +106,7 @@ def _table(*columns: str) -> Table:
 
 
 def _workers(group: model.GroupDetails, now: datetime) -> Table:
-    """A line for each worker, and one for what nobody has."""
+    """A line for each worker, and one for partitions without an owner."""
     table = _table("worker", "holds", "to release", "partitions", "lag", "since", "seen")
     for worker in group.workers:
         held = [position for position in group.positions if position.owner == worker.worker]

@@ -1,4 +1,4 @@
-"""The commands of items: ack, fail, pending."""
+"""Commands for items: ack, fail, pending."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckRe
 
 @click.command()
 @click.argument("batch", type=BATCH)
-@click.option("--failed", is_flag=True, help="The failed items and their reasons instead.")
+@click.option("--failed", is_flag=True, help="Show the failed items and their reasons instead.")
 @click.option("--ids", "each", is_flag=True, help="Print each id on a line, and nothing else.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many ranges.  [default: all]")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of ranges.  [default: all]")
 @session
 def pending(s: Session, batch: int, failed: bool, each: bool, limit: int | None) -> None:
-    """Show what nobody has resolved in BATCH yet, as ranges of ids."""
+    """Show the pending items of BATCH, as ranges of ids."""
     handle = s.client.batch(batch)
     page_size = min(limit or 1000, 1000)
     found = handle.failed(page_size=page_size) if failed else handle.pending(page_size=page_size)
     limited = islice(found, limit)
-    # The first page is fetched before anything is written, so that a refusal is not half a document.
+    # Fetch the first page before writing, so that an error does not leave half a document.
     ranges = chain(list(islice(limited, 1)), limited)
     if each:
         ids = chain.from_iterable(one.ids for one in ranges)
@@ -81,20 +81,20 @@ def pending(s: Session, batch: int, failed: bool, each: bool, limit: int | None)
         _show(s, ranges, "failed" if failed else "pending")
 
 
-def _show(s: Session, ranges: Iterable[PendingRange], what: str) -> None:
+def _show(s: Session, ranges: Iterable[PendingRange], adjective: str) -> None:
     count = items = 0
-    for one in ranges:
+    for span in ranges:
         count += 1
-        items += one.count
-        if one.count == 1:
-            s.output.say(f"[bold]{one.first}[/]  [dim]number {one.start:,}[/]")
+        items += span.count
+        if span.count == 1:
+            s.output.say(f"[bold]{span.first}[/]  [dim]number {span.start:,}[/]")
         else:
-            numbers = f"[dim]numbers {one.start:,} to {one.end - 1:,}[/]"
+            numbers = f"[dim]numbers {span.start:,} to {span.end - 1:,}[/]"
             s.output.say(
-                f"[bold]{one.first}[/] … [bold]{one.last}[/]  {rendering.number(one.count, 'item')}, {numbers}"
+                f"[bold]{span.first}[/] … [bold]{span.last}[/]  {rendering.number(span.count, 'item')}, {numbers}"
             )
-        if isinstance(one, FailedRange):
-            for item, reason in one.reasons.items():
+        if isinstance(span, FailedRange):
+            for item, reason in span.reasons.items():
                 s.output.say(f"  {item}: {safe(reason)}")
     ending = f" in {rendering.number(count, 'range')}" if count else ""
-    s.output.say(f"{rendering.number(items, 'item')} {what}{ending}" if items else f"nothing {what}")
+    s.output.say(f"{rendering.number(items, 'item')} {adjective}{ending}" if items else f"nothing {adjective}")

@@ -1,4 +1,4 @@
-"""Answers on standard output: for people as text, for scripts as one JSON document."""
+"""Results on standard output: text for people, one JSON document for scripts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lastbit.models import Rejected
 
 T = TypeVar("T")
 
-# Where nobody looks, no line is cut to fit a screen.
+# Wide, because output that is not on a terminal must not be cut to fit a screen.
 UNSEEN_WIDTH = 200
 
 
 class Output:
-    """Says things, in the form that was asked for."""
+    """Prints results in the requested form."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -31,48 +31,48 @@ class Output:
             self.console = Console(highlight=False, width=UNSEEN_WIDTH)
 
     def say(self, markup: str) -> None:
-        """One line for people, in rich's markup."""
+        """Print one line for people, in rich's markup."""
         self.console.print(markup, soft_wrap=True)
 
     def document(self, value: Any) -> None:
-        """One JSON document for scripts."""
+        """Print one JSON document for scripts."""
         click.echo(json.dumps(value, default=plain, ensure_ascii=False))
 
     def answer(self, value: Any, *lines: str) -> None:
-        """What came of it: a document for scripts, lines for people."""
+        """Print a result: a document for scripts, lines for people."""
         if self.as_json:
             self.document(value)
         else:
             for line in lines:
                 self.say(line)
 
-    def listing(self, name: str, found: Sequence[T], line: Callable[[T], str], nothing: str) -> None:
-        """What was found: a document with the array `name`, or a line for each."""
-        self.answer({name: found}, *(map(line, found) if found else [nothing]))
+    def listing(self, name: str, elements: Sequence[T], line: Callable[[T], str], empty_text: str) -> None:
+        """Print a list: a document with the array `name`, or a line for each element; `nothing` if there are none."""
+        self.answer({name: elements}, *(map(line, elements) if elements else [empty_text]))
 
     def stream(self, head: Mapping[str, Any], name: str, values: Iterable[Any]) -> None:
-        """One JSON document whose array `name` is written as it comes, in constant memory."""
-        out = sys.stdout
-        out.write("{")
+        """Print one JSON document whose array `name` is written incrementally, in constant memory."""
+        stdout = sys.stdout
+        stdout.write("{")
         for field, value in head.items():
-            out.write(f"{json.dumps(field)}: {json.dumps(value, default=plain, ensure_ascii=False)}, ")
-        out.write(f"{json.dumps(name)}: [")
+            stdout.write(f"{json.dumps(field)}: {json.dumps(value, default=plain, ensure_ascii=False)}, ")
+        stdout.write(f"{json.dumps(name)}: [")
         separator = ""
         for value in values:
-            out.write(separator + json.dumps(value, default=plain, ensure_ascii=False))
+            stdout.write(separator + json.dumps(value, default=plain, ensure_ascii=False))
             separator = ", "
-        out.write("]}\n")
-        out.flush()
+        stdout.write("]}\n")
+        stdout.flush()
 
     def lines(self, values: Iterable[str]) -> None:
-        """Plain lines, as many as there are."""
-        out = sys.stdout
-        out.writelines(f"{value}\n" for value in values)
-        out.flush()
+        """Print plain lines."""
+        stdout = sys.stdout
+        stdout.writelines(f"{value}\n" for value in values)
+        stdout.flush()
 
 
 def plain(value: Any) -> Any:
-    """An answer as JSON would have it: fields by name, times as RFC 3339 with `Z`."""
+    """Convert a result to JSON types: fields by name, times as RFC 3339 with `Z`."""
     if isinstance(value, Rejected):
         if value.item is not None:
             return {"item": value.item, "reason": value.reason}
@@ -85,5 +85,5 @@ def plain(value: Any) -> Any:
 
 
 def safe(text: str) -> str:
-    """Text of somebody else's, so that neither markup nor control characters in it act on the terminal."""
+    """Escape untrusted text, so that its markup and control characters do not affect the terminal."""
     return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))

@@ -1,4 +1,4 @@
-"""`lastbit processes` and `lastbit commands`: what became of events, parked ones again, and what is to be done."""
+"""`lastbit processes` and `lastbit commands`: instances, parked events, and issued commands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def list_processes(s: Session) -> None:
 @processes.command()
 @click.argument("process")
 @click.option("--status", type=click.Choice(["running", "finished", "parked"]), help="Only instances of this status.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
 @session
 def instances(s: Session, process: str, status: str | None, limit: int) -> None:
     """List the instances of PROCESS by name; with --status parked those that have parked events."""
@@ -54,7 +54,7 @@ def instances(s: Session, process: str, status: str | None, limit: int) -> None:
 @click.argument("instance")
 @session
 def show(s: Session, process: str, instance: str) -> None:
-    """Show the state of INSTANCE, the events that came to it, its timers and its commands."""
+    """Show the state of INSTANCE, its events, timers and commands."""
     found = s.client.processes.get(process, instance)
     if s.output.as_json:
         s.output.document(found)
@@ -77,7 +77,7 @@ def show(s: Session, process: str, instance: str) -> None:
 @click.option("--event", help="Only the event of this id.")
 @session
 def retry(s: Session, process: str, instance: str, event: str | None) -> None:
-    """Have the parked events of INSTANCE handled again."""
+    """Retry the parked events of INSTANCE."""
     count = s.client.processes.retry(process, instance, event=event)
     s.output.answer({"retrying": count}, f"{number(count, 'event')} handled again")
 
@@ -86,17 +86,17 @@ def retry(s: Session, process: str, instance: str, event: str | None) -> None:
 @click.argument("process")
 @session
 def delete(s: Session, process: str) -> None:
-    """Remove PROCESS with its instances. What it issued stays issued."""
+    """Delete PROCESS with its instances. Its issued commands are kept."""
     s.client.processes.delete(process)
     s.output.answer({"deleted": process}, f"process {safe(process)} is deleted")
 
 
 @click.command()
-@click.option("--after", type=click.IntRange(min=0), default=0, show_default=True, help="Begin above this position.")
-@click.option("--type", "types", multiple=True, help="Only commands of this type; several mean or.")
+@click.option("--after", type=click.IntRange(min=0), default=0, show_default=True, help="Start above this position.")
+@click.option("--type", "types", multiple=True, help="Only commands of this type; repeat to allow several types.")
 @click.option("--process", help="Only commands of this process.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.  [default: 50; with --follow: no end]")
-@click.option("--follow", is_flag=True, help="Go on with new ones as they come.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number.  [default: 50; with --follow: no limit]")
+@click.option("--follow", is_flag=True, help="Continue with new commands as they arrive.")
 @session
 def commands(
     s: Session, after: int, types: tuple[str, ...], process: str | None, limit: int | None, follow: bool

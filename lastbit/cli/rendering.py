@@ -1,4 +1,4 @@
-"""How a batch looks on a terminal."""
+"""Formats batches, events and results for a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lastbit.progress import STATE_STYLES, duration
 
 BAR_WIDTH = 40
 MOST_REJECTED = 20
-"""Rejected items that are named one by one."""
+"""Maximum rejected items that are listed."""
 
 
 def number(count: int, noun: str) -> str:
@@ -27,7 +27,7 @@ def number(count: int, noun: str) -> str:
 
 
 def state(batch: Batch) -> str:
-    """The state in its colour; a complete batch with failures says so."""
+    """The state in its color; a complete batch with failures shows their number."""
     style = STATE_STYLES.get(batch.state, "default")
     if batch.complete and not batch.succeeded:
         return f"[yellow]{batch.state}, {batch.failed:,} failed[/]"
@@ -39,19 +39,19 @@ def title(batch: int, key: str | None) -> str:
 
 
 def share(batch: Batch) -> str:
-    """How much is resolved. It says 100 % only when nothing is pending."""
+    """The resolved share. It is 100 % only when nothing is pending."""
     if not batch.items:
         return "no items"
     thousandths = batch.resolved * 1000 // batch.items
     return f"{thousandths / 10:.1f} %"
 
 
-def moment(when: datetime, now: datetime) -> str:
-    return f"{when:%Y-%m-%d %H:%M:%S} UTC, {duration(max(0.0, (now - when).total_seconds()))} ago"
+def moment(time: datetime, now: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC, {duration(max(0.0, (now - time).total_seconds()))} ago"
 
 
 def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
-    """One batch, whole."""
+    """One batch in detail."""
     now = now or datetime.now(UTC)
     head = Text.from_markup(f"{title(batch.id, batch.key)}  {state(batch)}")
     full = BAR_WIDTH * batch.resolved // batch.items if batch.items else 0
@@ -87,7 +87,7 @@ def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
 
 
 def batch_table(batches: Iterable[Batch], now: datetime | None = None) -> Table:
-    """Many batches, a line each."""
+    """A table with a line per batch."""
     now = now or datetime.now(UTC)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     table.add_column("batch", justify="right", style="bold", no_wrap=True)
@@ -116,7 +116,7 @@ def batch_table(batches: Iterable[Batch], now: datetime | None = None) -> Table:
 
 
 def issued(ids: ItemIds) -> str:
-    """The run of ids that was issued, as a range."""
+    """The issued ids, as a range."""
     if not ids:
         return "no items"
     numbers = ids.numbers
@@ -128,42 +128,42 @@ def issued(ids: ItemIds) -> str:
     )
 
 
-def completion(done: Completed) -> str:
-    """What an ack's answer says of a complete batch."""
-    outcome = "[green]complete[/]" if done.succeeded else "[yellow]complete, with failures[/]"
-    if done.newly:
-        how = ": this call completed it"
-    elif done.newly_succeeded:
-        how = ": this call made it succeed"
+def completion(completed: Completed) -> str:
+    """A line about a complete batch in the result of an ack."""
+    outcome = "[green]complete[/]" if completed.succeeded else "[yellow]complete, with failures[/]"
+    if completed.newly:
+        note = ": this call completed it"
+    elif completed.newly_succeeded:
+        note = ": this call made it succeed"
     else:
-        how = " already"
-    return f"{title(done.batch, done.key)} is {outcome}{how}"
+        note = " already"
+    return f"{title(completed.batch, completed.key)} is {outcome}{note}"
 
 
-def explanation(found: Explanation) -> list[str]:
-    """A sentence a reason."""
-    done = "[green]done[/]" if found.done else "[yellow]not done[/]"
-    lines = [f"[bold]batch {found.batch}[/]  {safe(found.state)}, {done}"]
-    return lines + [f"  {safe(reason.text)}" for reason in found.reasons]
+def explanation(details: Explanation) -> list[str]:
+    """One sentence per reason."""
+    verdict = "[green]done[/]" if details.done else "[yellow]not done[/]"
+    lines = [f"[bold]batch {details.batch}[/]  {safe(details.state)}, {verdict}"]
+    return lines + [f"  {safe(reason.text)}" for reason in details.reasons]
 
 
-def inconsistency(batch: int, found: Verification) -> list[str]:
-    """What disagrees, a line each."""
+def inconsistency(batch: int, result: Verification) -> list[str]:
+    """One line per difference."""
     head = (
-        f"[bold]batch {batch}[/]  [red]inconsistent[/]: acked {found.acked:,}, counted {found.counted.acked:,}; "
-        f"failed {found.failed:,}, counted {found.counted.failed:,}"
+        f"[bold]batch {batch}[/]  [red]inconsistent[/]: acked {result.acked:,}, counted {result.counted.acked:,}; "
+        f"failed {result.failed:,}, counted {result.counted.failed:,}"
     )
-    return [head, *(f"  {safe(fault)}" for fault in found.faults)]
+    return [head, *(f"  {safe(fault)}" for fault in result.faults)]
 
 
-def repair(batch: int, done: Repair) -> list[str]:
-    """What was repaired, or would be; and which items to redeliver."""
-    if not done.needed:
+def repair(batch: int, result: Repair) -> list[str]:
+    """The repairs made, or to be made, and which items to redeliver."""
+    if not result.needed:
         return [f"[bold]batch {batch}[/]  [green]ok[/], there is nothing to repair"]
-    how = "[yellow]would be repaired[/]" if done.dry_run else "[green]repaired[/]"
-    before, after = done.before, done.after
-    lines = [f"[bold]batch {batch}[/]  {how}, {number(done.groups, 'group')} of it"]
-    lines += [f"  {safe(fault)}" for fault in done.faults]
+    verdict = "[yellow]would be repaired[/]" if result.dry_run else "[green]repaired[/]"
+    before, after = result.before, result.after
+    lines = [f"[bold]batch {batch}[/]  {verdict}, {number(result.groups, 'group')} of it"]
+    lines += [f"  {safe(fault)}" for fault in result.faults]
     for name, old, new in (
         ("state", before.state, after.state),
         ("acked", f"{before.acked:,}", f"{after.acked:,}"),
@@ -172,23 +172,23 @@ def repair(batch: int, done: Repair) -> list[str]:
     ):
         if old != new:
             lines.append(f"  {name}: {safe(old)} → {safe(new)}")
-    if after.pending and not done.dry_run:
+    if after.pending and not result.dry_run:
         lines.append(f"  redeliver what is pending: lastbit pending {batch} --ids")
     return lines
 
 
-def event(one: Event) -> str:
-    """An event on a line."""
-    line = f"[bold]{one.position}[/]  [dim]{one.at:%Y-%m-%d %H:%M:%S}[/]  {safe(one.type)}  {safe(one.id)}"
-    if one.key is not None:
-        line += f"  {safe(one.key)}"
-    if one.data is not None:
-        line += f"  [dim]{safe(json.dumps(one.data, ensure_ascii=False))}[/]"
+def event(entry: Event) -> str:
+    """An event on one line."""
+    line = f"[bold]{entry.position}[/]  [dim]{entry.at:%Y-%m-%d %H:%M:%S}[/]  {safe(entry.type)}  {safe(entry.id)}"
+    if entry.key is not None:
+        line += f"  {safe(entry.key)}"
+    if entry.data is not None:
+        line += f"  [dim]{safe(json.dumps(entry.data, ensure_ascii=False))}[/]"
     return line
 
 
 def resolved(result: AckResult, verb: str) -> list[str]:
-    """The answer of acks (`verb` acked) or failures (`verb` failed)."""
+    """The result of acks (`verb`: acked) or failures (`verb`: failed)."""
     rejected = result.rejected_count
     head = f"{result.applied:,} {verb}"
     if result.repeated:
@@ -201,4 +201,4 @@ def resolved(result: AckResult, verb: str) -> list[str]:
         lines.append(f"  [red]rejected[/] {safe(place)}: {safe(rejection.reason)}")
     if len(result.rejected) > MOST_REJECTED:
         lines.append(f"  … and {len(result.rejected) - MOST_REJECTED:,} more; --json names all")
-    return lines + [completion(done) for done in result.completed]
+    return lines + [completion(completed_batch) for completed_batch in result.completed]

@@ -1,4 +1,4 @@
-"""Item ids from standard input, any number of them, a line each."""
+"""Item ids from the command line and standard input, one per line, without limit."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from lastbit import errors
 from lastbit._masks import MOST_ITEMS
 from lastbit.ids import InvalidItemId, ItemId
 
-# Longer than any id; a file of something else must not be read into memory as one line.
+# Longer than any id, so that a wrong file is not read into memory as one line.
 LONGEST_LINE = 1024
 
 
 class MalformedLine(errors.InvalidArgument):
-    """A line of standard input is no item id."""
+    """A line of standard input is not an item id."""
 
 
 def chunks(arguments: tuple[str, ...]) -> Iterator[list[str]]:
-    """The ids of the command line and, for `-` or where there are none and something is piped in, of standard input,
-    at most 10,000 at a time. Each chunk is checked as a whole. Raises `MalformedItem`, `MalformedLine`, and
-    `click.UsageError` where there are no ids at all to come."""
-    named = [argument for argument in arguments if argument != "-"]
+    """The ids of the command line. For `-`, or if there are none and input is piped in, also those of standard input.
+    Yields at most 10,000 at a time; each chunk is checked as a whole. Raises `MalformedItem`, `MalformedLine`, and
+    `click.UsageError` if there are no ids."""
+    on_command_line = [argument for argument in arguments if argument != "-"]
     if not arguments and (sys.stdin is None or sys.stdin.isatty()):
-        raise click.UsageError("name item ids, or pipe them in, one a line")
+        raise click.UsageError("name item ids, or pipe them in, one per line")
     chunk: list[str] = []
-    for position, item in enumerate(named):
+    for position, item in enumerate(on_command_line):
         try:
             ItemId.parse(item)
         except InvalidItemId as cause:
             raise errors.MalformedItem(item, position) from cause
-    for start in range(0, len(named), MOST_ITEMS):
-        yield named[start : start + MOST_ITEMS]
-    if len(named) == len(arguments) and arguments:
+    for start in range(0, len(on_command_line), MOST_ITEMS):
+        yield on_command_line[start : start + MOST_ITEMS]
+    if len(on_command_line) == len(arguments) and arguments:
         return
     if sys.stdin is None:
         raise click.UsageError("standard input is closed")

@@ -1,4 +1,4 @@
-"""`lastbit tally`: the totals, where one comes from, and adding to it by hand."""
+"""`lastbit tally`: show totals and their sources, and add to them by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT = click.IntRange(min=0)
 
 @click.group()
 def tally() -> None:
-    """Count what is replayed, without counting twice."""
+    """Count replayed messages without counting them twice."""
 
 
 @tally.command()
@@ -23,31 +23,31 @@ def tally() -> None:
 @click.argument("key")
 @session
 def value(s: Session, name: str, key: str) -> None:
-    """Show the total of KEY, and up to where each source was counted."""
-    found = s.client.tally(name).get(key)
+    """Show the total of KEY, and how far each source is counted."""
+    total = s.client.tally(name).get(key)
     if s.output.as_json:
-        s.output.document(found)
+        s.output.document(total)
         return
-    s.output.say(f"[bold]{found.value:,}[/] {safe(found.key)}")
-    for each in found.sources:
-        generation = f", generation {each.generation}" if each.generation else ""
-        child = f", child {each.child}" if each.child else ""
+    s.output.say(f"[bold]{total.value:,}[/] {safe(total.key)}")
+    for source in total.sources:
+        generation = f", generation {source.generation}" if source.generation else ""
+        child = f", child {source.child}" if source.child else ""
         s.output.say(
-            f"  {each.value:,} of {safe(each.topic)}, partition {each.partition}{generation}, up to offset "
-            f"{each.offset}{child}"
+            f"  {source.value:,} of {safe(source.topic)}, partition {source.partition}{generation}, up to offset "
+            f"{source.offset}{child}"
         )
 
 
 @tally.command("list")
 @click.argument("name", metavar="TALLY")
-@click.option("--prefix", default="", help="Only keys that begin so.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many.")
+@click.option("--prefix", default="", help="Only keys that begin with this.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
 @session
 def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
     """Show the totals, by key."""
-    found = list(islice(s.client.tally(name).totals(prefix=prefix, page_size=min(limit, 1000)), limit))
+    totals = list(islice(s.client.tally(name).totals(prefix=prefix, page_size=min(limit, 1000)), limit))
     s.output.listing(
-        "totals", found, lambda each: f"[bold]{each.value:>12,}[/]  {safe(each.key)}", "nothing was counted"
+        "totals", totals, lambda total: f"[bold]{total.value:>12,}[/]  {safe(total.key)}", "nothing was counted"
     )
 
 
@@ -55,11 +55,11 @@ def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
 @click.argument("name", metavar="TALLY")
 @click.argument("key")
 @click.argument("delta", type=int)
-@click.option("--topic", required=True, help="Where the message comes from first.")
-@click.option("--partition", type=COUNT, default=0, show_default=True, help="Of the topic.")
-@click.option("--offset", type=COUNT, required=True, help="Of the message in its partition.")
-@click.option("--child", type=COUNT, default=0, help="Which of the messages that were made of it.")
-@click.option("--generation", type=COUNT, default=0, help="Of a topic that was made anew.")
+@click.option("--topic", required=True, help="Topic of the original message.")
+@click.option("--partition", type=COUNT, default=0, show_default=True, help="Partition of the topic.")
+@click.option("--offset", type=COUNT, required=True, help="Offset of the message in its partition.")
+@click.option("--child", type=COUNT, default=0, help="Index among the messages made of it.")
+@click.option("--generation", type=COUNT, default=0, help="Generation of a topic that was recreated.")
 @session
 def apply(
     s: Session,
@@ -72,7 +72,7 @@ def apply(
     child: int,
     generation: int,
 ) -> None:
-    """Add DELTA to KEY, once for this message and for none before it."""
+    """Add DELTA to KEY, once for this message, which must not precede a counted one."""
     applied = s.client.tally(name).apply([(key, delta, Source(topic, partition, offset, child, generation))])
     s.output.answer(applied, "added" if applied.applied else "a repeat: it was counted before")
 
@@ -81,6 +81,6 @@ def apply(
 @click.argument("name", metavar="TALLY")
 @session
 def delete(s: Session, name: str) -> None:
-    """Remove TALLY with its guards: what is replayed counts again."""
+    """Delete TALLY with its guards: replayed messages count again."""
     s.client.tally(name).delete()
     s.output.answer({"deleted": name}, f"{safe(name)} is deleted")

@@ -1,4 +1,4 @@
-"""`lastbit token`: making tokens. Nothing is sent: what the service has to know stands in a file of its own."""
+"""`lastbit token`: make tokens. Sends nothing: the service reads its tokens from a file of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lastbit.tokens import Role
 
 @click.group()
 def token() -> None:
-    """Make tokens, by which a service knows who calls."""
+    """Make tokens, which identify callers to the service."""
 
 
 @token.command()
@@ -24,12 +24,12 @@ def token() -> None:
     multiple=True,
     required=True,
     type=click.Choice([role.value for role in Role]),
-    help="What it may do; may be given several times.",
+    help="Allowed actions; repeat for several roles.",
 )
-@click.option("--prefix", help="Only with batches whose key begins so.")
-@click.option("--requests", type=int, help="At most so many calls a second.")
-@click.option("--items", type=int, help="At most so many items a second, of acks, failures, events and tallies.")
-@click.option("--name", help="How logs and the page call it.  [default: the roles and a number]")
+@click.option("--prefix", help="Only batches whose key begins with this.")
+@click.option("--requests", type=int, help="Maximum calls per second.")
+@click.option("--items", type=int, help="Maximum items per second, of acks, failures, events and tallies.")
+@click.option("--name", help="Name in logs and on the page.  [default: the roles and a number]")
 @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
 @click.pass_context
 def new(
@@ -41,20 +41,20 @@ def new(
     name: str | None,
     as_json: bool,
 ) -> None:
-    """Make a token. It is shown this once: keep it for the client, and give the service the line."""
-    given: Settings = ctx.obj
-    made = tokens.new()
+    """Make a token. It is shown only once: keep it for the client, and give the service the line."""
+    settings: Settings = ctx.obj
+    token_text = tokens.new()
     try:
-        named = name or "-".join((*roles, secrets.token_hex(3)))
-        known = tokens.known(made, named, map(Role, roles), prefix, requests=requests, items=items)
+        token_name = name or "-".join((*roles, secrets.token_hex(3)))
+        record = tokens.known(token_text, token_name, map(Role, roles), prefix, requests=requests, items=items)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    output = Output(as_json or given.json)
+    output = Output(as_json or settings.json)
     if output.as_json:
-        output.document({"token": made, "line": known.line(), "name": known.name})
+        output.document({"token": token_text, "line": record.line(), "name": record.name})
         return
-    click.echo(f"token  {made}")
-    click.echo(f"line   {known.line()}")
+    click.echo(f"token  {token_text}")
+    click.echo(f"line   {record.line()}")
     click.echo(
         "The token is for the client (LASTBIT_TOKEN or --token-file), and is not shown again. The line is for the\n"
         "service: a line of LASTBIT_TOKENS_FILE, or of LASTBIT_TOKENS.",

@@ -1,4 +1,4 @@
-"""`lastbit watch`: a batch on its way, until it ends."""
+"""`lastbit watch`: follow a batch until it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lastbit.models import Batch
 
 
 class Lines:
-    """A plain line for each change, where no terminal can show a bar."""
+    """Prints a plain line for each change, where there is no terminal for a bar."""
 
     def __init__(self, s: Session) -> None:
         self._output = s.output
@@ -21,10 +21,10 @@ class Lines:
 
     def __call__(self, batch: Batch) -> None:
         self._pace.saw(batch)
-        seen = (batch.state, batch.resolved, batch.items)
-        if seen == self._last:
+        counts = (batch.state, batch.resolved, batch.items)
+        if counts == self._last:
             return
-        self._last = seen
+        self._last = counts
         self._output.say(
             f"batch {batch.id} {batch.state}: {batch.resolved:,} of {batch.items:,} resolved, "
             f"{rendering.share(batch)}, {self._pace.words(batch)}"
@@ -39,18 +39,18 @@ def watch(s: Session, batch: int, timeout: int | None) -> None:
     """Follow BATCH until it is complete, expired or cancelled."""
     handle = s.client.batch(batch)
     if s.output.as_json:
-        ended = handle.wait(timeout)
-        s.output.document(ended)
+        final = handle.wait(timeout)
+        s.output.document(final)
     elif s.output.console.is_terminal:
         with progress.bar(s.output.console) as bar:
-            ended = handle.wait(timeout, progress=bar)
+            final = handle.wait(timeout, progress=bar)
     else:
-        ended = handle.wait(timeout, progress=Lines(s))
+        final = handle.wait(timeout, progress=Lines(s))
     if not s.output.as_json:
         s.output.say(
-            f"{rendering.title(ended.id, ended.key)}  {rendering.state(ended)}: "
-            f"{rendering.number(ended.items, 'item')}, {ended.acked:,} acked, {ended.failed:,} failed, "
-            f"{ended.pending:,} pending"
+            f"{rendering.title(final.id, final.key)}  {rendering.state(final)}: "
+            f"{rendering.number(final.items, 'item')}, {final.acked:,} acked, {final.failed:,} failed, "
+            f"{final.pending:,} pending"
         )
-    if not ended.succeeded:
+    if not final.succeeded:
         end(NOT_SUCCEEDED)

@@ -1,4 +1,4 @@
-"""`lastbit webhooks`: who is told of events, what became of it, and sending it again."""
+"""`lastbit webhooks`: create webhooks, show their deliveries, and send events again."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from lastbit.cli.arguments import BATCH
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 
-WEBHOOK = BATCH  # ids are written alike
+WEBHOOK = BATCH  # webhook ids have the same format
 STYLES = {"active": "green", "disabled": "red", "pending": "yellow", "delivered": "green", "dead": "red"}
 
 
 @click.group()
 def webhooks() -> None:
-    """Have a URL told of events, signed, at least once."""
+    """Send events to a URL, signed, at least once."""
 
 
 @webhooks.command()
 @click.argument("target", metavar="URL")
-@click.option("--type", "types", multiple=True, help="Only events of this type; may be given several times.")
+@click.option("--type", "types", multiple=True, help="Only events of this type; repeat for several types.")
 @click.option("--label", help="Your name for the webhook.")
 @session
 def create(s: Session, target: str, types: tuple[str, ...], label: str | None) -> None:
-    """Tell URL of the events from now on. The secret is shown this once."""
-    created = s.client.webhooks.create(target, types=types or None, label=label)
+    """Send URL all new events. The secret is shown only once."""
+    webhook = s.client.webhooks.create(target, types=types or None, label=label)
     s.output.answer(
-        created, _line(created), f"secret {created.secret}\n[dim]Keep it for the receiver: it is not shown again.[/]"
+        webhook, _line(webhook), f"secret {webhook.secret}\n[dim]Keep it for the receiver: it is not shown again.[/]"
     )
 
 
@@ -38,15 +38,15 @@ def create(s: Session, target: str, types: tuple[str, ...], label: str | None) -
 @session
 def list_webhooks(s: Session) -> None:
     """List webhooks, newest first."""
-    found = list(s.client.webhooks.list())
-    s.output.listing("webhooks", found, _line, "no webhooks")
+    all_webhooks = list(s.client.webhooks.list())
+    s.output.listing("webhooks", all_webhooks, _line, "no webhooks")
 
 
 @webhooks.command()
 @click.argument("webhook", type=WEBHOOK)
 @session
 def delete(s: Session, webhook: int) -> None:
-    """Send WEBHOOK nothing more, and remove it with its deliveries."""
+    """Delete WEBHOOK with its deliveries."""
     s.client.webhooks.delete(webhook)
     s.output.answer({"deleted": webhook}, f"webhook {webhook} is deleted")
 
@@ -54,18 +54,18 @@ def delete(s: Session, webhook: int) -> None:
 @webhooks.command()
 @click.argument("webhook", type=WEBHOOK)
 @click.option("--state", type=click.Choice(["pending", "delivered", "dead"]), help="Only deliveries in this state.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
 @session
 def deliveries(s: Session, webhook: int, state: str | None, limit: int) -> None:
-    """Show what WEBHOOK was sent and is to be sent, newest event first."""
+    """Show the deliveries of WEBHOOK, newest event first."""
     matching = s.client.webhooks.deliveries(webhook, state=state, page_size=min(limit, 1000))
-    found = list(islice(matching, limit))
-    s.output.listing("deliveries", found, _delivery, "no deliveries")
+    page = list(islice(matching, limit))
+    s.output.listing("deliveries", page, _delivery, "no deliveries")
 
 
 @webhooks.command()
 @click.argument("webhook", type=WEBHOOK)
-@click.option("--position", type=click.IntRange(min=1), help="Of the event in the feed.")
+@click.option("--position", type=click.IntRange(min=1), help="The event's position in the feed.")
 @click.option("--event", help="The event's id.")
 @session
 def redeliver(s: Session, webhook: int, position: int | None, event: str | None) -> None:
@@ -80,14 +80,14 @@ def redeliver(s: Session, webhook: int, position: int | None, event: str | None)
 @click.argument("webhook", type=WEBHOOK)
 @session
 def test(s: Session, webhook: int) -> None:
-    """Have a test event sent to WEBHOOK now, and show what comes back."""
-    tested = s.client.webhooks.test(webhook)
+    """Send a test event to WEBHOOK now, and show the outcome."""
+    outcome = s.client.webhooks.test(webhook)
     if s.output.as_json:
-        s.output.document(tested)
+        s.output.document(outcome)
     else:
-        verdict = "[green]delivered[/]" if tested.delivered else "[red]not delivered[/]"
-        s.output.say(f"{safe(tested.event)}  {verdict}: {_answer(tested)}")
-    if not tested.delivered:
+        verdict = "[green]delivered[/]" if outcome.delivered else "[red]not delivered[/]"
+        s.output.say(f"{safe(outcome.event)}  {verdict}: {_answer(outcome)}")
+    if not outcome.delivered:
         end(NOT_SUCCEEDED)
 
 
@@ -109,7 +109,7 @@ def _delivery(delivery: model.Delivery) -> str:
     )
 
 
-def _answer(seen: model.Attempt | model.Tested) -> str:
-    said = [str(seen.status)] if seen.status is not None else []
-    said += [safe(seen.error)] if seen.error else []
-    return f"{', '.join(said)} in {seen.milliseconds:,} ms"
+def _answer(attempt: model.Attempt | model.Tested) -> str:
+    parts = [str(attempt.status)] if attempt.status is not None else []
+    parts += [safe(attempt.error)] if attempt.error else []
+    return f"{', '.join(parts)} in {attempt.milliseconds:,} ms"

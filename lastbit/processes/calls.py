@@ -1,4 +1,4 @@
-"""`client.processes`: what processes there are, their instances, parked events and commands; and what workers write."""
+"""`client.processes`: processes, their instances, parked events and commands, and the calls of workers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _commands(
 
 
 def _follow(service: Service, after: int, types: str | Iterable[str], process: str | None) -> Flow[None]:
-    """Emits `IssuedCommand`s, for ever."""
+    """Emits `IssuedCommand`s, without end."""
     types = types if isinstance(types, str) else tuple(types)
 
     def poll(after: int | None) -> Flow[tuple[Sequence[IssuedCommand], int]]:
@@ -114,9 +114,9 @@ class Processes:
         release: float | None = None,
         after: int | None = None,
     ) -> Definition:
-        """Define a process, or change the times of its workers: `ttl` and `release` as of a consumer group. A new one
-        has 32 partitions, or as many as said, and begins with all events that are kept, or above the position `after`.
-        Raises `PartitionsFixed`, `PositionTrimmed`."""
+        """Define a process, or change its workers' `ttl` and `release` times (as for a consumer group). A new process
+        has 32 `partitions` by default; it starts with all stored events, or above the position `after`. Raises
+        `PartitionsFixed`, `PositionTrimmed`."""
         return self._client._run(_define(self._client._service, name, partitions, ttl, release, after))
 
     def list(self) -> tuple[ProcessSummary, ...]:
@@ -124,20 +124,20 @@ class Processes:
         return self._client._run(_list(self._client._service))
 
     def instances(self, name: str, *, status: str | None = None, page_size: int = 100) -> Iterator[Instance]:
-        """The instances by name, fetched as they are asked for: all, the `running` or `finished` ones, or with `parked`
-        those that have parked events."""
+        """The instances by name, fetched page by page: all of them, or by `status` those that are `running` or
+        `finished`, or that have `parked` events."""
         return self._client._iterate(_instances(self._client._service, name, status, page_size))
 
     def get(self, name: str, instance: str) -> InstanceDetails:
-        """One instance: its state, the events that came to it, its timers and commands."""
+        """One instance: its state, the events that it received, its timers and commands."""
         return self._client._run(_get(self._client._service, name, instance))
 
     def retry(self, name: str, instance: str, *, event: str | None = None) -> int:
-        """Have the instance's parked events, or the one of this id, handled again; how many."""
+        """Retry the instance's parked events, or only the event with this id. Returns their number."""
         return self._client._run(_retry(self._client._service, name, instance, event))
 
     def delete(self, name: str) -> None:
-        """Remove a process with its instances. What it issued stays issued. Raises `ConsumerGroupInUse`."""
+        """Remove a process with its instances. Its issued commands are kept. Raises `ConsumerGroupInUse`."""
         self._client._run(_delete(self._client._service, name))
 
     def commands(
@@ -149,15 +149,15 @@ class Processes:
         wait: float = 0,
         limit: int | None = None,
     ) -> CommandPage:
-        """One page of the commands that were issued, above a position of the feed, or with 0 of all that are kept.
-        `wait`: seconds to wait, up to 60, where there is none yet. Raises `PositionTrimmed`."""
+        """One page of issued commands above the position `after`; 0 for all that are stored. `wait`: seconds to wait,
+        up to 60, if there is none yet. Raises `PositionTrimmed`."""
         return self._client._run(_commands(self._client._service, after, types, process, wait, limit))
 
     def follow(
         self, *, after: int = 0, types: str | Iterable[str] = (), process: str | None = None
     ) -> Iterator[IssuedCommand]:
-        """The commands above `after`, and then each one when it comes, for ever. Keep the `position` of the last one
-        that you are done with, and act on an `id` once. Raises `PositionTrimmed`."""
+        """The commands above `after`, and then new ones as they arrive, without end. Store the `position` of the last
+        one you finished, and execute each `id` once. Raises `PositionTrimmed`."""
         return self._client._iterate(_follow(self._client._service, after, types, process))
 
     def handle(
@@ -172,7 +172,8 @@ class Processes:
         version: int,
         outcome: Mapping[str, Any],
     ) -> Handled:
-        """What a worker writes: the `outcome` is what `Process.decide` says. Raises `StaleEpoch`, `VersionConflict`."""
+        """Store the outcome of an event; `outcome` is the result of `Process.decide`. Raises `StaleEpoch`,
+        `VersionConflict`."""
         body = _handling(event, position, worker, epoch, version, outcome)
         return self._client._run(_handle(self._client._service, name, instance, body))
 
@@ -210,7 +211,7 @@ class AsyncProcesses:
         return await self._client._run(_get(self._client._service, name, instance))
 
     async def retry(self, name: str, instance: str, *, event: str | None = None) -> int:
-        """Have parked events handled again; how many."""
+        """Retry parked events; see `Processes.retry`."""
         return await self._client._run(_retry(self._client._service, name, instance, event))
 
     async def delete(self, name: str) -> None:
@@ -232,7 +233,7 @@ class AsyncProcesses:
     def follow(
         self, *, after: int = 0, types: str | Iterable[str] = (), process: str | None = None
     ) -> AsyncIterator[IssuedCommand]:
-        """The commands above `after`, for ever; see `Processes.follow`."""
+        """The commands above `after`, without end; see `Processes.follow`."""
         return self._client._iterate(_follow(self._client._service, after, types, process))
 
     async def handle(
@@ -247,6 +248,6 @@ class AsyncProcesses:
         version: int,
         outcome: Mapping[str, Any],
     ) -> Handled:
-        """What a worker writes; see `Processes.handle`."""
+        """Store the outcome of an event; see `Processes.handle`."""
         body = _handling(event, position, worker, epoch, version, outcome)
         return await self._client._run(_handle(self._client._service, name, instance, body))

@@ -1,7 +1,7 @@
-"""A process: a pure function from an instance's state and an event to its new state and what is to be done. Pure.
+"""A process: a pure function of an instance's state and an event, which returns the new state and actions. Pure.
 
-An event belongs to the instance that its correlation names. What the function does with it is computed here, and turned
-into the body of a `handle` call; a function that raises, or returns what can't be meant, is told as an error.
+An event belongs to the instance that its correlation names. This module calls the function and converts the result into
+the body of a `handle` call. If the function raises or returns an invalid value, the body contains an error.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from lastbit.names import NO_NAMES
 
 LONGEST_NAME: Final = 255
 LONGEST_ERROR: Final = 4000
-"""Characters of a traceback that are kept, its last."""
+"""Maximum characters of a stored traceback: the last ones are kept."""
 _KEEP: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is to be done: `type` and `data` (any JSON) are for whoever does it. An instance issues each `step` once,
-    however often it asks; without one, the step is the type."""
+    """A command to carry out: `type` and `data` (any JSON) are for its executor. An instance issues each `step` once,
+    even if the function returns it again; the default step is the type."""
 
     type: str
     data: Any = None
@@ -35,8 +35,8 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A time-out: `after` so many seconds an event comes that `timer_of` knows by `name`. One of that name is
-    replaced."""
+    """A timer: `after` seconds or a timedelta, an event arrives, for which `timer_of` returns `name`. It replaces a
+    timer of the same name."""
 
     name: str
     after: float | timedelta
@@ -45,7 +45,7 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """The time-out of this name is not needed any more. It may be on its way already."""
+    """Cancel the timer of this name. Its event may already be on the way."""
 
     name: str
 
@@ -55,19 +55,19 @@ Wanted = Command | Timer | CancelTimer
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The instance ends, with these last commands and, unless another is given, the state that it had. What comes later
-    is late, and changes nothing."""
+    """End the instance, with these last commands. The state stays as it was unless `state` is passed. Later events have
+    no effect."""
 
     commands: Iterable[Wanted] = ()
     state: Any = _KEEP
 
 
 Function = Callable[[Any, Event], tuple[Any, Iterable[Wanted]] | Finish | None]
-"""None leaves the state as it is."""
+"""A result of None leaves the state unchanged."""
 
 
 class Process:
-    """What `process` makes; it can still be called as the function that it is."""
+    """A process, as made by `process`; it can still be called as a function."""
 
     def __init__(self, name: str, correlate: Mapping[str, str], function: Function) -> None:
         if not isinstance(name, str) or not name:
@@ -88,22 +88,21 @@ class Process:
 
     @property
     def timer_type(self) -> str:
-        """Of the events of its timers."""
+        """The type of its timers' events."""
         return f"timer.{self.name}"
 
     @property
     def retry_type(self) -> str:
-        """Of the events that bring a parked one again."""
+        """The type of events that retry a parked event."""
         return f"retry.{self.name}"
 
     @property
     def types(self) -> list[str]:
-        """Of the events that its workers read."""
+        """The event types that its workers read."""
         return [*self.correlate, self.timer_type, self.retry_type]
 
     def instances_of(self, event: Event) -> list[str]:
-        """The instances that an event is for, each once: several where its field is a list. None where it names
-        none."""
+        """The instances that an event belongs to, each once: several if its field is a list, none if it names none."""
         if event.type in (self.timer_type, self.retry_type):
             return [event.data["instance"]]
         field = self.correlate.get(event.type)
@@ -117,11 +116,11 @@ class Process:
         return list(dict.fromkeys(name for name in named if name is not None))
 
     def decide(self, state: Any, event: Event) -> dict[str, Any]:
-        """What the function makes of the event, as fields of a `handle` call's body."""
+        """The function's result for the event, as fields of a `handle` call's body."""
         try:
             body = _decided(self.function(state, event), state)
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the event is parked with it
+        except Exception as error:  # noqa: BLE001  # any error parks the event
             return {"error": _told("".join(traceback.format_exception(error)))}
         return body
 
@@ -140,18 +139,18 @@ def _name(value: Any) -> str | None:
     return value
 
 
-def _decided(returned: Any, state: Any) -> dict[str, Any]:
-    if returned is None:
-        returned = (state, ())
-    if isinstance(returned, Finish):
-        new, wanted = (state if returned.state is _KEEP else returned.state), returned.commands
-    elif isinstance(returned, tuple) and len(returned) == 2:
-        new, wanted = returned
+def _decided(result: Any, state: Any) -> dict[str, Any]:
+    if result is None:
+        result = (state, ())
+    if isinstance(result, Finish):
+        new, actions = (state if result.state is _KEEP else result.state), result.commands
+    elif isinstance(result, tuple) and len(result) == 2:
+        new, actions = result
     else:
-        raise TypeError(f"a process returns (state, commands), Finish(commands) or None, not {returned!r}")
+        raise TypeError(f"a process returns (state, commands), Finish(commands) or None, not {result!r}")
     commands: list[dict[str, Any]] = []
     timers: list[dict[str, Any]] = []
-    for each in wanted:
+    for each in actions:
         if isinstance(each, Command):
             commands.append({"type": each.type, "step": each.step, "data": each.data})
         elif isinstance(each, Timer):
@@ -161,20 +160,20 @@ def _decided(returned: Any, state: Any) -> dict[str, Any]:
             timers.append({"timer": each.name, "after": None})
         else:
             raise TypeError(f"a process asks for Command, Timer and CancelTimer, not {each!r}")
-    return {"state": new, "commands": commands, "timers": timers, "finish": isinstance(returned, Finish)}
+    return {"state": new, "commands": commands, "timers": timers, "finish": isinstance(result, Finish)}
 
 
 def process(name: str, *, correlate: Mapping[str, str]) -> Callable[[Function], Process]:
     """A decorator that makes a process of a pure function `(state, event)`; see `Finish`, `Command`, `Timer`.
 
-    `state` is None at an instance's first event, and any JSON later. `correlate` says for each type of event which
-    field of its data names the instance, or `key` for the event's key; a list there is many instances. The function may
-    be called several times for an event, so it does nothing but return.
+    `state` is None at an instance's first event, and any JSON later. `correlate` maps each event type to the field of
+    its data that names the instance, or to `key` for the event's key; a list names several instances. The function may
+    be called several times for an event, so it must have no side effects. Raises `InvalidArgument`.
     """
     return lambda function: Process(name, correlate, function)
 
 
 def timer_of(event: Event) -> str | None:
-    """The name of the timer whose time-out this is; None of any other event."""
+    """The name of the timer that sent this event; None for other events."""
     name: str | None = event.data["timer"] if event.type.startswith("timer.") else None
     return name

@@ -1,4 +1,4 @@
-"""What the service says of processes, as frozen values."""
+"""The service's answers about processes, as frozen values."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What became of an event, as `Received.status`; `repeated`: that had been so before the call. `instance` is None
-    where the event came so long ago that nothing is known of it but that."""
+    """The outcome of an event, as in `Received.status`. `repeated`: it had this outcome before the call. `instance` is
+    None where the event came so long ago that nothing is known of it but that."""
 
     status: str
     repeated: bool

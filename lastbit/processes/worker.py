@@ -1,18 +1,18 @@
 """A worker of a process: it reads the feed once, handles each event for the instances that are its own, and keeps the
 floor of each of its partitions.
 
-What could go wrong, and why it cannot:
+Things that could go wrong, and why they cannot:
 
 * *An event is skipped.* Each partition has a window over the feed's positions; what is committed is the position below
-  the first event that is not handled. What belongs to others, and what is of no type that the process wants, is passed
-  over and never holds the floor. A partition that comes with an older position is read from there.
+  the first event that is not handled. Events of other partitions and of types that the process does not read are passed
+  over and never hold the floor. A partition that comes with an older position is read from there.
 * *An event is handled twice*, after a crash or beside a zombie: the service does each once
   (`core/processes/instances.py`).
 * *The state is an old one.* States are kept from one event to the next, and the service refuses what was computed from
   another version; then the instance is read, and the function is called again.
 * *Events of one instance overtake each other.* A partition has one lane, where one event comes after the other; lanes
   run side by side.
-* *The service is away.* What was begun is tried again until it is answered, or the partition is lost.
+* *The service is away.* A started call is retried until it is answered or the partition is lost.
 """
 
 from __future__ import annotations
@@ -42,42 +42,42 @@ if TYPE_CHECKING:
 log = logging.getLogger("lastbit.processes")
 
 PAGE: Final = 500
-"""Events of one reading."""
+"""Events per read."""
 POLL: Final = 1.0
-"""Seconds that the service holds a reading that finds nothing; a partition that comes meanwhile waits so long."""
+"""Seconds that the service delays a read that finds nothing; a new partition waits this long."""
 AHEAD: Final = 1000
-"""Events that are read and not handled yet."""
+"""Maximum events that are read and not handled yet."""
 KEPT: Final = 10_000
-"""Instances whose states are kept from one event to the next."""
+"""Maximum instances whose states are cached between events."""
 IDLE: Final = 15
-"""Times the interval between commits, after which a floor is committed that moved over others' events alone."""
+"""Commit intervals after which a floor is committed that advanced only over other partitions' events."""
 PAUSE: Final = 0.5
-"""Seconds after something that the service refused for reasons that pass."""
+"""Seconds to wait after a temporary refusal by the service."""
 
 
 @dataclass(eq=False)
 class _Partition:
-    """One that is ours, and how far it was fed."""
+    """A partition owned by this worker, with the position up to which events were passed to it."""
 
     assignment: Assignment
     reached: int
     lane: int
     left: set[int]
-    """Positions that were outstanding at the last commit, and that were not read again yet."""
+    """Positions that were outstanding at the last commit and have not been read again."""
     open: bool = True
-    """Not given back yet."""
+    """Not released yet."""
     cut: bool = False
-    """An event was not taken in: nothing above it is passed over any more."""
+    """An event was not accepted, so no later event may be passed over."""
     busy: int = 0
-    """Events that are being handled."""
+    """Number of events being handled."""
     handled: bool = False
-    """Since the last commit."""
+    """Whether an event was handled since the last commit."""
     committed: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """An event, and the instances in one partition that it is for."""
+    """An event and its instances in one partition."""
 
     partition: _Partition
     position: int
@@ -86,8 +86,8 @@ class _Job:
 
 
 class ProcessWorker:
-    """One of a process's workers, in a process of its own mostly; `worker` is its name in the group. Events of `lanes`
-    partitions are handled side by side; floors are committed `every` so many seconds."""
+    """A worker of a process manager, usually in an operating system process of its own. `worker`: its name in the
+    consumer group. Events of `lanes` partitions are handled in parallel; floors are committed `every` seconds."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class ProcessWorker:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Define the process, and work until `stop` is called; then give all back, leave, and return. Raises what makes
-        going on impossible; a service that is away is waited for."""
+        """Define the process and work until `stop` is called; then release all partitions, leave, and return. Raises
+        errors that make continuing impossible; if the service is unreachable, it keeps trying."""
         ttl, release = self._times
         defined = self._client.processes.define(
             self._process.name, partitions=self._partitions, ttl=ttl, release=release
@@ -154,7 +154,7 @@ class ProcessWorker:
             raise self._error
 
     def stop(self) -> None:
-        """Have `run` give everything back and return; from any thread, and from a signal's handler."""
+        """Make `run` release all partitions and return. May be called from any thread or signal handler."""
         self._stopping.set()
         if self._group is not None:
             self._group.stop()
@@ -162,20 +162,20 @@ class ProcessWorker:
     def _guarded(self, work: Any) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  # it is run's caller who is told
+        except BaseException as error:  # noqa: BLE001  # `run` raises it
             self._error = self._error or error
             self.stop()
 
     # Partitions
 
     def _assigned(self, assignment: Assignment) -> None:
-        # A window that is new knows nothing: the process begins there.
+        # A new window is empty: start where the process starts.
         reached = assignment.floor if assignment.window.high >= 0 else self._after
         with self._changed:
-            used = [each.lane for each in self._ours.values()]
-            lane = min(range(len(self._lanes)), key=used.count)
-            left = set(assignment.window.outstanding)
-            self._ours[assignment.partition] = _Partition(assignment, reached, lane, left)
+            lanes_in_use = [each.lane for each in self._ours.values()]
+            lane = min(range(len(self._lanes)), key=lanes_in_use.count)
+            outstanding = set(assignment.window.outstanding)
+            self._ours[assignment.partition] = _Partition(assignment, reached, lane, outstanding)
             self._changed.notify_all()
 
     def _released(self, assignment: Assignment) -> None:
@@ -185,7 +185,7 @@ class ProcessWorker:
                 return
             partition.open = False
             del self._ours[assignment.partition]
-            # What has not begun is left to the next owner; what was lost can't be waited for.
+            # Jobs that have not started are left to the next owner. A lost partition is not waited for.
             while partition.busy and not assignment.lost:
                 self._changed.wait(0.1)
 
@@ -194,11 +194,11 @@ class ProcessWorker:
     def _read(self) -> None:
         while not self._stopping.is_set():
             with self._changed:
-                ours = list(self._ours.values())
-                if not ours:
+                partitions = list(self._ours.values())
+                if not partitions:
                     self._changed.wait(POLL)
                     continue
-            after = min(each.reached for each in ours)
+            after = min(each.reached for each in partitions)
             try:
                 page = self._client.events(after=after, types=self._process.types, wait=POLL, limit=PAGE)
             except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
@@ -208,12 +208,12 @@ class ProcessWorker:
                 continue
             self._head = page.last
             for event in page.events:
-                self._feed(event, ours)
-            for partition in ours:
+                self._feed(event, partitions)
+            for partition in partitions:
                 _pass_over(partition, page.next)
 
-    def _feed(self, event: Event, ours: Iterable[_Partition]) -> None:
-        """Hand an event to the partitions that have instances of it, and that did not have it before."""
+    def _feed(self, event: Event, partitions: Iterable[_Partition]) -> None:
+        """Pass an event to the partitions that have instances of it and have not received it."""
         instances: dict[int, list[str]] = defaultdict(list)
         for instance in self._process.instances_of(event):
             instances[partition_of(instance, self._count)].append(instance)
@@ -221,17 +221,17 @@ class ProcessWorker:
             log.warning(
                 "event %s (%s) at %d names no instance of %s", *(event.id, event.type, event.position), self._process
             )
-        for partition in ours:
+        for partition in partitions:
             if event.position <= partition.reached or partition.cut:
                 continue
-            mine = instances.get(partition.assignment.partition)
-            if mine and self._track(partition, event.position):
+            own_instances = instances.get(partition.assignment.partition)
+            if own_instances and self._track(partition, event.position):
                 self._take_room()
-                self._lanes[partition.lane].put(_Job(partition, event.position, event, mine))
+                self._lanes[partition.lane].put(_Job(partition, event.position, event, own_instances))
             partition.reached = event.position
 
     def _track(self, partition: _Partition, position: int) -> bool:
-        """Whether the event is to be handled. Where the partition is being given back, it is cut off here."""
+        """Whether to handle the event. If the partition is being released, it is cut off here."""
         while partition.open and not self._stopping.is_set():
             try:
                 tracked = partition.assignment.window.track(position, timeout=PAUSE)
@@ -318,12 +318,12 @@ class ProcessWorker:
         except errors.InstanceNotFound:
             return None
 
-    def _remember(self, instance: str, seen: Instance | None) -> None:
+    def _remember(self, instance: str, details: Instance | None) -> None:
         # Each instance is one lane's alone; what is shared is the dictionary, whose operations are atomic.
-        if seen is None or seen.status == "finished":
+        if details is None or details.status == "finished":
             self._states.pop(instance, None)
             return
-        self._states[instance] = (seen.version, json.dumps(seen.state))
+        self._states[instance] = (details.version, json.dumps(details.state))
         if len(self._states) > KEPT:
             with suppress(KeyError):
                 self._states.popitem(last=False)
@@ -340,7 +340,7 @@ class ProcessWorker:
                     continue
                 if partition.handled or now - partition.committed >= IDLE * self._every:
                     partition.handled, partition.committed = False, now
-                    # What is not kept now is kept the next time; a lost partition is told by the group.
+                    # A failed commit is repeated at the next one; the group reports a lost partition.
                     with suppress(errors.LastbitError):
                         partition.assignment.commit(head=self._head)
 

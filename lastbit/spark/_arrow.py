@@ -1,4 +1,4 @@
-"""What goes through Arrow needs more than a bare cluster has; here it is said what."""
+"""Checks for the packages that Arrow needs, which a bare cluster lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NEEDED = ("pyarrow", "pandas")
 
 
 def require(purpose: str) -> None:
-    """Raises `MissingExtra`, which names the packages that can't be imported in this process."""
+    """Raises `MissingExtra` with the packages that cannot be imported in this process."""
     missing = []
     for name in NEEDED:
         try:

@@ -21,21 +21,22 @@ _ITEM_ID = r"\A" + ":".join(_INTEGER.format(name) for name in ("batch", "group",
 
 
 def masks(ids: Any, failed: Any | None) -> Iterator[Mask]:
-    """The rows of `item_masks` for an Arrow array of ids and, maybe, one of booleans that says which failed."""
+    """The rows of `item_masks` for an Arrow array of ids and, optionally, an array of booleans that marks failed
+    rows."""
     parts = pc.extract_regex(ids, _ITEM_ID)
     numbers = [pc.struct_field(parts, name).cast(pa.int64()) for name in ("batch", "group", "index")]
     good = pc.is_valid(parts)
     for number in numbers:
         good = pc.and_(good, pc.fill_null(pc.less(number, INTEGER_LIMIT), False))
-    malformed = len(ids) - (pc.sum(good).as_py() or 0)
-    if malformed:
-        yield None, None, None, None, 0, 0, malformed
+    malformed_count = len(ids) - (pc.sum(good).as_py() or 0)
+    if malformed_count:
+        yield None, None, None, None, 0, 0, malformed_count
     batch, group, index = (number.filter(good).to_numpy(zero_copy_only=False) for number in numbers)
     if failed is None:
         flags = np.zeros(len(index), dtype=bool)
     else:
         flags = pc.fill_null(failed, False).filter(good).to_numpy(zero_copy_only=False)
-    # By group, then index, good rows first: of the rows of one item the first one says what became of it.
+    # By group, then index, acked rows first: the first row of an item decides its outcome.
     order = np.lexsort((flags, index, group, batch))
     batch, group, index, flags = batch[order], group[order], index[order], flags[order]
     new_group = _differs(batch) | _differs(group)
@@ -44,20 +45,20 @@ def masks(ids: Any, failed: Any | None) -> Iterator[Mask]:
     for start, end in pairwise(edges):
         first = new_item[start:end]
         indexes, fails = index[start:end][first], flags[start:end][first]
-        inside = indexes < MAX_GROUP_SIZE
+        in_range = indexes < MAX_GROUP_SIZE
         yield (
             int(batch[start]),
             int(group[start]),
-            _bits(indexes[inside & ~fails]),
-            _bits(indexes[inside & fails]),
+            _bits(indexes[in_range & ~fails]),
+            _bits(indexes[in_range & fails]),
             len(indexes),
-            int(np.count_nonzero(~inside)),
+            int(np.count_nonzero(~in_range)),
             int(end - start),
         )
 
 
 def _differs(values: Any) -> Any:
-    """Where an element differs from the one before it; the first one always does."""
+    """Marks elements that differ from the previous one; the first is always marked."""
     return np.concatenate((np.ones(min(1, len(values)), dtype=bool), values[1:] != values[:-1]))
 
 

@@ -1,4 +1,4 @@
-"""Acking what a DataFrame holds, in batch and in Structured Streaming."""
+"""Acks the items of a DataFrame, in batch and in Structured Streaming."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lastbit.spark.posting import GROUPS_A_CALL, Posted, Posting, post
 
 
 class MalformedRows(LastbitError):
-    """Rows of a strict call hold no item id. Nothing was sent."""
+    """Some rows of a strict call have no item id. Nothing was sent."""
 
     def __init__(self, malformed: int, rows: int) -> None:
         super().__init__(malformed, rows)
@@ -31,12 +31,12 @@ class MalformedRows(LastbitError):
 
 @dataclass(frozen=True, slots=True)
 class AckReport:
-    """What became of a DataFrame's ids: applied + repeated + rejected = items. `items` are distinct, `rows` are not;
-    `malformed` counts rows, null ids too; `rejected` is reason → items; `completed` are the ids of all complete batches
-    of which there was an issued item, this call's completions and earlier ones.
+    """The result for a DataFrame's ids: applied + repeated + rejected = items. `items` are distinct, `rows` are not.
+    `malformed` counts rows, including null ids. `rejected` maps reasons to numbers of items. `completed`: ids of all
+    complete batches that issued one of the items, whether this call or an earlier one completed them.
 
-    Where Spark ran a task twice, the copy whose answer is reported may have found the other's work done: then items
-    stand under `repeated` that this call applied. The service's bits and counts do not shift.
+    If Spark ran a task twice, the reported copy may have found the other's work done; then items that this call applied
+    count as `repeated`. The service's bits and counts are not affected.
     """
 
     rows: int = 0
@@ -49,11 +49,11 @@ class AckReport:
 
     @property
     def clean(self) -> bool:
-        """Nothing was rejected or malformed."""
+        """Whether nothing was rejected or malformed."""
         return not self.rejected and not self.malformed
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The report as JSON types."""
         return asdict(self)
 
 
@@ -72,19 +72,19 @@ def ack(
     retry: Retry | None = None,
     idempotency_key: str | None = None,
 ) -> AckReport:
-    """Resolve the items of `df`: made into bitfields in the JVM, sent by the executors, one row a group.
+    """Ack the items of `df`. The JVM makes them into bitfields, one row per group, and the executors send these.
 
-    `url`, `token`: by default LASTBIT_URL and LASTBIT_TOKEN of the driver. `failed`: a Column or SQL that says which
-    rows failed; where one item has a good row and a failed one, it is acked. `reason`: of the failures; each item that
-    fails with a reason is a row for the service to write. `parallel`: requests at a time, at most; `groups`: bitfields
-    a request; `timeout`: seconds for each of connecting and the answer. `strict`: raise `MalformedRows` before anything
-    is sent where a row holds no id; without it such rows are counted.
+    `url`, `token`: by default LASTBIT_URL and LASTBIT_TOKEN of the driver. `failed`: a Column or SQL that selects
+    failed rows; an item with both an acked and a failed row is acked. `reason`: for the failures; the service writes a
+    row for each item that fails with a reason. `parallel`: maximum concurrent requests; `groups`: bitfields per
+    request; `timeout`: seconds for each of connecting and the response. `strict`: raise `MalformedRows` before anything
+    is sent if a row has no id; by default such rows are counted.
 
-    It may be run again, whole or in part, any number of times: the bits are idempotent. `idempotency_key` names the run
-    to the service, so that a repeated one is recognised; by default each call has its own.
+    It is safe to repeat the call, wholly or in part: acks are idempotent. `idempotency_key` identifies the run to the
+    service; by default each call has its own.
 
-    Raises `InvalidArgument` (no such column, not text), `ServiceUnreachable`, `ServiceError`; then some of the items
-    may be acked, no report is made, and running it again is safe. Needs a classic session, not Spark Connect.
+    Raises `InvalidArgument` (no such column, not text), `ServiceUnreachable`, `ServiceError`; then some items may be
+    acked, no report is returned, and repeating the call is safe. Requires a classic session, not Spark Connect.
     """
     if parallel < 1:
         raise InvalidArgument(f"there is at least one request at a time, not {parallel!r}")
@@ -111,13 +111,13 @@ def ack_stream(
     on_report: Callable[[AckReport, int], object] | None = None,
     **options: Any,
 ) -> Callable[[DataFrame, int], None]:
-    """For `foreachBatch`: acks each micro-batch, then calls `on_report(report, epoch)`.
+    """A function for `foreachBatch`: acks each micro-batch, then calls `on_report(report, epoch)`.
 
         query = frame.writeStream.foreachBatch(ack_stream(url=url)).option("checkpointLocation", path).start()
 
-    Spark replays a micro-batch whose commit it did not write down; the bits make that harmless, and the micro-batch
-    bears the same idempotency key each time that this function acks it. `options` are those of `ack`. A micro-batch
-    that fails stops the query, which goes on with it when it is started again.
+    Spark replays a micro-batch if it did not record its commit. Acks are idempotent, so that is harmless; the
+    micro-batch has the same idempotency key each time that this function acks it. `options` are those of `ack`. A
+    failed micro-batch stops the query, which repeats it when it is started again.
     """
     connection = Connection.named(url, token)
     run_key = options.pop("idempotency_key", None) or uuid.uuid4().hex
@@ -131,7 +131,7 @@ def ack_stream(
 
 
 def malformed_rows(df: DataFrame, column: str | Column = "item_id") -> DataFrame:
-    """The rows of `df` that hold no item id, whole, to be written somewhere. Raises `InvalidArgument`."""
+    """The rows of `df` without an item id, with all columns, for example to store them. Raises `InvalidArgument`."""
     from lastbit.spark.columns import is_item_id
     from lastbit.spark.masks import ids_of
 
@@ -140,16 +140,16 @@ def malformed_rows(df: DataFrame, column: str | Column = "item_id") -> DataFrame
 
 
 def _greet(connection: Connection, verbs: list[str]) -> None:
-    """Ask the service for nothing, before Spark computes anything: is it there, and does it let us?"""
+    """Send an empty request before Spark computes anything, to check the address and the token."""
     for verb in verbs:
         run(_calls.resolve(connection.service(), verb, iter([{"items": []}]), None))
 
 
 def _refuse_malformed(masks: DataFrame) -> None:
     rows = malformed = 0
-    for known, count in masks.selectExpr("batch IS NOT NULL AS known", "rows").groupBy("known").sum("rows").collect():
+    for is_id, count in masks.selectExpr("batch IS NOT NULL AS is_id", "rows").groupBy("is_id").sum("rows").collect():
         rows += count
-        malformed += 0 if known else count
+        malformed += 0 if is_id else count
     if malformed:
         raise MalformedRows(malformed, rows)
 
@@ -160,9 +160,9 @@ def _posted(masks: DataFrame, posting: Posting, parallel: int) -> AckReport:
         return post(masks_of_rows, posting)
 
     total = Posted()
-    # A plain RDD of pickled rows: what goes through Arrow needs pyarrow, which a bare cluster does not have.
-    for posted in masks.rdd.coalesce(parallel).mapPartitions(post_partition).collect():
-        total.add(posted)
+    # A plain RDD of pickled rows: Arrow needs pyarrow, which a bare cluster does not have.
+    for partial in masks.rdd.coalesce(parallel).mapPartitions(post_partition).collect():
+        total.add(partial)
     if total.error is not None:
         raise total.error
     return AckReport(

@@ -1,4 +1,4 @@
-"""Arguments that the jobs have in common: what is read, and which service is told."""
+"""Command line arguments shared by the jobs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def add_reader(parser: ArgumentParser) -> None:
 
 
 def add_service(parser: ArgumentParser, parallel: str) -> None:
-    """`parallel`: what it is so many of."""
+    """`parallel`: the help text for --parallel."""
     parser.add_argument("--url", help="of the service; LASTBIT_URL of the driver, else http://127.0.0.1:8000")
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="on the driver; LASTBIT_TOKEN without")
     parser.add_argument("--parallel", type=int, default=8, metavar="N", help=f"{parallel} (8)")
 
 
 def token_of(file: Path | None) -> str | None:
-    """What stands in the file. Raises `InvalidArgument`."""
+    """The token from the file. Raises `InvalidArgument`."""
     try:
         return file.read_text().strip() if file else None
     except (OSError, UnicodeDecodeError) as error:

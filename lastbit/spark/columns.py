@@ -1,6 +1,6 @@
-"""Item ids as Columns: building one from a number, taking one apart. All of it runs in the JVM.
+"""Item ids as Columns: builds ids from numbers and splits them into parts. Everything runs in the JVM.
 
-An id that is not exactly one (`lastbit.ids` says when) has no parts: they are null, as are those of null.
+The parts of text that is not an item id (see `lastbit.ids`), and of null, are null.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def item_id(batch: ColumnOrName | int, number: ColumnOrName, group_size: int = D
     """
     size = _checked(group_size)
     n = _column(number).cast("bigint")
-    of = sf.lit(batch) if isinstance(batch, int) else _column(batch)
-    text = sf.concat_ws(":", of.cast("string"), _quotient(n, size).cast("string"), (n % sf.lit(size)).cast("string"))
-    return sf.when(of.isNotNull() & (n >= 0), text)
+    batch_column = sf.lit(batch) if isinstance(batch, int) else _column(batch)
+    text = sf.concat_ws(
+        ":", batch_column.cast("string"), _quotient(n, size).cast("string"), (n % sf.lit(size)).cast("string")
+    )
+    return sf.when(batch_column.isNotNull() & (n >= 0), text)
 
 
 def is_item_id(column: ColumnOrName) -> Column:
-    """Whether the text is exactly an item id; false for null."""
+    """Whether the text is exactly an item id. False for null."""
     return sf.coalesce(item_index(column).isNotNull(), sf.lit(False))
 
 

@@ -1,4 +1,4 @@
-"""What Spark says of a failure, in a line: a stack trace of the JVM is no message."""
+"""One-line messages for Spark's errors, without the JVM's stack trace."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def told(error: Exception) -> str:
     cause: Any = getattr(error, "java_exception", None)
     if cause is None:
         return _line(str(error))
-    said: list[str] = []
-    while cause is not None and len(said) < 10:
-        said.append(_line(cause.getMessage()) or str(cause.getClass().getName()))
+    messages: list[str] = []
+    while cause is not None and len(messages) < 10:
+        messages.append(_line(cause.getMessage()) or str(cause.getClass().getName()))
         cause = cause.getCause()
-    return said[0] if said[-1] in said[0] else f"{said[0]}: {said[-1]}"
+    return messages[0] if messages[-1] in messages[0] else f"{messages[0]}: {messages[-1]}"
 
 
 def _line(text: str | None) -> str:

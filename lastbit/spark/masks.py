@@ -30,10 +30,10 @@ LONGS = 8
 """Longs of a word."""
 WORD = 64 * LONGS
 WORDS = MAX_GROUP_SIZE // WORD
-"""Of the largest group that there can be."""
+"""Words of the largest possible group."""
 
 Failed: TypeAlias = Column | str
-"""Says which rows failed: a Column, or SQL. Null is not failed, as in WHERE."""
+"""Selects failed rows: a Column or SQL. Null counts as not failed, as in WHERE."""
 
 
 def item_masks(df: DataFrame, column: str | Column = "item_id", *, failed: Failed | None = None) -> DataFrame:
@@ -81,13 +81,13 @@ def ids_of(df: DataFrame, column: str | Column, failed: Failed | None = None) ->
     """The column of ids as `id` and, where `failed` is given, whether the row failed as `failed`. Raises
     `InvalidArgument`."""
     ids = df[column] if isinstance(column, str) and column in df.columns else column
-    wanted = [(sf.col(ids) if isinstance(ids, str) else ids).alias("id")]
+    columns = [(sf.col(ids) if isinstance(ids, str) else ids).alias("id")]
     if failed is not None:
         flag = sf.expr(failed) if isinstance(failed, str) else failed
-        wanted.append(flag.alias("failed"))
+        columns.append(flag.alias("failed"))
     try:
-        chosen = df.select(*wanted)
-        schema = chosen.schema
+        selection = df.select(*columns)
+        schema = selection.schema
     except AnalysisException as error:
         shown = ", ".join(df.columns) or "none"
         raise InvalidArgument(f"there is no such column as asked for (the columns are {shown}): {error}") from error
@@ -97,7 +97,7 @@ def ids_of(df: DataFrame, column: str | Column, failed: Failed | None = None) ->
     if failed is not None and not isinstance(schema["failed"].dataType, BooleanType):
         found = schema["failed"].dataType.simpleString()
         raise InvalidArgument(f"what says which rows failed is of type {found}, not boolean")
-    return chosen
+    return selection
 
 
 def _words(rows: DataFrame) -> DataFrame:
@@ -171,7 +171,7 @@ def _words(rows: DataFrame) -> DataFrame:
 
 
 def _without(acked: Column) -> Column:
-    """The failed longs without what is acked as well: ack wins."""
+    """The failed longs without items that are also acked: ack wins."""
     failed = sf.array(*[f"failed{each}" for each in range(LONGS)])
     return sf.zip_with(failed, acked, lambda ours, theirs: ours.bitwiseAND(sf.bitwise_not(theirs)))
 

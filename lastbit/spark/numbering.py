@@ -1,18 +1,18 @@
 """Giving each row of a DataFrame an item id that stays its own.
 
-Spark computes a row as often as it likes: a task is retried, an executor is lost, a frame is used twice, and the
-second time its partitions may be others. An id that depends on where a row was computed (its partition, its place in
-it) then moves to another row, and an ack resolves the wrong item. So here the number is a fact of the *content*: a
-row's rank among all rows in the order of a hash of its columns, then of the columns themselves. That order knows no
-partitions. Rows that are equal in everything stand next to each other in it and are interchangeable.
+Spark computes a row as often as it likes: a task is retried, an executor is lost, a frame is used twice, and the second
+time its partitions may be others. An id that depends on where a row was computed (its partition, its place in it) then
+moves to another row, and an ack resolves the wrong item. So here the number is a fact of the *content*: a row's rank
+among all rows in the order of a hash of its columns, then of the columns themselves. That order knows no partitions.
+Rows that are equal in everything stand next to each other in it and are interchangeable.
 
 The hash's first 12 bits are the row's *bucket*. One pass counts the buckets; the sums over the smaller ones are where
 each bucket begins; the rank within the bucket is a window function. The frame is shuffled once by bucket, and sorted.
 
-What it can't do is make a frame stable that is not: with `rand()`, `uuid()`, the clock or a source that changed in
-between, rows have another content the second time. Then the count of a bucket no longer fits, mostly, and the job fails
-rather than hand out ids that are another row's; but a change that keeps all counts is not seen. Write such a frame
-down first, and number what was written.
+It cannot stabilize an unstable frame: with `rand()`, `uuid()`, the clock or a changed source, rows have different
+content the second time. Then the count of a bucket no longer fits, mostly, and the job fails rather than hand out ids
+that are another row's; but a change that keeps all counts is not seen. Write such a frame down first, and number what
+was written.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 One `Poster` is one partition's, or one micro-batch's of a writer. It keeps what waits below one request's limits and
 counts what the service said. It may run twice, at the same time too: Spark repeats tasks, and speculation runs copies.
-The bits are idempotent, so nothing is acked twice; only what the copies are *told* shifts from applied to repeated.
+The bits are idempotent, so nothing is acked twice; only the copies' counts shift from applied to repeated.
 
-A request's Idempotency-Key is made from the run's and the request's content. A task that is run again and meets
-the same rows in the same order sends the same requests under the same keys, and so sees `newly` again where the first
-one's answer was lost.
+A request's Idempotency-Key is made from the run's and the request's content. A task that is run again and meets the
+same rows in the same order sends the same requests under the same keys, and so sees `newly` again where the first one's
+answer was lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Mask = tuple[int | None, int | None, bytes | None, bytes | None, int, int, int]
 """A row of `item_masks`: batch, group, bits, failed_bits, items, beyond, rows."""
 
 GROUPS_A_CALL = 512
-"""As many as the service locks in one transaction."""
+"""The number of groups that the service locks in one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Posting:
 
 @dataclass(slots=True)
 class Posted:
-    """What one partition brought and what it was told; `error` where it did not come to its end."""
+    """One partition's counts and results; `error` if it failed before its end."""
 
     rows: int = 0
     items: int = 0
@@ -83,8 +83,8 @@ def post(masks: Iterable[Mask], posting: Posting) -> Iterator[Posted]:
 
 
 class Poster:
-    """Takes masks and posts them; `posted` is what came of it. Call `flush` at the end. Its methods raise
-    `ServiceError`, `ServiceUnreachable`, `UnexpectedAnswer`."""
+    """Posts masks; `posted` has the results. Call `flush` at the end. Its methods raise `ServiceError`,
+    `ServiceUnreachable`, `UnexpectedAnswer`."""
 
     def __init__(self, posting: Posting) -> None:
         self.posted = Posted()
@@ -106,16 +106,16 @@ class Poster:
         self._put("failures", batch, group, failed_bits)
 
     def flush(self) -> None:
-        """Send all that waits: failures last, so that an item that was acked elsewhere meanwhile stays so."""
+        """Send all waiting masks, failures last, so that an item acked elsewhere in the meantime stays acked."""
         for verb in self._waiting:
             self._send(verb)
 
     def _put(self, verb: Verb, batch: int, group: int, bits: bytes | None) -> None:
-        kept = self._cut(batch, bytes(bits or b"").rstrip(b"\0"))
-        if not kept:
+        in_range = self._cut(batch, bytes(bits or b"").rstrip(b"\0"))
+        if not in_range:
             return
         waiting = self._waiting[verb]
-        text = b64encode(kept).decode()
+        text = b64encode(in_range).decode()
         mask = {"batch": batch, "group": group, "bits": text}
         size = len(text) + 80  # the longest batch and group number, names and punctuation
         if len(waiting.groups) == self._posting.groups or waiting.size + size > _masks.MOST_BYTES:
@@ -125,7 +125,7 @@ class Poster:
         waiting.size += size
 
     def _cut(self, batch: int, bits: bytes) -> bytes:
-        """The bits that the batch's groups have room for; those beyond are counted as what they are."""
+        """The bits within the batch's group size; others are counted as rejected."""
         if len(bits) * 8 <= MIN_GROUP_SIZE:
             return bits
         seen = self._batch(batch)
@@ -135,7 +135,7 @@ class Poster:
         return bits[:room].rstrip(b"\0")
 
     def _reason_beyond(self, batch: int) -> str:
-        """Why an index beyond its group is rejected: what the service says of such an id."""
+        """The reason for rejecting an index beyond its group, as the service would report it."""
         seen = self._batch(batch)
         if seen is None:
             return "unknown_batch"

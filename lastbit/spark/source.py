@@ -37,21 +37,21 @@ from lastbit.spark import _arrow
 from lastbit.spark.posting import Posted, Poster, Posting
 
 CHUNK = 2**18
-"""Rows that are made into masks at a time."""
+"""Rows converted to masks at a time."""
 PAGE = 1000
-"""Ranges of one answer."""
+"""Ranges per response."""
 
 log = logging.getLogger("lastbit.spark")
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("lastbit")` known to the session. Raises `MissingExtra` where pyarrow or pandas is missing."""
+    """Register `format("lastbit")` with the session. Raises `MissingExtra` if pyarrow or pandas is missing."""
     _arrow.require('the data source "lastbit"')
     spark.dataSource.register(LastbitSource)
 
 
 class NotClean(errors.LastbitError):
-    """A strict write brought ids that were rejected or malformed. The good ones are acked."""
+    """A strict write contained ids that were rejected or malformed. The other items are acked."""
 
     def __init__(self, report: str) -> None:
         super().__init__(report)
@@ -166,7 +166,7 @@ class _Message(WriterCommitMessage):
 
 @dataclass
 class _Writing:
-    """What both writers do: post what a task brings, and say at the end what was not good."""
+    """Shared by both writers: posts a task's rows, and reports problems at the end."""
 
     posting: Posting
     column: str
@@ -208,7 +208,7 @@ class _Writer(DataSourceArrowWriter):
         self._writing.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What was acked stays acked: those items' work is done, whatever became of the other tasks."""
+        """Acks stay: those items are done, whatever happened to other tasks."""
 
 
 class _StreamWriter(DataSourceStreamArrowWriter):
@@ -222,7 +222,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         self._writing.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """As in batch: acks stay."""
+        """Acks stay, as in batch."""
 
 
 def _chunks(batches: Iterator[Any], most: int) -> Iterator[Any]:

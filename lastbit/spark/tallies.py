@@ -1,16 +1,15 @@
-"""Counting what a DataFrame holds into a tally, in batch and in Structured Streaming, each message once.
+"""Counts a DataFrame into a tally, in batch and in Structured Streaming, each message once.
 
-Keyed by the messages' own offsets, never by the number of a micro-batch: after another checkpoint those begin
-again, and a sink that goes by them drops what is new, or counts twice. So a micro-batch may be replayed, cut
-otherwise, or sent by two drivers at once.
+Entries are identified by the messages' own offsets, never by the number of a micro-batch: with a new checkpoint those
+numbers start again, and a sink that relied on them would drop new messages or count old ones twice. So a micro-batch
+may be replayed, divided differently, or sent by two drivers at once.
 
-A row is a message, and is named by its topic, partition and offset: one that is there twice counts once. What a flat
-map makes of it is told apart from that, because it is made here (`explode`): what one message brings to one key is
-summed up, and what several bring never is.
+A row is a message, identified by its topic, partition and offset; a repeated row counts once. A flat map is applied
+here (`explode`), so that its results can be told apart from repeated rows: one message's deltas for one key are summed,
+deltas of several messages never are.
 
-What a tally needs is the order of a source for each key. All that comes from one source for one key goes to one task,
-which sends it in the order of the offsets, one call after the other; the next micro-batch begins when all calls were
-answered.
+A tally needs the order of each source for each key. All entries of one source for one key go to one task, which sends
+them in offset order, one call after the other. The next micro-batch starts when all calls are answered.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ _CHAIN: Final = "array<struct<topic:string,partition:bigint,offset:bigint,child:
 
 @dataclass(frozen=True, slots=True)
 class TallyReport:
-    """What became of a DataFrame's rows: applied + repeated = entries, one for each key of each message.
+    """The result for a DataFrame's rows: applied + repeated = entries, one for each key of each message.
 
-    Where Spark ran a task twice, the copy whose answer is reported may have found the other's work done: then entries
-    stand under `repeated` that this call applied. The totals do not shift.
+    If Spark ran a task twice, the reported copy may have found the other's work done; then entries that this call
+    applied count as `repeated`. The totals are not affected.
     """
 
     entries: int = 0
@@ -52,7 +51,7 @@ class TallyReport:
     repeated: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The report as JSON types."""
         return asdict(self)
 
 
@@ -76,21 +75,21 @@ def apply_tally(
     timeout: float = 30.0,
     retry: Retry | None = None,
 ) -> TallyReport:
-    """Add `delta` to `key`, once for each message; all that names columns here is a Column or SQL. Where the key or the
-    delta is null, nothing is added.
+    """Add `delta` to `key`, once for each message. All arguments that name columns are a Column or SQL. A row whose key
+    or delta is null adds nothing.
 
-    A row is a message, which `topic`, `partition`, `offset` and, of a topic that was made anew, `generation` name; the
-    same again is a repeat. `explode`: an array; each of its elements, the column `item`, has a key and a delta.
-    `header`: the source chain of messages that were republished, as text; where it is null, or an empty chain, the
-    message is at its root. `parallel`: tasks that send at a time; `entries`: of one call; `timeout`: seconds for each
-    of connecting and the answer. `url`, `token`: by default LASTBIT_URL and LASTBIT_TOKEN of the driver.
+    A row is a message, identified by `topic`, `partition`, `offset` and, for a recreated topic, `generation`; a second
+    row with the same values is a repeat. `explode`: an array whose elements, as the column `item`, each have a key and
+    a delta. `header`: the source chain of republished messages, as text; if it is null or an empty chain, the message
+    itself is the root. `parallel`: concurrent tasks; `entries`: per call; `timeout`: seconds for each of connecting and
+    the response. `url`, `token`: by default LASTBIT_URL and LASTBIT_TOKEN of the driver.
 
-    It may be run again, whole or in part, and beside itself. It needs that what was before a message in its partition
-    is in this frame too, or was applied before. The keys of a message may go by different tasks, so for a moment some
-    of them are counted and others are not.
+    It is safe to repeat the call, wholly or in part, also concurrently. The earlier messages of a partition must be in
+    this frame or already applied. The keys of a message may go through different tasks, so some may be counted before
+    others.
 
-    Raises `InvalidArgument` (no such column, another type, a row without its source), `OutOfOrder`, `InvalidRequest`,
-    `ServiceUnreachable`; then some of it may be applied, and running it again is safe. Needs a classic session.
+    Raises `InvalidArgument` (no such column, wrong type, a row without its source), `OutOfOrder`, `InvalidRequest`,
+    `ServiceUnreachable`; then some entries may be applied, and repeating the call is safe. Requires a classic session.
     """
     if parallel < 1:
         raise InvalidArgument(f"there is at least one task, not {parallel!r}")
@@ -99,7 +98,7 @@ def apply_tally(
     connection = Connection.named(url, token, timeout, retry)
     source = {"topic": topic, "partition": partition, "offset": offset, "child": child, "generation": generation}
     rows = _rows(df, {"key": key, "delta": delta, **source}, header, explode)
-    # Nothing, before Spark computes anything: is the service there, does it let us, can this be a tally?
+    # An empty call before Spark computes anything, to check the address, the token and the tally's name.
     run(calls.apply(connection.service(), tally, []))
     return _sent(_in_order(rows, parallel), connection, tally, entries)
 
@@ -112,13 +111,13 @@ def tally_stream(
     on_report: Callable[[TallyReport, int], object] | None = None,
     **options: Any,
 ) -> Callable[[DataFrame, int], None]:
-    """For `foreachBatch`: counts each micro-batch, then calls `on_report(report, epoch)`.
+    """A function for `foreachBatch`: counts each micro-batch, then calls `on_report(report, epoch)`.
 
         sink = tally_stream("screws", url, key="value:robot", delta="1")
         query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", path).start()
 
-    `options` are those of `apply_tally`. A micro-batch that fails stops the query, which goes on with it when it is
-    started again.
+    `options` are those of `apply_tally`. A failed micro-batch stops the query, which repeats it when it is started
+    again.
     """
     connection = Connection.named(url, token)
 
@@ -133,8 +132,8 @@ def tally_stream(
 def _rows(
     df: DataFrame, named: dict[str, Expression], header: Expression | None, explode: Expression | None
 ) -> DataFrame:
-    """What rows bring, the columns by their names here, each of its type; `row` is the same for all that one brings."""
-    columns = {name: _column(each) for name, each in named.items()}
+    """The rows' entries, with typed columns of fixed names; `row` is the same for all entries of one row."""
+    columns = {name: _column(expression) for name, expression in named.items()}
     if header is not None:
         columns |= _roots(_column(header), columns)
     try:
@@ -154,39 +153,45 @@ def _rows(
     return rows.where("key IS NOT NULL AND delta IS NOT NULL")
 
 
-def _column(given: Expression) -> Column:
-    return sf.expr(given) if isinstance(given, str) else given
+def _column(expression: Expression) -> Column:
+    return sf.expr(expression) if isinstance(expression, str) else expression
 
 
-def _roots(header: Column, own: dict[str, Column]) -> dict[str, Column]:
-    """The source of a chain, as `SourceChain.source` has it."""
+def _roots(header: Column, row_columns: dict[str, Column]) -> dict[str, Column]:
+    """The source of a chain, computed as in `SourceChain.source`."""
     hops = sf.from_json(header, _CHAIN)
     children = sf.filter(sf.transform(hops, lambda hop: hop["child"]), lambda child: child.isNotNull())
     number = sf.lit(0).cast("long")
     for stage in range(STAGES):
         number = sf.shiftleft(number, BITS) + sf.coalesce(sf.get(children, sf.lit(stage)), sf.lit(0))
-    # A header that is no chain gives null, and that is refused where it is met.
+    # An invalid header gives null, which is refused when the row is sent.
     root = sf.get(hops, sf.lit(0))
-    found = {name: root[name] for name in ("topic", "partition", "offset")}
-    found |= {"child": number, "generation": sf.coalesce(root["generation"], sf.lit(0))}
+    root_columns = {name: root[name] for name in ("topic", "partition", "offset")}
+    root_columns |= {"child": number, "generation": sf.coalesce(root["generation"], sf.lit(0))}
     at_root = header.isNull() | (sf.size(hops) == 0)
-    return {name: sf.when(at_root, own[name]).otherwise(column) for name, column in found.items()}
+    return {name: sf.when(at_root, row_columns[name]).otherwise(column) for name, column in root_columns.items()}
 
 
 def _in_order(rows: DataFrame, parallel: int) -> DataFrame:
-    """One entry for each key of each message; those of one key and source in one task, by their position."""
-    of = ["topic", "partition", "generation", "key"]
+    """One entry for each key of each message; all entries of one key and source are in one task, sorted by position."""
+    source_and_key = ["topic", "partition", "generation", "key"]
     position = ["offset", "child"]
     # One shuffle: the groupings are finer than the partitions, so they need none of their own.
-    brought = rows.repartition(parallel, *of).groupBy(*of, *position, "row").agg(sf.sum("delta").alias("delta"))
-    # A message that is there twice brings the same twice.
-    messages = brought.groupBy(*of, *position).agg(sf.min("delta").alias("delta"), sf.max("delta").alias("most"))
+    entries = (
+        rows.repartition(parallel, *source_and_key)
+        .groupBy(*source_and_key, *position, "row")
+        .agg(sf.sum("delta").alias("delta"))
+    )
+    # A repeated message must have the same delta.
+    messages = entries.groupBy(*source_and_key, *position).agg(
+        sf.min("delta").alias("delta"), sf.max("delta").alias("most")
+    )
     return messages.sortWithinPartitions("topic", "partition", "generation", *position, "key")
 
 
 @dataclass(slots=True)
 class _Sent:
-    """What one task's calls came to; `error` where it did not come to its end."""
+    """The counts of one task's calls; `error` if it failed before its end."""
 
     entries: int = 0
     applied: int = 0
@@ -199,28 +204,28 @@ def _sent(gathered: DataFrame, connection: Connection, tally: str, most: int) ->
         return _send(rows, connection, tally, most)
 
     total = _Sent()
-    # A plain RDD of pickled rows: what goes through Arrow needs pyarrow, which a bare cluster does not have.
-    for sent in gathered.rdd.mapPartitions(send_partition).collect():
-        total.entries += sent.entries
-        total.applied += sent.applied
-        total.repeated += sent.repeated
-        total.error = total.error or sent.error
+    # A plain RDD of pickled rows: Arrow needs pyarrow, which a bare cluster does not have.
+    for task_result in gathered.rdd.mapPartitions(send_partition).collect():
+        total.entries += task_result.entries
+        total.applied += task_result.applied
+        total.repeated += task_result.repeated
+        total.error = total.error or task_result.error
     if total.error is not None:
         raise total.error
     return TallyReport(total.entries, total.applied, total.repeated)
 
 
 def _send(rows: Iterable[Any], connection: Connection, tally: str, most: int) -> Iterator[_Sent]:
-    """One call after the other. An error is the value, not raised: Spark would try the task again, on top of the
-    retries, and bury the error in its own."""
-    sent, service = _Sent(), connection.service()
+    """Send one call after the other. An error is yielded, not raised: Spark would retry the task, in addition to the
+    client's retries, and wrap the error in its own."""
+    result, service = _Sent(), connection.service()
     waiting: list[Json] = []
 
     def flush() -> None:
         answer = run(calls.apply(service, tally, waiting))
-        sent.entries += len(waiting)
-        sent.applied += answer.applied
-        sent.repeated += answer.repeated
+        result.entries += len(waiting)
+        result.applied += answer.applied
+        result.repeated += answer.repeated
         waiting.clear()
 
     try:
@@ -231,8 +236,8 @@ def _send(rows: Iterable[Any], connection: Connection, tally: str, most: int) ->
         if waiting:
             flush()
     except LastbitError as error:
-        sent.error = error
-    yield sent
+        result.error = error
+    yield result
 
 
 def _entry(row: Any) -> Json:

@@ -1,4 +1,4 @@
-"""The answer beside each row: an Arrow UDF that acks by id."""
+"""An Arrow UDF that acks by id and returns each row's result."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def ack_udf(
 
         df.withColumn("ack", ack_udf(url=url)("item_id"))
 
-    It acks when the column is computed, by calls of at most 10,000 ids; with `fail=True` it fails them. Spark may
-    compute a column twice: then the same ids are acked again, which changes nothing, and the answers are the same
+    It acks when the column is computed, in calls of at most 10,000 ids; with `fail=True` it marks them as failed. Spark
+    may compute a column twice; then the same ids are acked again, which changes nothing, and the results are the same
     unless the batch ended in between. It sends ids, not bits: for whole frames `ack` is many times faster.
 
-    `url`, `token`: by default LASTBIT_URL and LASTBIT_TOKEN of the driver. Raises `MissingExtra` where pyarrow or
-    pandas is missing; a task raises `ServiceUnreachable` or `ServiceError`, after the retries. Needs PySpark 4.1.
+    `url`, `token`: by default LASTBIT_URL and LASTBIT_TOKEN of the driver. Raises `MissingExtra` if pyarrow or pandas
+    is missing; a task raises `ServiceUnreachable` or `ServiceError`, after the retries. Requires PySpark 4.1.
     """
     _arrow.require("ack_udf")
     from pyspark.sql.functions import arrow_udf
@@ -50,17 +50,17 @@ def ack_udf(
 
         service = connection.service()
         for array in arrays:
-            answered: list[str] = []
+            results: list[str] = []
             for first in range(0, len(array), MOST_ITEMS):
-                answered += _answers(service, verb, array[first : first + MOST_ITEMS].to_pylist(), reason)
-            yield pa.array(answered, pa.string())
+                results += _answers(service, verb, array[first : first + MOST_ITEMS].to_pylist(), reason)
+            yield pa.array(results, pa.string())
 
     # Named here, as the annotations of this module are text and pyarrow's names are not its globals.
     import pyarrow as pa
 
     answers.__annotations__ = {"arrays": Iterator[pa.Array], "return": Iterator[pa.Array]}
-    made: Callable[..., Column] = arrow_udf(answers, "string").asNondeterministic()
-    return made
+    udf: Callable[..., Column] = arrow_udf(answers, "string").asNondeterministic()
+    return udf
 
 
 def _answers(service: Service, verb: str, texts: list[str | None], reason: str | None) -> list[str]:

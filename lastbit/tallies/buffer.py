@@ -33,28 +33,28 @@ if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
 
 DEFAULT_EVERY: Final = 0.2
-"""Seconds that a message waits for others, at most."""
+"""Maximum seconds that a message waits for others."""
 DEFAULT_MOST: Final = 1000
-"""Entries of one call."""
+"""Maximum entries of one call."""
 ROOM: Final = 10
-"""So many calls' entries may wait, then `add` does."""
+"""Calls whose entries may wait before `add` waits."""
 
 
 class Window(Protocol):
-    """What a buffer asks of an `AckWindow`."""
+    """The part of an `AckWindow` that a buffer needs."""
 
     def ack(self, offset: int, /) -> object: ...
 
 
 class Message(NamedTuple):
-    """What one message brings, and how to ack it."""
+    """One message's entries, and a function that acks the message."""
 
     entries: list[Json]
     ack: Callable[[], object] | None
 
 
 class Gathered(NamedTuple):
-    """One call: the entries of so many whole messages, in their order, and how to ack these."""
+    """One call: the entries of complete messages, in order, the functions that ack them, and the number of messages."""
 
     entries: list[Json]
     acks: list[Callable[[], object]]
@@ -62,14 +62,14 @@ class Gathered(NamedTuple):
 
 
 class Gatherer:
-    """Takes messages one at a time and gives them back as calls of at most `most` entries; only a single message that
-    has more makes a larger one. Knows no thread, no clock and no network."""
+    """Combines messages into calls of at most `most` entries; only a single larger message makes a larger call. Uses no
+    threads, clock or network."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._messages: deque[Message] = deque()
         self.entries = 0
-        """Those that wait."""
+        """Number of waiting entries."""
 
     def __bool__(self) -> bool:
         return bool(self._messages)
@@ -79,7 +79,7 @@ class Gatherer:
         self.entries += len(message.entries)
 
     def take(self) -> Gathered | None:
-        """The next call; None where nothing waits."""
+        """The next call; None if nothing waits."""
         entries: list[Json] = []
         acks: list[Callable[[], object]] = []
         messages = 0
@@ -97,17 +97,18 @@ class Gatherer:
 
 
 def message(deltas: Mapping[str, int], source: Source | SourceChain, window: Window | None) -> Message:
-    """What a message brings, each key by an entry of its own. Raises `InvalidArgument`."""
+    """A message with one entry per key. Raises `InvalidArgument`."""
     entries = [calls.entry_json((key, delta, source)) for key, delta in deltas.items()]
     if window is None:
         return Message(entries, None)
-    # Where this consumer has read it: the last hop, which is the root only where nobody was in between.
+    # The offset at which this consumer read it: the last hop. That is the root only if the message was never
+    # republished.
     offset = (source.hops[-1] if isinstance(source, SourceChain) else source).offset
     return Message(entries, lambda: window.ack(offset))
 
 
 class _Buffer:
-    """What both have in common: what waits, since when, and what has become of it."""
+    """State shared by both buffers: waiting messages, the next deadline and the progress."""
 
     def __init__(self, tally: str, window: Window | None, every: float, most: int) -> None:
         if not 0 <= every <= threading.TIMEOUT_MAX:
@@ -122,9 +123,9 @@ class _Buffer:
         self._due = 0.0
         self._added = 0
         self._done = 0
-        """Messages that were added, and those of them that are applied and acked."""
+        """Number of messages added, and of those applied and acked."""
         self._flushed = 0
-        """So many of those that were added are not to wait for others."""
+        """This many of the added messages must not wait for others."""
         self._closed = False
         self._failure: BaseException | None = None
 
@@ -144,7 +145,7 @@ class _Buffer:
         self._added += 1
 
     def _pause(self) -> float | None:
-        """Seconds until the next call; None: as long as nothing comes."""
+        """Seconds until the next call is due; None: until a message arrives."""
         if not self._waiting:
             return None
         if self._closed or self._flushed > self._done or self._waiting.entries >= self._most:
@@ -158,7 +159,7 @@ class _Buffer:
 
     def _ack(self, call: Gathered) -> None:
         for ack in call.acks:
-            # A window is closed when its stream was given to somebody else; what was applied stays so.
+            # A window is closed when its stream gets another owner; applied entries stay applied.
             with contextlib.suppress(WindowClosed):
                 ack()
         self._done += call.messages
@@ -183,7 +184,7 @@ class TallyBuffer(_Buffer):
         """The process of the thread."""
 
     def add(self, deltas: Mapping[str, int], source: Source | SourceChain, *, window: Window | None = None) -> None:
-        """What one message brings, by key; nothing is fine too. The messages of a source are added in their order.
+        """Add one message: its deltas by key, which may be empty. The messages of a source are added in their order.
 
         `source`: its chain, with the hop at which this consumer has read it: that one's offset is acked in `window`, by
         default the buffer's own. Waits while too much waits. Raises `InvalidArgument`, `BufferClosed`, `UsedAfterFork`,
@@ -203,14 +204,14 @@ class TallyBuffer(_Buffer):
             self._work_waits.notify()
 
     def flush(self) -> None:
-        """Return when all that was added before is applied and acked. Raises `UsedAfterFork`, or what has ended the
-        buffer."""
+        """Wait until all messages added before are applied and acked. Raises `UsedAfterFork`, or the error that ended
+        the buffer."""
         self._check_process()
         with self._lock:
             self._flush()
 
     def close(self) -> None:
-        """Take no more and flush. Raises `UsedAfterFork`, or what has ended the buffer."""
+        """Accept no more messages and flush. Raises `UsedAfterFork`, or the error that ended the buffer."""
         self._check_process()
         with self._lock:
             self._closed = True
@@ -220,9 +221,9 @@ class TallyBuffer(_Buffer):
             self._thread.join()
 
     def _flush(self) -> None:
-        wanted = self._flushed = self._added
+        target = self._flushed = self._added
         self._work_waits.notify()
-        while self._done < wanted and self._failure is None:
+        while self._done < target and self._failure is None:
             self._caller_waits.wait()
         if self._failure is not None:
             raise self._failure
@@ -254,7 +255,7 @@ class TallyBuffer(_Buffer):
                 if call.entries:
                     self._client._run(calls.apply(self._client._service, self._tally, call.entries))
                 self._ack(call)
-            except BaseException as error:  # noqa: BLE001  # whatever it was, the callers are told
+            except BaseException as error:  # noqa: BLE001  # the callers raise it
                 self._failure = error
             with self._lock:
                 self._caller_waits.notify_all()
@@ -274,7 +275,7 @@ class AsyncTallyBuffer(_Buffer):
     async def add(
         self, deltas: Mapping[str, int], source: Source | SourceChain, *, window: Window | None = None
     ) -> None:
-        """What one message brings, by key; see `TallyBuffer.add`."""
+        """Add one message; see `TallyBuffer.add`."""
         new = message(deltas, source, window or self._window)
         async with self._changed:
             while self._full():
@@ -288,17 +289,17 @@ class AsyncTallyBuffer(_Buffer):
             self._changed.notify_all()
 
     async def flush(self) -> None:
-        """Return when all that was added before is applied and acked; see `TallyBuffer.flush`."""
+        """Wait until all messages added before are applied and acked; see `TallyBuffer.flush`."""
         async with self._changed:
-            wanted = self._flushed = self._added
+            target = self._flushed = self._added
             self._changed.notify_all()
-            while self._done < wanted and self._failure is None:
+            while self._done < target and self._failure is None:
                 await self._changed.wait()
         if self._failure is not None:
             raise self._failure
 
     async def close(self) -> None:
-        """Take no more and flush; see `TallyBuffer.close`."""
+        """Accept no more messages and flush; see `TallyBuffer.close`."""
         self._closed = True
         await self.flush()
         if self._task is not None:
@@ -332,7 +333,7 @@ class AsyncTallyBuffer(_Buffer):
                 raise
 
     async def _next_call(self) -> Gathered | None:
-        """What is due, when it is due; None when the buffer is closed and empty."""
+        """Wait until a call is due and return it; None when the buffer is closed and empty."""
         async with self._changed:
             while (pause := self._pause()) != 0.0:
                 if self._closed and not self._waiting:

@@ -1,4 +1,4 @@
-"""What is asked of tallies, as flows."""
+"""Requests for tallies, as flows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lastbit.models import Fence, Json
 from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
 
 Entry = tuple[str, int, Source | SourceChain]
-"""Key, delta, and where it comes from. `TallyEntry` is one."""
+"""Key, delta and source. `TallyEntry` is one."""
 
 
 def entry_json(entry: Entry) -> Json:
-    """An entry as it travels. Raises `InvalidArgument`."""
+    """An entry as JSON. Raises `InvalidArgument`."""
     key, delta, source = entry
     if not isinstance(delta, int) or isinstance(delta, bool):
         raise errors.InvalidArgument(f"a delta is a whole number, not {delta!r}")

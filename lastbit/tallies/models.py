@@ -1,4 +1,4 @@
-"""What the service answers of tallies, as frozen values."""
+"""The service's answers about tallies, as frozen values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lastbit.models import Json
 
 @dataclass(frozen=True, slots=True)
 class TallyApplied:
-    """Of a call's entries: how many were added, and how many had been added before."""
+    """The number of a call's entries that were added, and of those that had been added before."""
 
     applied: int
     repeated: int
@@ -22,7 +22,7 @@ class TallyApplied:
 
 @dataclass(frozen=True, slots=True)
 class SubCounter:
-    """What one source has brought to a key, up to and with the message at (offset, child)."""
+    """The sum that one source has added to a key, up to and including the message at (offset, child)."""
 
     topic: str
     partition: int
@@ -50,7 +50,7 @@ class TallyTotal:
 
 @dataclass(frozen=True, slots=True)
 class TallyValue:
-    """A key, its total, and the sub-counters that it is the sum of: none where nothing was ever added."""
+    """A key, its total, and the sub-counters whose sum it is; none if nothing was ever added."""
 
     key: str
     value: int

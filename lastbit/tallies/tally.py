@@ -1,4 +1,4 @@
-"""`client.tally(name)`: what it can be asked, and its buffers."""
+"""`client.tally(name)`: its calls and its buffers."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ class Tally:
         self.name = name
 
     def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
-        """Add each entry, (key, delta, source), once: in one transaction, at most 10,000, in the order in which their
-        messages came. Commit these to the broker when it has returned. With the `fence` of an assignment only while the
-        partition is its worker's. Raises `OutOfOrder`, `StaleEpoch`; then nothing was added."""
+        """Add each entry (key, delta, source) once: at most 10,000 in one transaction, in the order of their messages.
+        Commit the messages to the broker afterwards. With the `fence` of an assignment, only while the worker owns the
+        partition. Raises `OutOfOrder` or `StaleEpoch`; then nothing was added."""
         return self._client._run(_apply(self._client, self.name, entries, fence))
 
     def value(self, key: str) -> int:
-        """The total of a key; 0 where nothing was ever added."""
+        """The total of a key; 0 if nothing was ever added."""
         return self.get(key).value
 
     def get(self, key: str) -> TallyValue:
-        """The total of a key and where it comes from."""
+        """The total of a key and its sub-counters by source."""
         return self._client._run(calls.value(self._client._service, self.name, key))
 
     def totals(self, *, prefix: str = "", page_size: int = 1000) -> Iterator[TallyTotal]:
-        """The totals of the keys that begin with `prefix`, by the bytes of these, fetched as they are asked for."""
+        """The totals of the keys that begin with `prefix`, in byte order, fetched page by page."""
         return self._client._iterate(calls.totals(self._client._service, self.name, prefix, page_size))
 
     def delete(self) -> None:
-        """Remove the tally and its guards: what is applied again counts again."""
+        """Delete the tally and its guards: messages applied again count again."""
         self._client._run(calls.delete(self._client._service, self.name))
 
     def buffer(
         self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
     ) -> TallyBuffer:
-        """A context manager that gathers entries into few calls, and acks messages in `window`, an `AckWindow`, once
-        theirs were applied; see `TallyBuffer`."""
+        """A context manager that combines entries into few calls, and acks messages in `window`, an `AckWindow`, after
+        their entries were applied; see `TallyBuffer`."""
         return TallyBuffer(self._client, self.name, window, every, most)
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class AsyncTally:
         return (await self.get(key)).value
 
     async def get(self, key: str) -> TallyValue:
-        """The total of a key and where it comes from."""
+        """The total of a key and its sub-counters by source."""
         return await self._client._run(calls.value(self._client._service, self.name, key))
 
     def totals(self, *, prefix: str = "", page_size: int = 1000) -> AsyncIterator[TallyTotal]:
@@ -96,7 +96,7 @@ class AsyncTally:
     def buffer(
         self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
     ) -> AsyncTallyBuffer:
-        """Gathers entries into few calls; see `TallyBuffer`."""
+        """Combines entries into few calls; see `TallyBuffer`."""
         return AsyncTallyBuffer(self._client, self.name, window, every, most)
 
     def __repr__(self) -> str:
