@@ -261,7 +261,7 @@ def test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place(
         gate.occupy()
         waiting = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])) for batch in (first, other)]
         assert gate.service.acks.is_full()
-        with pytest.raises(errors.Overloaded, match="more acks come"):
+        with pytest.raises(errors.Overloaded, match="more acks arrive"):
             gate.service.acks.ack(Call.of(Verb.ACK, [(first, 0, 1)]))
         admission.shut = False
         gate.gate.opened.set()
