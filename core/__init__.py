@@ -1,4 +1,4 @@
-"""What Lastbit is, without HTTP: the rules of a batch, its bits, its tables and the transactions over them.
+"""Lastbit without HTTP: the rules of a batch, its bits, its tables and the transactions over them.
 
 There is a package for each noun: `acks`, `batches`, `bits`, `webhooks`, `consumer_groups`, `processes`. `storage` is
 the database under them. `service` puts them together and is what `api` and `jobs` call. Most functions take the

@@ -1,11 +1,10 @@
 """The dispatcher: plans, claims, sends and records deliveries, in a bounded number of threads. It also fires timers.
 
-`run_once` looks what is to be done, and starts as many sends as threads are free; it doesn't wait for them. A thread
-that has recorded its delivery claims the next one itself, so the pace is the receivers', not that of the rounds. No
-webhook has more than its share of the threads: a receiver that hangs delays nobody else.
+`run_once` finds due work and starts a send for each free thread, without waiting. A thread that has recorded its
+delivery claims the next one itself, so the receivers set the pace, not the rounds. Each webhook may use only its share
+of the threads, so a receiver that hangs doesn't delay others.
 
-Any number may run on one database, and share what is due (see `replicas`). Killed anywhere, nothing is lost (see
-`deliveries`).
+Any number of dispatchers may share one database (see `replicas`). If one is killed, nothing is lost (see `deliveries`).
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from core.webhooks.replicas import Replica
 from core.webhooks.subscriptions import Progress, Sender, SendResult
 
 SWEEP: Final = 0.5
-"""Seconds of a round for payments. Those that are left are made in the next one."""
+"""Seconds that a round spends on parents of ended batches. The rest are left to the next round."""
 
 log = structlog.get_logger(__name__)
 
 
 class Dispatcher:
-    """`lease` must outlast any send. With a `replica` it claims what is that one's share, without one whatever is
-    due."""
+    """`lease` must be longer than any send. With a `replica` it claims that replica's share, otherwise all due
+    deliveries."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class Dispatcher:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dispatcher")
         self._lock = threading.Lock()
         self._busy: Counter[int] = Counter()
-        """By webhook, what is being sent."""
+        """The number of deliveries being sent, by webhook."""
         self._sending: set[Future[None]] = set()
         self._stopping = False
         self._stuck = parents.Stuck()
@@ -71,8 +70,8 @@ class Dispatcher:
         """The database's time in the last round."""
 
     def run_once(self) -> int:
-        """One round; returns how many sends it has begun and parents it has paid. What the database refuses is left to
-        the next round."""
+        """Run one round. Return how many sends it started plus how many parents it updated. If the database refuses,
+        the rest is left to the next round."""
         self._beat()
         try:
             self._look_at_the_clock()
@@ -91,7 +90,7 @@ class Dispatcher:
         return len(claims) + self._sweep()
 
     def _sweep(self) -> int:
-        """Pay parents, after all else has begun: what that makes due is sent in the next round."""
+        """Ack or fail parents' items, after the sends were started. The events of this are sent in the next round."""
         try:
             return parents.sweep(self._database, stuck_parents=self._stuck, seconds=SWEEP)
         except errors.CoreError as error:
@@ -99,7 +98,7 @@ class Dispatcher:
             return 0
 
     def _look_at_the_clock(self) -> None:
-        """It may have gone back while no dispatcher was there, too."""
+        """Move due times closer if the clock was set back, perhaps while no dispatcher was running."""
         now = self._database.read(tables.clock)
         if self._last is None or now < self._last:
             longest = timedelta(seconds=self._backoff.longest)
@@ -112,12 +111,12 @@ class Dispatcher:
             wait(sending)
 
     def stop(self) -> None:
-        """Leave the rest to the other replicas, finish what is being sent, begin nothing more."""
+        """Start no more sends, finish those in progress, and leave the rest to the other replicas."""
         self._stopping = True
         if self._replica is not None:
             try:
                 self._replica.leave()
-            except errors.CoreError as error:  # its lease ends, then
+            except errors.CoreError as error:  # its lease will expire
                 log.warning("dispatcher_waits", error=str(error))
         self._pool.shutdown()
 
@@ -125,25 +124,25 @@ class Dispatcher:
         if self._replica is not None:
             try:
                 self._replica.beat()
-            except errors.CoreError as error:  # the round may go well all the same
+            except errors.CoreError as error:  # the round may succeed anyway
                 log.warning("dispatcher_waits", error=str(error))
 
     @property
     def _partitions(self) -> frozenset[int] | None:
         return None if self._replica is None else self._replica.partitions
 
-    def _claim(self, most: int) -> list[Claim]:
-        """Under a lock, so that the shares are kept."""
+    def _claim(self, limit: int) -> list[Claim]:
+        """Claim deliveries, under a lock so that no webhook exceeds its share."""
         with self._lock:
-            free = min(most, self._threads - self._busy.total())
+            free = min(limit, self._threads - self._busy.total())
             if free <= 0 or self._stopping:
                 return []
             room = {webhook: self._share - count for webhook, count in self._busy.items()}
             while True:
-                claims, died = self._database.write(
+                claims, dead_count = self._database.write(
                     deliveries.claim, self._lease, free, room, self._share, self._partitions
                 )
-                if claims or not died:  # those that died stood in front of the others
+                if claims or not dead_count:  # dead deliveries may have hidden others
                     break
             self._busy.update(claim.webhook for claim in claims)
             return claims
@@ -154,9 +153,9 @@ class Dispatcher:
                 self._deliver(claim)
             except errors.CoreError as error:
                 log.warning("delivery_not_recorded", delivery=claim.delivery, error=str(error))
-            except Exception:  # a bug: the claim runs out, and this thread goes on with others
+            except Exception:  # a bug: the claim expires, and this thread continues with others
                 log.exception("delivery_failed", delivery=claim.delivery)
-            finally:  # also where there is nowhere to log to any more
+            finally:  # even if logging fails
                 with self._lock:
                     self._busy[claim.webhook] -= 1
                     if not self._busy[claim.webhook]:
@@ -164,14 +163,14 @@ class Dispatcher:
             try:
                 claim = next(iter(self._claim(1)), None)
             except errors.CoreError:
-                claim = None  # the next round says what is wrong
+                claim = None  # the next round logs the error
 
     def _deliver(self, claim: Claim) -> None:
         content = subscriptions.body(claim.event)
         headers = subscriptions.headers(claim.secret, claim.event.id, claim.at, content)
         try:
             answer = self._sender.send(claim.url, headers, content)
-        except Exception:  # a bug of the sender's: counted as a try, or it would go on for ever
+        except Exception:  # a bug of the sender: counted as a try, or it would be retried forever
             log.exception("sender_failed", delivery=claim.delivery)
             answer = SendResult(None, "the sender failed, its log says how", 0)
         state = self._database.write(lambda tx: deliveries.record(tx, claim, answer, self._backoff, self._chance()))

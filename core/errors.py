@@ -1,6 +1,6 @@
-"""Everything that core can refuse or fail with, as facts with their data; HTTP status codes are api's business.
+"""The errors of core, with their data. `api` maps them to HTTP statuses.
 
-Classes derive from `CoreError`. `code` is the stable name that a client sees.
+Classes derive from `CoreError`. `code` is the stable name in responses.
 """
 
 from __future__ import annotations
@@ -8,35 +8,19 @@ from __future__ import annotations
 import enum
 from typing import ClassVar
 
-# CoreError
-# ├── InvalidRequest            the input names something that can't be
-# │   └── IdempotencyKeyReused  the key came before, with another body
-# ├── BatchNotFound
-# ├── GroupNotFound             no item of that group is issued
-# ├── BatchEnded                the batch can't take the verb any more
-# │   ├── BatchSealed
-# │   ├── BatchComplete
-# │   ├── BatchExpired
-# │   └── BatchCancelled
-# ├── WebhookNotFound
-# ├── WebhookDisabled           it answered 410 Gone
-# ├── PositionTrimmed           the feed begins later by now
-# ├── OutOfOrder                a message of a source came to its tally after a later one
-# ├── ConsumerGroupNotFound
-# ├── ConsumerGroupInUse        workers are in it, so it can't be deleted
-# ├── PartitionsFixed           a consumer group keeps its number of partitions
-# ├── SessionReplaced           another process goes by the worker's name now
-# ├── StaleEpoch                the partition is another owner's by now
-# ├── ProcessNotFound
-# ├── InstanceNotFound          the process has no instance of that name
-# ├── VersionConflict           the instance has gone on since it was read
-# ├── TooLarge
-# ├── Unavailable               nothing wrong with the call: send it again
-# │   ├── Overloaded
-# │   └── LockTimeout
-# ├── InconsistentBatch         the counts disagree with the bits: a bug or a broken row
-# ├── UpgradeNotFinished        an earlier release may still work on the database
-# └── Misconfigured             the service can't work with these settings
+# CoreError ├── InvalidRequest            the input is invalid │   └── IdempotencyKeyReused  the key came before, with
+# another body ├── BatchNotFound ├── GroupNotFound             no item of that group is issued ├── BatchEnded
+# the batch no longer allows the verb │   ├── BatchSealed │   ├── BatchComplete │   ├── BatchExpired │   └──
+# BatchCancelled ├── WebhookNotFound ├── WebhookDisabled           it answered 410 Gone ├── PositionTrimmed
+# the feed was trimmed past that position ├── OutOfOrder                a message reached its tally after a later one of
+# its source ├── ConsumerGroupNotFound ├── ConsumerGroupInUse        it has live workers, so it can't be deleted ├──
+# PartitionsFixed           a consumer group keeps its number of partitions ├── SessionReplaced           another
+# process has the worker's name now ├── StaleEpoch                the partition has another owner now ├──
+# ProcessNotFound ├── InstanceNotFound          the process has no instance of that name ├── VersionConflict
+# the instance has changed since it was read ├── TooLarge ├── Unavailable               nothing wrong with the call:
+# send it again │   ├── Overloaded │   └── LockTimeout ├── InconsistentBatch         the counts disagree with the bits:
+# a bug or a broken row ├── UpgradeNotFinished        an earlier release may still work on the database └──
+# Misconfigured             the service can't work with these settings
 
 
 class CoreError(Exception):
@@ -44,7 +28,7 @@ class CoreError(Exception):
 
 
 class InvalidRequest(CoreError):
-    """`place` names what was wrong, as a path into the request; `expected` says what would have been right."""
+    """`place` is the path of the invalid value in the request; `expected` describes a valid one."""
 
     code = "invalid_request"
 
@@ -132,7 +116,7 @@ class PositionTrimmed(CoreError):
 
 
 class OutOfOrder(CoreError):
-    """`position` and `reached` are (offset, child): the one that came too late, and the one that came before it."""
+    """`position` and `reached` are (offset, child): of the late message, and of the last one before it."""
 
     code = "out_of_order"
 
@@ -220,7 +204,7 @@ class TooLarge(CoreError):
 
 
 class Unavailable(CoreError):
-    """The database is away or the service is at its limits. Nothing is known to be lost; sending it again is safe."""
+    """The database can't be reached, or the service is at its limits. Sending the call again is safe."""
 
     code = "unavailable"
     retry_after: ClassVar[int] = 1
@@ -232,8 +216,8 @@ class Overloaded(Unavailable):
 
 
 class LockTimeout(Unavailable):
-    """Another session holds a row that the transaction needs, for longer than it waits. `batches`: those whose rows
-    were found locked, where that is known."""
+    """Another session has locked a row for longer than the transaction waits. `batches` has the batches of such rows,
+    if known."""
 
     batches: frozenset[int] = frozenset()
 
@@ -255,7 +239,7 @@ class UpgradeNotFinished(CoreError):
 
 
 class Fault(enum.Enum):
-    """Kinds of trouble with the database. `storage.faults` classifies a driver's error as one of them."""
+    """Kinds of database faults. `storage.faults` classifies a driver's error as one of them."""
 
     CONFLICT = "conflict"
     LOCK_WAIT = "lock_wait"
@@ -263,7 +247,7 @@ class Fault(enum.Enum):
 
 
 def batches_of(error: Exception) -> frozenset[int]:
-    """The batches that an error is about, as far as it names them."""
+    """The batches that an error names."""
     if isinstance(error, LockTimeout):
         return error.batches
     return frozenset([error.batch]) if isinstance(error, InconsistentBatch) else frozenset()

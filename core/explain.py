@@ -1,8 +1,7 @@
-"""Why is this batch not done? The first thing that a person on call asks for, answered as reasons: each a stable code,
-one plain sentence, and the facts it was made of.
+"""Explains why a batch is not done. Each reason has a stable code, one plain sentence, and its facts.
 
-It must be as quick for a billion items as for ten, so each rule reads a bounded number of rows, from the first pending
-item on, and says where it did not see all. What is looked at is one snapshot.
+It must be as fast for a billion items as for ten. So each rule reads a bounded number of rows from one snapshot, from
+the first pending item on, and reports if there may be more.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from core.webhooks import subscriptions
 from lastbit.ids import item_id
 
 SHOWN: Final = 5
-"""Ranges, and reasons of failures, that are named one by one."""
+"""Ranges, and reasons of failures, that are listed."""
 COUNTED: Final = 1000
 """Ranges that are counted."""
 CHILDREN: Final = 20
 SCAN: Final = 4096
-"""Rows of groups, children or failures that a rule looks at."""
+"""Rows of groups, children or failures that a rule reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """`text` is a sentence for people; `facts` are what it says, for programs."""
+    """`text` is a sentence for people; `facts` has its data for programs."""
 
     code: str
     text: str
@@ -50,7 +49,8 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The batch, when that was, and its first pending ranges. `first` is the lowest number that may be pending."""
+    """The batch, the time it was read, and its first pending ranges. `first` is the lowest number that may be
+    pending."""
 
     batch: Batch
     now: datetime
@@ -90,10 +90,10 @@ def _complete(_: Connection, look: _Look) -> Iterator[Reason]:
 def _ended(_: Connection, look: _Look) -> Iterator[Reason]:
     batch = look.batch
     if batch.state in (State.EXPIRED, State.CANCELLED) and batch.ended_at is not None:
-        how = "expired, as nothing happened to it for too long," if batch.state is State.EXPIRED else "was cancelled"
+        ending = "expired, as nothing happened to it for too long," if batch.state is State.EXPIRED else "was cancelled"
         yield Reason(
             "ended",
-            f"The batch {how} at {_moment(batch.ended_at)} with {_count(batch.pending, 'item')} pending; "
+            f"The batch {ending} at {_moment(batch.ended_at)} with {_count(batch.pending, 'item')} pending; "
             "it takes no more acks.",
             {"ended_at": batch.ended_at, "pending": batch.pending},
         )
@@ -103,21 +103,26 @@ def _failed(tx: Connection, look: _Look) -> Iterator[Reason]:
     batch = look.batch
     if not batch.complete or not batch.failed:
         return
-    known = tables.failures.c
-    seen = sa.select(known.reason).where(known.batch_id == batch.id).order_by(known.number).limit(SCAN).subquery()
+    columns = tables.failures.c
+    reasons = (
+        sa.select(columns.reason).where(columns.batch_id == batch.id).order_by(columns.number).limit(SCAN).subquery()
+    )
     times = sa.func.count().label("times")
     rows = tx.execute(
-        sa.select(seen.c.reason, times).group_by(seen.c.reason).order_by(times.desc(), seen.c.reason).limit(SHOWN)
+        sa.select(reasons.c.reason, times)
+        .group_by(reasons.c.reason)
+        .order_by(times.desc(), reasons.c.reason)
+        .limit(SHOWN)
     ).all()
-    most = f"; the most frequent reason is {_shortened(rows[0].reason)!r}" if rows else ""
+    frequent = f"; the most frequent reason is {_shortened(rows[0].reason)!r}" if rows else ""
     yield Reason(
         "failed",
-        f"The batch is complete, but {batch.failed:,} of its {_count(batch.items, 'item')} failed{most}. "
+        f"The batch is complete, but {batch.failed:,} of its {_count(batch.items, 'item')} failed{frequent}. "
         "It succeeds once they are acked after all.",
         {
             "failed": batch.failed,
             "reasons": [{"reason": row.reason, "count": row.times} for row in rows],
-            # Of so many failures at the most, those with the lowest numbers.
+            # The failures with the lowest numbers were read.
             "looked_at": min(batch.failed, SCAN),
         },
     )
@@ -134,48 +139,48 @@ def _pending(_: Connection, look: _Look) -> Iterator[Reason]:
     batch = look.batch
     if batch.state not in LIVE or not batch.pending:
         return
-    found = look.pending.ranges
-    named = [
-        {"first": look.name(each.start), "last": look.name(each.end - 1), "count": each.end - each.start}
-        for each in found[:SHOWN]
+    pending_ranges = look.pending.ranges
+    shown = [
+        {"first": look.name(part.start), "last": look.name(part.end - 1), "count": part.end - part.start}
+        for part in pending_ranges[:SHOWN]
     ]
-    more, all_counted = len(found) - len(named), look.pending.next is None
-    where = ""
-    if named:
-        where = ": " + ", ".join(
-            str(each["first"]) if each["count"] == 1 else f"{each['first']} to {each['last']}" for each in named
+    more_count, all_counted = len(pending_ranges) - len(shown), look.pending.next is None
+    places = ""
+    if shown:
+        places = ": " + ", ".join(
+            str(part["first"]) if part["count"] == 1 else f"{part['first']} to {part['last']}" for part in shown
         )
-    if more:
-        where += f" and {'' if all_counted else 'at least '}{_count(more, 'more range')}"
+    if more_count:
+        places += f" and {'' if all_counted else 'at least '}{_count(more_count, 'more range')}"
     idle, facts = _idle(look)
-    facts = {"pending": batch.pending, "ranges": named, "more_ranges": more, "all_counted": all_counted, **facts}
-    of = f"{batch.pending:,} of {_count(batch.items, 'item')}"
-    # Of one that isn't sealed it was said already.
+    facts = {"pending": batch.pending, "ranges": shown, "more_ranges": more_count, "all_counted": all_counted, **facts}
+    amount = f"{batch.pending:,} of {_count(batch.items, 'item')}"
+    # For an open batch, `_not_sealed` reports it.
     since = "" if batch.state is State.OPEN else f" ({idle})"
-    yield Reason("pending", f"{of} {'is' if batch.pending == 1 else 'are'} pending{where}{since}.", facts)
+    yield Reason("pending", f"{amount} {'is' if batch.pending == 1 else 'are'} pending{places}{since}.", facts)
 
 
 def _oldest_untouched_group(tx: Connection, look: _Look) -> Iterator[Reason]:
     batch, size = look.batch, look.batch.group_size
     if batch.state not in LIVE or not batch.pending:
         return
-    known = tables.item_groups.c
+    columns = tables.item_groups.c
     first = look.first // size
-    query = sa.select(known.group_no).where(known.batch_id == batch.id, known.group_no >= first)
-    touched = set(journal.recent(tx, batch.id, size)) if batch.journal_next else set()
-    rows = tx.scalars(query.order_by(known.group_no).limit(SCAN)).all()
-    touched.update(rows)
+    query = sa.select(columns.group_no).where(columns.batch_id == batch.id, columns.group_no >= first)
+    groups = set(journal.recent(tx, batch.id, size)) if batch.journal_next else set()
+    rows = tx.scalars(query.order_by(columns.group_no).limit(SCAN)).all()
+    groups.update(rows)
     group = first
-    while group in touched:
+    while group in groups:
         group += 1
     if group * size >= batch.items or (len(rows) == SCAN and group > rows[-1]):
-        return  # there is none, or none among those that were looked at
+        return  # there is none, or none among the rows read
     start, end = group * size, min((group + 1) * size, batch.items)
     first_pending = look.name(look.first) if look.pending.ranges else None
-    ahead = f"; the first pending item of all is {first_pending}" if first_pending and look.first != start else ""
+    note = f"; the first pending item of all is {first_pending}" if first_pending and look.first != start else ""
     yield Reason(
         "oldest_untouched_group",
-        f"Group {group} ({look.name(start)} to {look.name(end - 1)}) is the first of which nothing is resolved{ahead}.",
+        f"Group {group} ({look.name(start)} to {look.name(end - 1)}) is the first of which nothing is resolved{note}.",
         {"group": group, "first": look.name(start), "last": look.name(end - 1), "first_pending": first_pending},
     )
 
@@ -184,13 +189,13 @@ def _waiting_for_children(tx: Connection, look: _Look) -> Iterator[Reason]:
     batch = look.batch
     if batch.state not in LIVE or not batch.pending:
         return
-    known = tables.batches.c
+    table = tables.batches.c
     columns = ("id", "batch_key", "state", "items", "acked", "failed", "parent_number", "parent_due")
-    # Those below the first pending item hold up nothing. Of a parent with very many children, the first are looked at.
+    # Children below the first pending item delay nothing. Of very many children, only the first are read.
     children = (
-        sa.select(*(known[name] for name in columns))
-        .where(known.parent_batch == batch.id, known.parent_number >= look.first, known.state != State.DELETING)
-        .order_by(known.parent_number)
+        sa.select(*(table[name] for name in columns))
+        .where(table.parent_batch == batch.id, table.parent_number >= look.first, table.state != State.DELETING)
+        .order_by(table.parent_number)
         .limit(SCAN)
         .subquery()
     )
@@ -198,7 +203,7 @@ def _waiting_for_children(tx: Connection, look: _Look) -> Iterator[Reason]:
     rows = tx.execute(held_up.order_by(children.c.parent_number).limit(CHILDREN + 1)).all()
     if not rows:
         return
-    found = [
+    children_facts = [
         {
             "batch": row.id,
             "key": row.batch_key,
@@ -209,16 +214,16 @@ def _waiting_for_children(tx: Connection, look: _Look) -> Iterator[Reason]:
         }
         for row in rows[:CHILDREN]
     ]
-    named = ", ".join(
-        f"{each['batch']} ({each['state']}, {each['pending']:,} pending"
-        f"{'; it ended, and this batch has not been told yet' if each['parent_due'] else ''})"
-        for each in found[:SHOWN]
+    names = ", ".join(
+        f"{child['batch']} ({child['state']}, {child['pending']:,} pending"
+        f"{'; it ended, but its item is not updated yet' if child['parent_due'] else ''})"
+        for child in children_facts[:SHOWN]
     )
-    more = " and others" if len(rows) > SHOWN else ""
+    suffix = " and others" if len(rows) > SHOWN else ""
     yield Reason(
         "waiting_for_children",
-        f"Items of it are batches themselves: it waits for batch{'' if len(rows) == 1 else 'es'} {named}{more}.",
-        {"children": found, "more_children": len(rows) > CHILDREN},
+        f"Items of it are batches themselves: it waits for batch{'' if len(rows) == 1 else 'es'} {names}{suffix}.",
+        {"children": children_facts, "more_children": len(rows) > CHILDREN},
     )
 
 
@@ -237,17 +242,17 @@ def _parent_not_told(_: Connection, look: _Look) -> Iterator[Reason]:
 def _webhook_not_delivered(snapshot: Connection, look: _Look) -> Iterator[Reason]:
     late: dict[int, subscriptions.Delivery] = {}
     for delivery in subscriptions.undelivered(snapshot, look.batch.id):
-        late.setdefault(delivery.webhook, delivery)  # the newest of each
+        late.setdefault(delivery.webhook, delivery)  # the newest of each webhook
     for webhook, delivery in sorted(late.items())[:SHOWN]:
         last = delivery.last
         answer = "it was not tried yet" if last is None else f"the last answer was {last.error or last.status}"
         if delivery.state is subscriptions.Progress.DEAD or delivery.next_attempt_at is None:
-            when = "it is given up: redeliver it"
+            next_step = "it is given up: redeliver it"
         else:
-            when = f"the next try is due at {_moment(delivery.next_attempt_at)}"
+            next_step = f"the next try is due at {_moment(delivery.next_attempt_at)}"
         yield Reason(
             "webhook_not_delivered",
-            f"Webhook {webhook} has not been told of {delivery.event}: {answer}; {when}.",
+            f"Webhook {webhook} has not been told of {delivery.event}: {answer}; {next_step}.",
             {
                 "webhook": webhook,
                 "event": delivery.event,
@@ -272,20 +277,22 @@ _RULES: Final[tuple[Callable[[Connection, _Look], Iterator[Reason]], ...]] = (
     _parent_not_told,
     _webhook_not_delivered,
 )
-"""In the order in which they are told. Another reason is another rule."""
+"""The rules in the order of the answer. Add a rule for a new reason."""
 
 
 def _idle(look: _Look) -> tuple[str, dict[str, Any]]:
-    """Since when nothing has changed, and until when that may go on; as words and as facts."""
+    """How long the batch has been idle, and when it expires; as text and as facts."""
     batch = look.batch
     since = batch.updated_at
     facts: dict[str, Any] = {"idle_since": since, "idle_seconds": max(0, int((look.now - since).total_seconds()))}
     text = f"nothing has changed since {_moment(since)}, {_duration(look.now - since)} ago"
     if batch.expires_in is not None:
         until = since + timedelta(seconds=batch.expires_in)
-        left = until - look.now
-        facts |= {"expires_at": until, "expires_after_seconds": max(0, int(left.total_seconds()))}
-        text += f", and it expires in {_duration(left)}" if left > timedelta(0) else ", and it is about to expire"
+        remaining = until - look.now
+        facts |= {"expires_at": until, "expires_after_seconds": max(0, int(remaining.total_seconds()))}
+        text += (
+            f", and it expires in {_duration(remaining)}" if remaining > timedelta(0) else ", and it is about to expire"
+        )
     return text, facts
 
 
@@ -293,8 +300,8 @@ def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _moment(when: datetime) -> str:
-    return f"{when:%Y-%m-%d %H:%M:%S} UTC"
+def _moment(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _duration(span: timedelta) -> str:

@@ -1,17 +1,17 @@
 """The feed: events in commit order, with positions 1, 2, 3 … and no gap.
 
-A reader that has read up to a position must never find something below it later. AUTO_INCREMENT can't promise that: a
-slow transaction commits its lower number after a reader has passed it, and that event is lost in silence. So there is
-one row, `feed_head`, with the position of the last event. An append locks it *last* (lock order: item_groups → batches
-→ feed_head) and holds it until the commit, so the next position is not given away before this one is visible; a
-rollback takes its positions back.
+Once a reader has read up to a position, no event may appear below it. AUTO_INCREMENT can't guarantee that: a slow
+transaction may commit its lower number after a reader has passed it, and the reader misses that event. So the position
+of the last event is in one row, `feed_head`. An append locks it *last* (lock order: item_groups → batches → feed_head)
+and holds it until the commit, so the next position isn't assigned before this one is visible. After a rollback, its
+positions are assigned again.
 
-The event of a transition is appended in the transaction that makes the transition: either both are there, or neither.
-Its id says what happened, `batch:7:completed`, and is unique; what happens once is an event once. (What a repair takes
-back may happen again: its id then ends with the number of repairs.)
+The event of a state change is appended in the same transaction, so either both exist or neither. Its id names the
+change, such as `batch:7:completed`, and is unique, so a change has only one event. (A change that was undone by a
+repair may happen again; its id then ends with the number of repairs.)
 
-Trimming commits first up to which position events will be gone, then removes them in chunks from below, so a reader
-that comes too late is told so, and none is shown a gap.
+Trimming first commits the position up to which events will be removed, then removes them in chunks from below. So a
+late reader gets an error, and no reader sees a gap.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from core.storage.database import APPENDED, Database
 from core.storage.statements import LIST, chunks
 
 CHUNK: Final = 1000
-"""Events that one transaction removes, and that are looked up by one statement."""
+"""Events that are removed in one transaction."""
 FIRST: Final = 128
-"""Events of the first statement of a page: not more than a page's bytes, however large they are."""
+"""Events that the first statement of a page reads: even the largest ones don't exceed a page's bytes."""
 BATCH: Final = "batch"
 COMMAND: Final = "command"
 TIMER: Final = "timer"
 RETRY: Final = "retry"
-OWN_IDS: Final = tuple(f"{of}:" for of in (BATCH, COMMAND, TIMER, RETRY))
-OWN_TYPES: Final = tuple(f"{of}." for of in (BATCH, COMMAND, TIMER, RETRY))
-"""What begins so is the service's own."""
+OWN_IDS: Final = tuple(f"{source}:" for source in (BATCH, COMMAND, TIMER, RETRY))
+OWN_TYPES: Final = tuple(f"{source}." for source in (BATCH, COMMAND, TIMER, RETRY))
+"""Prefixes of the service's own events; clients may not use them."""
 
 _head = tables.feed_head.c
 _feed = tables.feed.c
@@ -72,7 +72,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where an event stands; `repeated`: it stood there before."""
+    """The position of an event; `repeated`: it had been appended before."""
 
     position: int
     repeated: bool
@@ -80,8 +80,8 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """Events in ascending order; `next` is the position up to which everything was looked at, `last` that of the feed's
-    end."""
+    """Events in ascending order; `next` is the position up to which the page read, `last` that of the feed's last
+    event."""
 
     events: list[Event]
     next: int
@@ -89,8 +89,8 @@ class EventPage:
 
 
 def append(tx: Connection, events: Sequence[NewEvent]) -> range:
-    """Append events whose ids are new; their positions. Takes the lock of the head, so nothing may be locked after
-    it."""
+    """Append events whose ids are new, and return their positions. Locks the head, so the transaction must lock nothing
+    after it."""
     if not events:
         return range(0)
     position = lock(tx)
@@ -99,31 +99,32 @@ def append(tx: Connection, events: Sequence[NewEvent]) -> range:
 
 
 def append_once(tx: Connection, events: Sequence[NewEvent]) -> list[Appended]:
-    """Append those events whose ids are new; of each, where it stands. Ids are known as long as their event is kept."""
+    """Append the events whose ids are new, and return the position of each. Ids are remembered as long as their event
+    is kept."""
     if not events:
         return []
     position = lock(tx)
-    known: dict[str, int] = {}
+    positions: dict[str, int] = {}
     ids = list(dict.fromkeys(event.id for event in events))
     for part in chunks(ids, LIST):
-        found = tx.execute(sa.select(_feed.event_id, _feed.position).where(_feed.event_id.in_(part)))
-        known |= {row.event_id: row.position for row in found}
+        rows = tx.execute(sa.select(_feed.event_id, _feed.position).where(_feed.event_id.in_(part)))
+        positions |= {row.event_id: row.position for row in rows}
     answers: list[Appended] = []
     new: list[NewEvent] = []
     for event in events:
-        if event.id in known:
-            answers.append(Appended(known[event.id], repeated=True))
+        if event.id in positions:
+            answers.append(Appended(positions[event.id], repeated=True))
         else:
             new.append(event)
-            known[event.id] = position + len(new)
-            answers.append(Appended(known[event.id], repeated=False))
+            positions[event.id] = position + len(new)
+            answers.append(Appended(positions[event.id], repeated=False))
     if new:
         _insert(tx, new, position)
     return answers
 
 
 def lock(tx: Connection) -> int:
-    """The position of the last event. Until the commit none is appended. For those who append; see `hold`."""
+    """Lock the head for an append, and return the position of the last event. Otherwise use `hold`."""
     position: int = tx.execute(sa.select(_head.position).where(_head.id == 1).with_for_update()).scalar_one()
     return position
 
@@ -135,8 +136,8 @@ def trimmed(tx: Connection) -> int:
 
 
 def hold(tx: Connection) -> tuple[int, int]:
-    """The position of the last event, and up to which they were removed. Until the commit none is appended, and none is
-    trimmed. For those who write nothing to the feed, and need what it has."""
+    """The position of the last event, and the position up to which they were removed. Until the commit no event is
+    appended or trimmed. For transactions that depend on the feed's events but append none."""
     row = tx.execute(sa.select(_head.position, _head.trimmed).where(_head.id == 1).with_for_update()).one()
     galera.guard(tx, _head.trimmed, _head.id == 1)
     return row.position, row.trimmed
@@ -175,10 +176,10 @@ def read(
     prefix: str | None = None,
     most: int | None = None,
 ) -> EventPage:
-    """Events above `after` (None: all that are kept), at most `limit`, and `most` bytes of data; with `prefix`, of
-    those whose key begins so. `snapshot` is one, so that what was trimmed can't look like a gap.
+    """Events above `after` (None: all that are kept), at most `limit`, and `most` bytes of data; with `prefix`, only
+    those whose key begins with it. `snapshot` must be a snapshot, so that trimmed events don't look like a gap.
 
-    Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position that was never given.
+    Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position beyond the feed's end.
     """
     position, trimmed = snapshot.execute(sa.select(_head.position, _head.trimmed)).one()
     if after is None:
@@ -200,27 +201,27 @@ def read(
         return [event(row) for row in snapshot.execute(query.where(_feed.position > start).limit(count))]
 
     rows = limits.stepwise(above, size, first=min(limit, FIRST), most=most)
-    events, cut = limits.within(rows, size, limit, most)
-    return EventPage(events, events[-1].position if cut else position, position)
+    events, has_more = limits.within(rows, size, limit, most)
+    return EventPage(events, events[-1].position if has_more else position, position)
 
 
 def size(event: Event) -> int:
-    """About how many bytes of users' text it bears."""
+    """The approximate size of the client's text in an event."""
     return len(event.data or "")
 
 
 def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], int | None] = lambda tx: None) -> int:
-    """Remove the events that were appended longer ago than `keep`, and return how many. `needed`: the lowest position
-    that somebody still needs."""
+    """Remove the events that were appended longer ago than `keep`, and return how many. `needed` returns the lowest
+    position that is still needed."""
 
-    # Before the head is locked, as this may read long; what is young enough to be kept only moves up.
-    kept = database.read(_first_kept, keep)
+    # Before the head is locked, because this may take long. The result can only rise until then.
+    first_kept = database.read(_first_kept, keep)
 
     def mark(tx: Connection) -> tuple[int, int]:
         position, before = tx.execute(
             sa.select(_head.position, _head.trimmed).where(_head.id == 1).with_for_update()
         ).one()
-        lowest = min(p for p in (kept, needed(tx), position + 1) if p is not None)
+        lowest = min(p for p in (first_kept, needed(tx), position + 1) if p is not None)
         trimmed = max(before, lowest - 1)
         if trimmed > before:
             tx.execute(sa.update(tables.feed_head).values(trimmed=trimmed).where(_head.id == 1))
@@ -232,7 +233,7 @@ def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], 
 
 
 def _first_kept(tx: Connection, keep: timedelta) -> int:
-    """The position of the first event that is younger, or the one that the next event will have."""
+    """The position of the first event younger than `keep`, or that of the next event."""
     position = head(tx)
     now = tx.scalar(sa.select(tables.utc_now()))
     assert now is not None
@@ -242,7 +243,7 @@ def _first_kept(tx: Connection, keep: timedelta) -> int:
 
 
 def _remove_chunk(tx: Connection, trimmed: int) -> bool:
-    """Whether there may be more."""
+    """Remove a chunk. Return whether there may be more."""
     lowest: int | None = tx.scalar(sa.select(sa.func.min(_feed.position)))
     if lowest is None or lowest > trimmed:
         return False
@@ -252,17 +253,17 @@ def _remove_chunk(tx: Connection, trimmed: int) -> bool:
 
 
 def event(row: Any) -> Event:
-    """From a row with the columns of the feed."""
+    """The event in a row with the columns of the feed."""
     return Event(row.position, row.event_id, row.type, row.batch_id, row.event_key, row.data, row.appended_at)
 
 
 def time(at: datetime) -> str:
-    """As JSON has it: RFC 3339 in UTC with `Z`, to the microsecond."""
+    """A time in JSON: RFC 3339 in UTC with `Z`, to the microsecond."""
     return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def encoded(event: Event) -> bytes:
-    """As JSON; the data is JSON already."""
-    known = {"position": event.position, "id": event.id, "type": event.type, "batch": event.batch, "key": event.key}
-    head = json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
+    """The event as JSON; its data is JSON already."""
+    facts = {"position": event.position, "id": event.id, "type": event.type, "batch": event.batch, "key": event.key}
+    head = json.dumps(facts, ensure_ascii=False, separators=(",", ":")).encode()
     return b'%b,"data":%b,"at":"%b"}' % (head[:-1], (event.data or "null").encode(), time(event.at).encode())

@@ -1,6 +1,6 @@
-"""Gauges of what the database knows: how much there is to do, and for how long. Read when they are asked for.
+"""Gauges from the database: how much work is waiting, and for how long. They are read at each scrape.
 
-Every process of the service reads the same database and says the same, so they are not to be summed.
+Every process of the service reports the same values, because all read one database. So don't sum them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _table: Final = tables.batches.c
 
 
 def read(tx: Connection) -> Sequence[Metric]:
-    """All of them, at one point in time: `tx` is a snapshot. A new one is added here, and to docs/metrics.md."""
+    """All gauges at one point in time; `tx` must be a snapshot. Add a new gauge here and in docs/metrics.md."""
     return [*_live_batches(tx), *_feed(tx), *_webhooks(tx), *_groups(tx), *_processes(tx)]
 
 
 def _live_batches(tx: Connection) -> Sequence[Metric]:
-    # The index on (state, id) has all of this. Ids are given out in the order of opening: the smallest is the oldest.
+    # Reads only the index on (state, id). Ids are assigned in the order of opening, so the smallest is the oldest.
     counted = tx.execute(
         sa.select(_table.state, sa.func.count(), sa.func.min(_table.id))
         .where(_table.state.in_([State.OPEN, State.SEALED]))
         .group_by(_table.state)
     ).all()
     counts = {state: count for state, count, _ in counted}
-    opened = tx.execute(
+    oldest_batches = tx.execute(
         sa.select(_table.state, _table.created_at, tables.utc_now().label("now")).where(
             _table.id.in_([oldest for _, _, oldest in counted])
         )
     ).all()
-    ages = {row.state: max(0.0, (row.now - row.created_at).total_seconds()) for row in opened}
+    ages = {row.state: max(0.0, (row.now - row.created_at).total_seconds()) for row in oldest_batches}
     return [
         GaugeMetricFamily(name, documentation, values.get(state, 0))
         for name, documentation, state, values in (
@@ -67,17 +67,17 @@ def _feed(tx: Connection) -> Sequence[Metric]:
 
 
 def _webhooks(tx: Connection) -> Sequence[Metric]:
-    known, sent, events = tables.webhooks.c, tables.deliveries.c, tables.feed.c
+    webhooks, columns, events = tables.webhooks.c, tables.deliveries.c, tables.feed.c
     counted = tx.execute(
-        sa.select(sent.state, sa.func.count(), sa.func.min(sent.position))
-        .where(sent.state.in_([Progress.PENDING, Progress.DEAD]))
-        .group_by(sent.state)
+        sa.select(columns.state, sa.func.count(), sa.func.min(columns.position))
+        .where(columns.state.in_([Progress.PENDING, Progress.DEAD]))
+        .group_by(columns.state)
     ).all()
     counts = {state: count for state, count, _ in counted}
-    # What is not planned yet waits as well as what is not sent yet.
-    planned = tx.scalar(sa.select(sa.func.min(known.position)).where(known.state == WebhookState.ACTIVE))
+    # Events that aren't planned yet are waiting too.
+    position = tx.scalar(sa.select(sa.func.min(webhooks.position)).where(webhooks.state == WebhookState.ACTIVE))
     waiting = [oldest for state, _, oldest in counted if state == Progress.PENDING]
-    waiting += [] if planned is None else [planned + 1]
+    waiting += [] if position is None else [position + 1]
     lag = 0.0
     if waiting:
         oldest = tx.execute(
@@ -103,8 +103,8 @@ def _webhooks(tx: Connection) -> Sequence[Metric]:
 
 
 def _groups(tx: Connection) -> Sequence[Metric]:
-    known, workers, positions = tables.consumer_groups.c, tables.consumers.c, tables.positions.c
-    live = dict.fromkeys(tx.scalars(sa.select(known.name).where(known.deleted_at.is_(None))), 0)
+    groups, workers, positions = tables.consumer_groups.c, tables.consumers.c, tables.positions.c
+    live = dict.fromkeys(tx.scalars(sa.select(groups.name).where(groups.deleted_at.is_(None))), 0)
     counted = (
         sa.select(workers.group_name, sa.func.count())
         .where(workers.lease_until >= tables.utc_now())
@@ -116,7 +116,7 @@ def _groups(tx: Connection) -> Sequence[Metric]:
         positions.group_name,
         sa.func.count(positions.owner),
         sa.func.count(),
-        # As floating point: offsets reach 2^63, and SQLite's sum of integers overflows.
+        # As floating point: offsets may reach 2^63, and an integer sum would overflow on SQLite.
         sa.func.sum(higher * 1.0 - positions.floor),
     ).group_by(positions.group_name)
     members = GaugeMetricFamily("lastbit_group_workers", "Live workers of a consumer group", labels=["group"])
@@ -128,18 +128,18 @@ def _groups(tx: Connection) -> Sequence[Metric]:
     )
     for name, count in live.items():
         members.add_metric([name], count)
-    for name, owned, count, behind in tx.execute(read):
+    for name, owned, count, offsets in tx.execute(read):
         partitions.add_metric([name, "owned"], owned)
         partitions.add_metric([name, "free"], count - owned)
-        lag.add_metric([name], float(behind or 0))
+        lag.add_metric([name], float(offsets or 0))
     return [members, partitions, lag]
 
 
 def _processes(tx: Connection) -> Sequence[Metric]:
-    known, inbox, timers = tables.process_definitions.c, tables.inbox.c, tables.timers.c
-    counts = dict.fromkeys(tx.scalars(sa.select(known.name).where(known.deleted_at.is_(None))), 0)
+    definitions, inbox, timers = tables.process_definitions.c, tables.inbox.c, tables.timers.c
+    counts = dict.fromkeys(tx.scalars(sa.select(definitions.name).where(definitions.deleted_at.is_(None))), 0)
     for name in counts:
-        # One by one, each from an index: the inbox is long, and few of it is parked.
+        # One query each, served by an index: the inbox is large, and few of its events are parked.
         counted = sa.select(sa.func.count()).where(inbox.name == name, inbox.status == Status.PARKED)
         counts[name] = tx.execute(counted).scalar_one()
     parked = GaugeMetricFamily(

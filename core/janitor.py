@@ -1,9 +1,9 @@
-"""The janitor's rules: nobody waits for ever. One pass expires what is idle and removes what has ended long ago.
+"""The janitor. One pass expires idle batches and removes batches, events and instances that are no longer kept.
 
-A pass looks at all live batches, and at those that ended long ago, in bounded pages. Each change is a transaction of
-its own that judges again under the batch's lock, and every step can be repeated; so it may run twice at once, be killed
-anywhere, and run again. A batch that is being acked is never expired: its `updated_at` moves with every bit, and is
-read under the lock that moves it. A batch that somebody else keeps locked is left to the next pass, and reported.
+A pass reads all live batches, and those that ended long ago, in bounded pages. Each change is a separate transaction
+that checks again under the batch's lock, and every step can be repeated. So several janitors may run at once, and a
+killed one can simply run again. A batch that is being acked never expires: every ack updates `updated_at` under the
+lock under which the janitor reads it. A batch that stays locked is reported and left to the next pass.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from core.storage.database import Database
 from core.webhooks import deliveries
 
 PAGE: Final = 500
-"""Batches that are looked at in one statement."""
+"""Batches that one statement reads."""
 
 _table = tables.batches.c
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How long a batch may be idle while it is open or sealed, and how long ended ones, ended instances of processes,
-    and events are kept."""
+    """How long a batch may be idle while it is open or sealed, and how long ended batches, finished instances of
+    processes, and events are kept."""
 
     open_idle: timedelta = timedelta(days=7)
     sealed_idle: timedelta = timedelta(days=30)
@@ -44,16 +44,16 @@ class Policy:
 
 @dataclass(slots=True)
 class Report:
-    """Ids of the batches that were expired and deleted (or would be, in a dry run), by what they were before."""
+    """Ids of the batches that were expired or deleted, or would be in a dry run."""
 
     dry_run: bool
     expired_open: list[int] = field(default_factory=list)
     expired_sealed: list[int] = field(default_factory=list)
     deleted: list[int] = field(default_factory=list)
     locked: list[int] = field(default_factory=list)
-    """Ids of batches that were due, and locked by somebody else."""
+    """Ids of batches that were due, but locked by another transaction."""
     parents: int = 0
-    """Ended batches whose parent had not been told."""
+    """Ended batches whose parent's item was acked or failed by this pass."""
     events: int = 0
     """Events that were removed."""
     inbox: int = 0
@@ -67,7 +67,8 @@ class Report:
 def run_once(
     database: Database, policy: Policy, *, dry_run: bool = False, progress: Callable[[int], None] = lambda batch: None
 ) -> Report:
-    """One pass. `progress` is told each id that was dealt with. Raises `errors.Unavailable`."""
+    """Run one pass. `progress` is called with the id of each batch that was expired or deleted. Raises
+    `errors.Unavailable`."""
     report = Report(dry_run)
     stuck = parents.Stuck()
     if not dry_run:
@@ -105,11 +106,13 @@ def run_once(
 
 def _needed(tx: Connection) -> int | None:
     """The lowest position that a webhook or a process needs."""
-    return min((each for each in (deliveries.needed(tx), definitions.needed(tx)) if each is not None), default=None)
+    return min(
+        (position for position in (deliveries.needed(tx), definitions.needed(tx)) if position is not None), default=None
+    )
 
 
 def _walk(database: Database, states: frozenset[State]) -> Iterator[tuple[Any, datetime]]:
-    """The batches in these states with the database's time, ascending by id in each state, a page a statement."""
+    """The batches in these states with the database's time, ordered by id within each state. One statement per page."""
     for state in sorted(states):
         after = 0
         while True:
@@ -142,7 +145,7 @@ def _idle(batch: Any, now: datetime, policy: Policy) -> bool:
 
 
 def _half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
-    """The batches whose deletion somebody has begun, and those that ended `keep` ago or longer, oldest first."""
+    """The batches whose deletion was started, then those that ended at least `keep` ago, oldest first."""
     for row, _ in _walk(database, frozenset({State.DELETING})):
         yield row.id
     latest = database.read(lambda tx: tx.execute(sa.select(tables.utc_now())).scalar_one()) - keep
@@ -150,11 +153,11 @@ def _half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
     while True:
         query = sa.select(_table.id, _table.state, _table.ended_at).where(_table.ended_at <= latest)
         if last is not None:
-            later = sa.or_(_table.ended_at > last.ended_at, _table.id > last.id)
-            query = query.where(_table.ended_at >= last.ended_at, later)
+            after_last = sa.or_(_table.ended_at > last.ended_at, _table.id > last.id)
+            query = query.where(_table.ended_at >= last.ended_at, after_last)
         query = query.order_by(_table.ended_at, _table.id).limit(PAGE)
         rows = database.read(lambda tx, query=query: tx.execute(query).all())  # type: ignore[misc]
-        # By the state in the query, the server might go by the index of that, and look at all that have ended.
+        # Not in the query: the server might use the index on the state, and read all ended batches.
         yield from (row.id for row in rows if row.state != State.DELETING)
         if len(rows) < PAGE:
             return
@@ -167,7 +170,7 @@ def _expire(database: Database, batch_id: int, policy: Policy, stuck: parents.St
             batch, now = batches.lock(tx, batch_id)
         except errors.BatchNotFound:
             return None
-        # A child is opened under its parent's lock, so none can come between.
+        # A child is opened under its parent's lock, so none can be opened in between.
         if not _idle(batch, now, policy) or nesting.has_live_children(tx, batch_id):
             return None
         return batches.end(tx, batch, State.EXPIRED, now)
@@ -179,8 +182,8 @@ def _expire(database: Database, batch_id: int, policy: Policy, stuck: parents.St
 
 
 def _remove(database: Database, batch_id: int, policy: Policy) -> bool:
-    """Condemn the batch, if it is still what it was, and purge it. What another janitor condemned is purged all the
-    same: it may have been killed."""
+    """Mark the batch for deletion, if it is still due, and purge it. A batch that another janitor has marked is purged
+    too: that janitor may have been killed."""
 
     def condemn(tx: Connection) -> bool:
         try:

@@ -1,5 +1,5 @@
-"""Structured logs on standard error: one JSON object a line, or coloured text on a terminal. What libraries log by the
-standard library's means, uvicorn first of all, looks the same.
+"""Structured logs on standard error: one JSON object a line, or coloured text on a terminal. Logs of libraries such as
+uvicorn, which use `logging`, have the same format.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ STANDARD: Final[dict[str, Any]] = {
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "structured", "stream": "ext://sys.stderr"}},
     "root": {"handlers": ["stderr"], "level": "WARNING"},
 }
-"""For `logging.config.dictConfig`, as uvicorn calls it in each of its processes; it sets the level of its own."""
+"""For `logging.config.dictConfig`, which uvicorn calls in each of its processes; uvicorn sets its own level."""
 
 
 def configure(level: str) -> None:
-    """For our own logs, in this process."""
+    """Configure this process's own logs."""
     structlog.configure(
         processors=[*_first(), *_last()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -30,7 +30,7 @@ def configure(level: str) -> None:
 
 
 def formatter() -> logging.Formatter:
-    """For the standard library's."""
+    """The formatter for logs of the standard library."""
     remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[*_first(), structlog.stdlib.add_logger_name], processors=[remove, *_last()]
@@ -47,7 +47,7 @@ def _first() -> list[Any]:
 
 def _last() -> list[Any]:
     if sys.stderr.isatty():
-        # Plain: with the values of all variables a traceback takes seconds, and shows passwords.
+        # Plain tracebacks: one with the values of all variables takes seconds, and shows passwords.
         console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
         return [structlog.dev.set_exc_info, console]
     return [structlog.processors.ExceptionRenderer(), structlog.processors.JSONRenderer()]

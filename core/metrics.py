@@ -1,7 +1,7 @@
-"""What a process of Lastbit measures of its own work, for Prometheus. What the database knows is in `gauges`.
+"""Prometheus metrics of a process's own work. Gauges that are read from the database are in `gauges`.
 
-An ack costs microseconds, so nothing here is touched once an ack: a flush is measured, a transaction, a retry. All
-label values are there from the start, at zero: a rate over a series that has just appeared misses its first step.
+An ack costs microseconds, so nothing is measured per ack, only per flush, transaction or retry. All label values exist
+from the start, at zero: a rate over a series that has just appeared misses its first increment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from prometheus_client import Counter, Histogram, disable_created_metrics
 
 from core.errors import Fault
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, with its birthday
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, with its creation time
 
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -34,12 +34,13 @@ _RETRIES: Final = Counter("lastbit_retries_total", "Transactions that were begun
 
 COMMITTED: Final = _TRANSACTION.labels("committed")
 ROLLED_BACK: Final = _TRANSACTION.labels("rolled_back")
-"""What the transaction was for raised something: a refusal, mostly."""
+"""The work in the transaction raised an error, mostly a refusal."""
 TROUBLED: Final = {fault: _TRANSACTION.labels(fault.value) for fault in Fault}
 
 RETRIED: Final = {fault: _RETRIES.labels(fault.value) for fault in Fault}
 RETRIED_APART: Final = _RETRIES.labels("error")
-"""A flush that failed for no trouble of the database's is tried batch by batch, so that one alone fails."""
+"""A flush that fails for another reason than a database fault is retried batch by batch, so that only the faulty one
+fails."""
 
 STALE_EPOCHS: Final = Counter(
     "lastbit_stale_epochs_total", "Writes on behalf of a partition that were refused, as it is another owner's by now"
@@ -48,5 +49,7 @@ STALE_EPOCHS: Final = Counter(
 _PROCESS_EVENTS: Final = Counter(
     "lastbit_process_events_total", "Events that came to an instance of a process", ["outcome"]
 )
-PROCESS_EVENTS: Final = {each: _PROCESS_EVENTS.labels(each) for each in ("handled", "parked", "late", "repeated")}
+PROCESS_EVENTS: Final = {
+    outcome: _PROCESS_EVENTS.labels(outcome) for outcome in ("handled", "parked", "late", "repeated")
+}
 TIMERS_FIRED: Final = Counter("lastbit_timers_fired_total", "Timers of processes that were due and became events")

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from core.webhooks.backoff import Backoff
 
 SECRET: Final = ("tokens", "session_key")
-"""Settings whose values nobody is to read off a terminal."""
+"""Settings whose values must not be shown."""
 
 
 class Settings(BaseSettings):
@@ -24,44 +24,45 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)
     workers: int = Field(default=1, ge=1, le=256)
     tokens: str | None = Field(default=None, repr=False)
-    """Lines as `lastbit token new` prints them, with newlines or semicolons between them. With these, or a file of
-    them, callers need a token."""
+    """Lines as printed by `lastbit token new`, separated by newlines or semicolons. With these, or a file of them,
+    clients need a token."""
     tokens_file: str | None = None
-    """The same in a file, which is read again when it has changed."""
+    """A file of such lines, which is read again when it changes."""
     token_requests: int | None = Field(default=None, ge=1, lt=10**9)
-    """Calls a second and process that a token may make whose line doesn't say how many."""
+    """Calls per second and process for tokens whose line has no limit."""
     token_items: int | None = Field(default=None, ge=1, lt=10**9)
-    """Items a second and process that it may bring."""
+    """Items per second and process for tokens whose line has no limit."""
     insecure: bool = False
-    """Listen where others can reach it though there are no tokens."""
+    """Listen on other addresses than the loopback without tokens."""
     session_key: str | None = Field(default=None, min_length=32, repr=False)
-    """With which the page's sessions are signed. By default they end when the service is started anew; processes on
-    several machines need the same one."""
+    """The key that signs the page's sessions. By default sessions end when the service restarts; processes on several
+    machines need the same key."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_waiting_acks: int = Field(default=50_000, ge=1)
-    """Acks that may wait for the combiner before callers are told to come back."""
+    """Acks that may wait for the combiner; further ones get a 503."""
     shed_after: float = Field(default=0.3, ge=0, le=60)
-    """Seconds for which acks may have to wait for long before callers are told to come back; 0: never."""
+    """Seconds of persistently long waits after which acks get a 503; 0: never."""
     max_waiting_bytes: int = Field(default=256 * 2**20, ge=2**20)
-    """Bytes of large requests that may be under way: of bodies that are being read, and of acks that wait."""
+    """Bytes of large requests in progress: of bodies that are being read, and of waiting acks."""
     max_waiting_requests: int = Field(default=2000, ge=1)
     """Requests other than acks that may wait for a thread."""
     max_connections: int = Field(default=10_000, ge=1)
-    """Of clients, to a process."""
+    """Client connections per process."""
     head_timeout: float = Field(default=10, gt=0)
     """Seconds for a request's head to arrive."""
     request_timeout: float = Field(default=60, gt=0)
-    """Seconds for a request to arrive, and for a part of an answer to be taken."""
+    """Seconds for a request to arrive, and for the client to accept a part of the response."""
     janitor_every: float = Field(default=60, ge=0, le=86400)
-    """On SQLite the service is its own janitor: seconds between two passes; 0 leaves it to cron."""
+    """Seconds between passes of the built-in janitor, on SQLite only; 0: use cron instead."""
     dispatcher_every: float = Field(default=0.5, ge=0, le=3600)
-    """Seconds between two looks for deliveries. On SQLite the service is its own dispatcher, unless this is 0."""
+    """Seconds between two rounds of the dispatcher. On SQLite it is built into the service, unless this is 0."""
     dispatcher_threads: int = Field(default=16, ge=1, le=256)
     """Deliveries that a dispatcher sends at once; to one webhook, at most a quarter."""
     webhooks_allow_private: bool = False
-    """Webhooks may lead to addresses that are not public. Whoever can make one then reaches what this machine does."""
+    """Allow webhooks to addresses that are not public. Clients that can create webhooks then reach all that this
+    machine can."""
     webhooks_timeout: float = Field(default=15, gt=0, le=60)
-    """Seconds for a delivery, from looking up its host to the end of the answer."""
+    """Seconds for a delivery, from the DNS lookup to the end of the response."""
     webhooks_tries: int = Field(default=10, ge=1, le=100)
     webhooks_first_delay: float = Field(default=5, ge=0)
     webhooks_longest_delay: float = Field(default=86_400, ge=0, le=30 * 86_400)
@@ -72,14 +73,14 @@ class Settings(BaseSettings):
 
     @property
     def lease(self) -> timedelta:
-        """After which a delivery that was being sent is taken for lost."""
+        """The time after which a claimed delivery may be claimed again."""
         return timedelta(seconds=self.webhooks_timeout + 45)
 
 
-def settings_of(parser: ArgumentParser, given: Mapping[str, Any]) -> Settings:
-    """The environment's, and the flags that were `given` before these. A value that can't be is the parser's error."""
+def settings_of(parser: ArgumentParser, flags: Mapping[str, Any]) -> Settings:
+    """Settings from the environment, overridden by `flags`. An invalid value is reported by the parser."""
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         value = "" if first["loc"][0] in SECRET else f", got {first['input']!r}"

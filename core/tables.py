@@ -1,8 +1,8 @@
-"""The tables, for MariaDB/MySQL and SQLite alike. Names of `batches` and `item_groups` are contract: operators query
-them. Migrations are written by hand; `alembic check` holds them equal to this.
+"""The tables, for MariaDB/MySQL and SQLite. The names in `batches` and `item_groups` are part of the contract:
+operators query them. Migrations are written by hand; `alembic check` compares them with this file.
 
-There are no foreign keys: a group's row would take a shared lock on its batch's row at every insert, and the batch row
-is the hottest of all. Deletion is made safe by the state `deleting` instead (see `purge`).
+There are no foreign keys: each insert of a group's row would take a shared lock on its batch's row, the most contended
+of all. Instead, the state `deleting` makes deletion safe (see `purge`).
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class ByteText(TypeDecorator[str]):
 
 
 def begins(column: sa.ColumnElement[str | None], prefix: str) -> sa.ColumnElement[bool]:
-    """Whether a `ByteText` begins so. As a range: an index serves it, and no wildcard has to be escaped."""
+    """Whether a `ByteText` begins with `prefix`. A range can use an index, and needs no escaping."""
     after = _successor(prefix)
     at_least = column >= prefix
     return at_least if after is None else sa.and_(at_least, column < after)
 
 
 def _successor(prefix: str) -> str | None:
-    """The least text above all that begin so, by bytes as by code points. None: nothing is above them."""
+    """The lowest text above all that begin with `prefix`, by bytes as by code points; None if there is none."""
     for place in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[place]) + 1
         if code <= sys.maxunicode:
-            # Surrogates are no characters.
+            # Skip surrogates, which are not characters.
             return prefix[:place] + chr(0xE000 if 0xD800 <= code <= 0xDFFF else code)
     return None
 
@@ -77,8 +77,8 @@ class Timestamp(TypeDecorator[datetime]):
         return None if value is None else value.replace(tzinfo=UTC)
 
 
-class utc_now(FunctionElement[datetime]):  # noqa: N801  # it reads as the SQL function that it is
-    """The database's clock. Every replica of the service goes by this one, so that their own may differ."""
+class utc_now(FunctionElement[datetime]):  # noqa: N801  # named like a SQL function
+    """The database's clock. All replicas of the service use it, so their own clocks may differ."""
 
     type = Timestamp()
     inherit_cache = True
@@ -92,12 +92,11 @@ def _utc_now_mysql(element: object, compiler: object, **_: object) -> str:
 
 @compiles(utc_now, "sqlite")
 def _utc_now_sqlite(element: object, compiler: object, **_: object) -> str:
-    return "lastbit_now()"  # SQLite's own clock stops at milliseconds; `storage.database` registers this one
+    return "lastbit_now()"  # SQLite's own clock has only milliseconds; `storage.dialects.sqlite` registers this one
 
 
 def clock(tx: Connection) -> datetime:
-    """The database's time, by a statement of its own: one that has waited for a lock has the time of before the
-    wait."""
+    """The database's time, read by a separate statement: one that waits for a lock has the time before the wait."""
     now: datetime = tx.execute(sa.select(utc_now())).scalar_one()
     return now
 
@@ -121,7 +120,7 @@ metadata = sa.MetaData()
 
 _BIGINT = sa.BigInteger()
 PROCESS_NAME = 200
-"""Characters of a process's name and of a command's type: with a word in front they are types of events."""
+"""Characters of a process's name and of a command's type: with a prefix they become types of events."""
 
 batches = sa.Table(
     "batches",
@@ -157,7 +156,7 @@ batches = sa.Table(
     sa.Index("batches_key", "batch_key"),
     sa.Index("batches_parent_due", "parent_due"),
     sa.Index("batches_ended", "ended_at"),
-    sqlite_autoincrement=True,  # ids of deleted batches never come back
+    sqlite_autoincrement=True,  # ids of deleted batches are never reused
     **MYSQL_OPTIONS,
 )
 
@@ -210,7 +209,7 @@ feed_head = sa.Table(
     sa.Column("trimmed", _BIGINT, nullable=False),
     **MYSQL_OPTIONS,
 )
-"""One row: the position of the last event, and up to which they were removed."""
+"""One row: the position of the last event, and the position up to which events were removed."""
 
 feed = sa.Table(
     "feed",
@@ -259,7 +258,8 @@ deliveries = sa.Table(
     sqlite_autoincrement=True,
     **MYSQL_OPTIONS,
 )
-"""`due_at` is when a pending one is to be sent; with a `token` it is claimed, and that is when the claim ends."""
+"""`due_at` is when a pending delivery must be sent. With a `token` it is claimed, and `due_at` is the end of the
+claim."""
 
 delivery_attempts = sa.Table(
     "delivery_attempts",
@@ -288,8 +288,8 @@ consumer_groups = sa.Table(
     sa.Column("deleted_at", Timestamp),
     **MYSQL_OPTIONS,
 )
-"""The row of a deleted group stays, without partitions: the epochs of a later one of that name go on above
-`first_epoch`, so that nothing from before can be mistaken for its own."""
+"""The row of a deleted consumer group stays, without partitions. If the name is used again, its epochs continue above
+`first_epoch`, so that old workers can't pass for new ones."""
 
 consumers = sa.Table(
     "consumers",
@@ -304,7 +304,7 @@ consumers = sa.Table(
     sa.Column("lease_until", Timestamp, nullable=False),
     **MYSQL_OPTIONS,
 )
-"""`replaced` are the sessions before this one, the last one first."""
+"""`replaced` has earlier sessions, the latest first."""
 
 positions = sa.Table(
     "positions",
@@ -324,7 +324,7 @@ positions = sa.Table(
     sa.Column("updated_at", Timestamp),
     **MYSQL_OPTIONS,
 )
-"""`outstanding` is a snapshot of the window (see `lastbit.streams`); its floor and high stand beside it to be read."""
+"""`outstanding` is a snapshot of the window (see `lastbit.streams`); its floor and high are also columns."""
 
 tallies = sa.Table(
     "tallies",
@@ -340,7 +340,8 @@ tallies = sa.Table(
     sa.Column("value", _BIGINT, nullable=False),
     **MYSQL_OPTIONS,
 )
-"""A row for each sub-counter: what one source has brought to one key, up to and with (high_offset, high_child)."""
+"""A row for each sub-counter: the sum that one source has added to one key, up to and including (high_offset,
+high_child)."""
 
 process_definitions = sa.Table(
     "process_definitions",
@@ -351,7 +352,8 @@ process_definitions = sa.Table(
     sa.Column("deleted_at", Timestamp),
     **MYSQL_OPTIONS,
 )
-"""`pruned`: an event at or below this position that is not in the inbox was handled, or is not this process's."""
+"""`pruned`: an event at or below this position that is not in the inbox was handled, or belongs to no instance of the
+process."""
 
 processes = sa.Table(
     "processes",
@@ -383,7 +385,7 @@ inbox = sa.Table(
     sa.Index("inbox_position", "name", "status", "position"),
     **MYSQL_OPTIONS,
 )
-"""`event` is there for a parked one, which may outlive its event in the feed."""
+"""`event` is a copy for parked events, because the feed's may be trimmed."""
 
 outbox = sa.Table(
     "outbox",
@@ -413,7 +415,7 @@ timers = sa.Table(
     sa.Index("timers_due", "due_at"),
     **MYSQL_OPTIONS,
 )
-"""`token` is random, new at each setting: the id of its event."""
+"""`token` is random, new each time the timer is set, and becomes the id of its event."""
 
 schema_support = sa.Table(
     "schema_support",
@@ -422,4 +424,4 @@ schema_support = sa.Table(
     sa.Column("oldest", sa.String(32), nullable=False),
     **MYSQL_OPTIONS,
 )
-"""One row: of the releases that this schema serves, the newest revision that the oldest of them knows."""
+"""One row. `oldest` is the newest revision known to the oldest release that this schema supports."""

@@ -1,37 +1,38 @@
-"""Tallies: sums of events that are replayed, in which each event counts once.
+"""Tallies: sums over events that may be replayed, in which each event counts once.
 
 A sum is not idempotent, and queues replay. So the total of a key is a sum of sub-counters, one for each source (topic,
-partition, generation), and each has a guard: the position (offset, child) of the last message that it took in. A
-message at or below the guard came before. What could go wrong, and why it can't:
+partition, generation). Each has a guard: the position (offset, child) of the last message that it counted. A message at
+or below the guard is a repeat. Possible failures, and why they can't happen:
 
-*The same message counts twice.* `offset < guard` alone is "earlier", and lets the guard's own message in again; what is
-at the guard is a repeat.
+*The same message counts twice.* Ignoring only messages with `offset < guard` would count the guard's own message again;
+a message at the guard is a repeat as well.
 
-*The siblings of a flat map are dropped.* What a republisher makes of one message has that message's offset, so the
-order is (offset, child).
+*The siblings of a flat map are dropped.* All messages that a republisher derives from one message have its offset, so
+the order is (offset, child).
 
-*Two sources take turns.* A guard that starts over when the source changes counts all replays of the other one again.
-There is a guard for each source. A topic that was deleted and made again begins at 0: its generation tells it apart.
+*Two sources alternate.* If one guard were reset whenever the source changes, all replays of the other source would
+count again. So each source has its own guard. A topic that was deleted and created again starts at 0, so it gets a new
+generation.
 
-*A part of a message is applied.* Entries of a call are applied in one transaction. The guard moves in the statement
-that adds to the value.
+*A message is applied in part.* All entries of a call are applied in one transaction, and one statement changes both
+guard and value.
 
-*The answer is lost, and the retry is cut otherwise.* An entry is one message's, and each is held against the guard by
-itself; which ones travel together makes no difference. A delta that had been added up over several messages would have
-no position of its own, and count twice.
+*The response is lost, and the retry groups the entries differently.* Each entry belongs to one message and is compared
+with the guard separately, so the grouping doesn't matter. A delta summed over several messages would have no position
+of its own, and could count twice.
 
-*An earlier message comes later.* All this is exact only if the messages of one source come to one key in their order:
-an earlier one that comes for the first time after a later one looks like a replay. Where the call itself shows that it
-is none, it is refused (`errors.OutOfOrder`): it is above the guard that stood before the call, so it was never added,
-and yet a later one has come before it. What came in an earlier call can't be told apart any more.
+*Messages arrive out of order.* All this is exact only if the messages of one source reach a key in order. Otherwise a
+late message looks like a replay. Within one call this is detected and refused (`errors.OutOfOrder`): the message is
+above the guard from before the call, so it was never added, but a later one precedes it in the call. Across calls it
+can't be detected.
 
-*A total leaves the range of integers.* Its sub-counters change under locks of their own, and to read them all at each
-change would cost more than the change. So the total is read when one of them is new, is twice as large as it was,
-changes its sign or is large; what the others may grow by until then is kept free. It is read after the write, and again
-with its rows locked if it is large: of two calls that reach the limit together, one then sees the other.
+*A total leaves the range of integers.* Sub-counters are locked separately, and reading all of them at each change would
+cost more than the change. So the total is read when one of them is new, has doubled, changes its sign or is large. The
+amount by which the others may grow without such a check is reserved. The total is read after the write, and again with
+its rows locked if it is large: if two calls reach the limit at once, one of them then sees the other's change.
 
-*Deadlocks.* Rows are locked in primary-key order, and written in it. Those of a large total are locked after that; a
-deadlock of these is retried.
+*Deadlocks.* Rows are locked in primary-key order, and written in it. The rows of a large total are locked afterwards; a
+deadlock there is retried.
 """
 
 from __future__ import annotations
@@ -53,19 +54,19 @@ from lastbit.names import NO_NAMES
 LONGEST: Final = 255
 """Characters of a key or a topic."""
 CHUNK: Final = 1000
-"""Rows of one round trip, and of one transaction of a deletion."""
+"""Rows in one round trip, and in one transaction of a deletion."""
 LARGE: Final = 2**40
-"""Sub-counters from here on are large: each of their changes has the total read."""
+"""Sub-counters from this value on are large: the total is read at each of their changes."""
 LOCKED: Final = INTEGER_LIMIT // 64
-"""Totals from here on are read with their rows locked: 64 transactions that don't see each other's changes stay below
-the limit."""
+"""Totals from this value on are read with their rows locked. Below it, even 64 transactions that don't see each other's
+changes stay within the limit."""
 
 
 _tallies = tables.tallies.c
 
 
 class Entry(NamedTuple):
-    """What one message adds to one key."""
+    """The amount that one message adds to one key."""
 
     key: str
     delta: int
@@ -78,7 +79,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """How many entries were added, and how many had been before."""
+    """How many entries were added, and how many were repeats."""
 
     applied: int
     repeated: int
@@ -86,7 +87,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A sub-counter: up to where its source was taken in, and what came of it."""
+    """A sub-counter: the last position of its source, and its value."""
 
     topic: str
     partition: int
@@ -98,7 +99,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A key and its total; of a single key also where it comes from."""
+    """A key and its total, and for a single key also its sub-counters."""
 
     key: str
     value: int
@@ -107,8 +108,8 @@ class Value:
 
 # Plain tuples: a call makes thousands of them.
 _Counter = tuple[str, str, int, int]
-"""A sub-counter of the tally: key, topic, partition, generation. Texts are their bytes in hexadecimal, which sort as
-these do."""
+"""Identifies a sub-counter of the tally: key, topic, partition, generation. Texts are hexadecimal, which sorts like
+their bytes."""
 _Position = tuple[int, int]
 """Offset and child."""
 _Row = tuple[_Position, int]
@@ -117,21 +118,21 @@ _EMPTY: Final[_Row] = ((-1, 0), 0)
 
 
 def apply(tx: Connection, tally: str, entries: Sequence[Entry]) -> Applied:
-    """Add those entries that are above their guard, in the order of the call, all in the caller's transaction.
+    """Add the entries above their guards, in the order of the call.
 
-    Raises `errors.InvalidRequest` (a key or topic that can't be one, a sum beyond the limit, one message with two
-    deltas for one key), `errors.OutOfOrder`, `faults.BeginAgain` when it must be run again.
+    Raises `errors.InvalidRequest` (an invalid key or topic, a sum beyond the limit, one message with two deltas for one
+    key), `errors.OutOfOrder`, `faults.BeginAgain` if it must be run again.
     """
     counters = _by_counter(entries)
-    wanted = sorted(counters)
-    rows = _lock(tx, tally, wanted)
+    keys = sorted(counters)
+    rows = _lock(tx, tally, keys)
     applied = 0
     changes: dict[str, int] = {}
     notable: set[str] = set()
     new: list[str] = []
     old: list[str] = []
-    named = _literal(tx, tally.encode().hex())
-    for counter in wanted:
+    tally_literal = _literal(tx, tally.encode().hex())
+    for counter in keys:
         before = rows.get(counter)
         after, count = _advance(before or _EMPTY, counters[counter], entries)
         if count:
@@ -140,22 +141,22 @@ def apply(tx: Connection, tally: str, entries: Sequence[Entry]) -> Applied:
             changes[counter[0]] = changes.get(counter[0], 0) + after[1] - value
             if _is_notable(value, after[1]):
                 notable.add(counter[0])
-            (new if before is None else old).append(_values(tx, named, counter, after))
+            (new if before is None else old).append(_values(tx, tally_literal, counter, after))
     upsert = dialects.of(tx).upsert(_KEY, _VALUES)
     _write(tx, [*(_INSERT + rows + upsert for rows in _lists(old)), *(_INSERT + rows for rows in _lists(new))])
-    _check_totals(tx, named, {key: changes[key] for key in sorted(notable)}, entries)
+    _check_totals(tx, tally_literal, {key: changes[key] for key in sorted(notable)}, entries)
     return Applied(applied, len(entries) - applied)
 
 
 def _by_counter(entries: Sequence[Entry]) -> dict[_Counter, list[int]]:
-    """The places of each sub-counter's entries, in their order."""
+    """The indexes of each sub-counter's entries, in their order."""
     counters: dict[_Counter, list[int]] = {}
-    known: dict[str, str] = {}
+    topics: dict[str, str] = {}
     for place, entry in enumerate(entries):
         if entry.key in NO_NAMES:
             raise errors.InvalidRequest(f"body.entries[{place}].key", "expected a key other than . and ..")
         try:
-            topic = known.get(entry.topic) or known.setdefault(entry.topic, entry.topic.encode().hex())
+            topic = topics.get(entry.topic) or topics.setdefault(entry.topic, entry.topic.encode().hex())
             counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)
         except UnicodeEncodeError:
             raise errors.InvalidRequest(f"body.entries[{place}]", "expected Unicode text") from None
@@ -164,25 +165,25 @@ def _by_counter(entries: Sequence[Entry]) -> dict[_Counter, list[int]]:
 
 
 def _advance(before: _Row, places: Sequence[int], entries: Sequence[Entry]) -> tuple[_Row, int]:
-    """One after the other against the guard: the row as it is then, and how many were added."""
+    """Compare the entries with the guard one after the other. Return the new row, and how many were added."""
     start, value = before
-    reached = start
-    added: dict[_Position, int] = {}
+    guard = start
+    deltas: dict[_Position, int] = {}
     for place in places:
         entry = entries[place]
         position = entry.offset, entry.child
-        if position > reached:
-            reached = position
+        if position > guard:
+            guard = position
             value += entry.delta
-            added[position] = entry.delta
+            deltas[position] = entry.delta
         elif position > start:
-            # It is new to us, so it has to be one that this very call has added already.
-            if position not in added:
-                raise errors.OutOfOrder(f"body.entries[{place}]", entry.key, position, reached)
-            if added[position] != entry.delta:
+            # It is above the stored guard, so it is only valid if this call has already added it.
+            if position not in deltas:
+                raise errors.OutOfOrder(f"body.entries[{place}]", entry.key, position, guard)
+            if deltas[position] != entry.delta:
                 raise errors.InvalidRequest(
                     f"body.entries[{place}].delta",
-                    f"expected {added[position]}, as the same message has brought the same key before: what one "
+                    f"expected {deltas[position]}, as the same message has brought the same key before: what one "
                     "message adds to a key is one entry",
                 )
     if abs(value) >= INTEGER_LIMIT:
@@ -190,45 +191,45 @@ def _advance(before: _Row, places: Sequence[int], entries: Sequence[Entry]) -> t
             f"body.entries[{places[-1]}].delta",
             f"expected a sum within 2^53: what this source brings to {entries[places[-1]].key!r} would be {value}",
         )
-    return (reached, value), len(added)
+    return (guard, value), len(deltas)
 
 
-def _lock(tx: Connection, tally: str, wanted: Sequence[_Counter]) -> dict[_Counter, _Row]:
-    """Lock the rows that are there, in primary-key order."""
-    found: dict[_Counter, _Row] = {}
-    named = _literal(tx, tally.encode().hex())
-    for part in chunks(list(wanted), CHUNK):
-        texts = [_select(tx, named, some) for some in chunks(part, LIST)]
+def _lock(tx: Connection, tally: str, counters: Sequence[_Counter]) -> dict[_Counter, _Row]:
+    """Lock the existing rows, in primary-key order."""
+    rows_by_counter: dict[_Counter, _Row] = {}
+    tally_literal = _literal(tx, tally.encode().hex())
+    for part in chunks(list(counters), CHUNK):
+        texts = [_select(tx, tally_literal, part_of_list) for part_of_list in chunks(part, LIST)]
         for rows in statements.run(tx, *texts):
             for key, topic, *numbers in statements.records(tx, rows):
                 partition, generation, offset, child, value = map(int, numbers)
-                found[key, topic, partition, generation] = (offset, child), value
-    return found
+                rows_by_counter[key, topic, partition, generation] = (offset, child), value
+    return rows_by_counter
 
 
 _COLUMNS: Final = ("LOWER(HEX(tally_key))", "LOWER(HEX(topic))", "partition_no", "generation", "high_offset",
                    "high_child", "value")  # fmt: skip
 
 
-def _select(tx: Connection, tally: str, wanted: Sequence[_Counter]) -> str:
+def _select(tx: Connection, tally: str, counters: Sequence[_Counter]) -> str:
     """One statement for at most LIST sub-counters."""
     by_source: dict[tuple[str, int, int], list[str]] = {}
-    for key, *source in wanted:
+    for key, *source in counters:
         by_source.setdefault(tuple(source), []).append(key)  # type: ignore[arg-type]
-    among = " OR ".join(
+    conditions = " OR ".join(
         f"(tally_key IN ({','.join(_literal(tx, key) for key in keys)}) AND topic = {_literal(tx, topic)} "
         f"AND partition_no = {partition} AND generation = {generation})"
         for (topic, partition, generation), keys in by_source.items()
     )
-    # Forced: a scan would wait for rows that are nobody's business, and lock in another order.
-    where = f"WHERE tally = {tally} AND ({among})"
+    # Force the primary key: a scan would wait for unrelated rows, and lock in another order.
+    clause = f"WHERE tally = {tally} AND ({conditions})"
     dialect = dialects.of(tx)
-    found = f"{dialect.by_primary_key('tallies')} {where}{dialect.for_update}"
-    return statements.select(tx, _COLUMNS, found, len(wanted))
+    from_clause = f"{dialect.by_primary_key('tallies')} {clause}{dialect.for_update}"
+    return statements.select(tx, _COLUMNS, from_clause, len(counters))
 
 
 def _literal(tx: Connection, digits: str) -> str:
-    """A text by its bytes."""
+    """A literal from a text's bytes."""
     return dialects.of(tx).text(digits)
 
 
@@ -252,7 +253,7 @@ def _lists(rows: list[str]) -> Iterator[str]:
 
 
 def _write(tx: Connection, texts: Iterable[str]) -> None:
-    """Raises `faults.BeginAgain` where somebody else has made the row of a sub-counter that had none."""
+    """Raises `faults.BeginAgain` if another transaction has inserted the row of a new sub-counter."""
     try:
         for text in texts:
             statements.run(tx, text)
@@ -263,13 +264,13 @@ def _write(tx: Connection, texts: Iterable[str]) -> None:
 
 
 def _is_notable(before: int, after: int) -> bool:
-    """Whether a change of a sub-counter has the total read; see the module."""
+    """Whether the total must be read after a change of a sub-counter; see the module."""
     return abs(after) >= LARGE or after.bit_length() > before.bit_length() or (before < 0) != (after < 0)
 
 
 def _check_totals(tx: Connection, tally: str, changes: dict[str, int], entries: Sequence[Entry]) -> None:
-    """Raise `errors.InvalidRequest` if the changes, which are written already, bring the total of a key to the limit.
-    One that was beyond it before may come nearer."""
+    """Raise `errors.InvalidRequest` if the changes, which are already written, bring the total of a key to the limit. A
+    total beyond the limit may still move towards it."""
     large = [key for key, (total, room) in _totals(tx, tally, list(changes)).items() if abs(total) + room >= LOCKED]
     for key, (total, room) in _totals(tx, tally, sorted(large), locked=True).items():
         if abs(total) + room >= INTEGER_LIMIT and abs(total) > abs(total - changes[key]):
@@ -282,9 +283,10 @@ def _check_totals(tx: Connection, tally: str, changes: dict[str, int], entries: 
 
 _PART: Final = 2**32
 _SUMS: Final = f"SUM((value - value % {_PART}) / {_PART})", f"SUM(value % {_PART})"
-"""A sum in two parts, as SQLite's own fails beyond 64 bits. No division leaves a rest, so all are exact."""
+"""A sum in two parts, because SQLite's SUM fails beyond 64 bits. No division leaves a remainder, so the sums are
+exact."""
 _ROOM: Final = f"SUM(CASE WHEN value = 0 OR ABS(value) >= {LARGE} THEN 0 ELSE ABS(value) - 1 END)"
-"""What the small ones may grow by before `_is_notable` says so."""
+"""The amount by which the small sub-counters may grow before `_is_notable` returns true."""
 
 
 def _total(high: Any, low: Any) -> int:
@@ -292,12 +294,12 @@ def _total(high: Any, low: Any) -> int:
 
 
 def _totals(tx: Connection, tally: str, keys: Sequence[str], *, locked: bool = False) -> dict[str, tuple[int, int]]:
-    """The totals of the keys and what is kept free for their small sub-counters, where these are large together. Texts
-    are their bytes in hexadecimal."""
+    """The totals of the keys and the reserves for their small sub-counters, only where both together are large. Texts
+    are hexadecimal."""
     high, low = _SUMS
     dialect = dialects.of(tx)
     table = dialect.by_primary_key("tallies")
-    # Not exact, as divisions may round; `LOCKED` is far above what that amounts to.
+    # Not exact, because divisions may round; half of `LOCKED` leaves ample room for that.
     rest = f"GROUP BY tally_key HAVING ABS({high} + {low} / {_PART}) + {_ROOM} / {_PART} >= {LOCKED // _PART // 2}"
     rest += dialect.for_update if locked else ""
     texts = [
@@ -305,18 +307,18 @@ def _totals(tx: Connection, tally: str, keys: Sequence[str], *, locked: bool = F
         f"WHERE tally = {tally} AND tally_key IN ({','.join(_literal(tx, key) for key in part)}) {rest}"
         for part in chunks(list(keys), LIST)
     ]
-    rows = (row for found in statements.run(tx, *texts) for row in found)
+    rows = (row for result in statements.run(tx, *texts) for row in result)
     return {key: (_total(high, low), int(room)) for key, high, low, room in rows}
 
 
 def get(tx: Connection, tally: str, key: str) -> Value:
-    """The total of a key, and its sub-counters; 0 without any where nothing was ever added."""
-    found = tx.execute(
+    """The total of a key and its sub-counters; 0 if nothing was ever added."""
+    rows = tx.execute(
         sa.select(tables.tallies)
         .where(_tallies.tally == tally, _tallies.tally_key == key)
         .order_by(_tallies.topic, _tallies.partition_no, _tallies.generation)
     )
-    sources = tuple(_source(row) for row in found)
+    sources = tuple(_source(row) for row in rows)
     return Value(key, sum(source.value for source in sources), sources)
 
 
@@ -325,7 +327,7 @@ def _source(row: Any) -> Source:
 
 
 def page(tx: Connection, tally: str, prefix: str, after: str | None, limit: int) -> list[Value]:
-    """The totals of the keys that begin with `prefix`, above `after`, by the bytes of their keys."""
+    """The totals of the keys that begin with `prefix`, above `after`, ordered by the bytes of the keys."""
     query = (
         sa.select(_tallies.tally_key, *map(sa.literal_column, _SUMS))
         .where(_tallies.tally == tally)
@@ -334,7 +336,7 @@ def page(tx: Connection, tally: str, prefix: str, after: str | None, limit: int)
         .limit(limit)
     )
     if prefix:
-        # The last key that can begin so.
+        # Up to the highest key with this prefix.
         query = query.where(_tallies.tally_key.between(prefix, prefix.ljust(LONGEST, "\U0010ffff")))
     if after is not None:
         query = query.where(_tallies.tally_key > after)
@@ -342,10 +344,10 @@ def page(tx: Connection, tally: str, prefix: str, after: str | None, limit: int)
 
 
 def remove_chunk(tx: Connection, tally: str) -> bool:
-    """Remove some of a tally's rows, from the lowest; whether there may be more."""
-    known = (_tallies.tally_key, _tallies.topic, _tallies.partition_no, _tallies.generation)
+    """Remove a chunk of a tally's rows, from the lowest key up. Return whether there may be more."""
+    columns = (_tallies.tally_key, _tallies.topic, _tallies.partition_no, _tallies.generation)
     last = tx.execute(
-        sa.select(*known).where(_tallies.tally == tally).order_by(*known).offset(CHUNK - 1).limit(1)
+        sa.select(*columns).where(_tallies.tally == tally).order_by(*columns).offset(CHUNK - 1).limit(1)
     ).first()
     query = sa.delete(tables.tallies).where(_tallies.tally == tally)
     if last is not None:

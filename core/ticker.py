@@ -1,7 +1,7 @@
-"""Background work of a process: run it, wait a while, run it again, until it is told to stop.
+"""Runs background work of a process at intervals until it is stopped.
 
-The work itself is a `run_once()` that can be tested without any of this. The pause is jittered, so that replicas that
-started together don't work together for ever. An error is logged and the next round tries again.
+The work itself is a `run_once()` that can be tested alone. The pause is jittered, so that replicas that started
+together don't stay in step. An error is logged and the next round tries again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ log = structlog.get_logger(__name__)
 
 @contextlib.contextmanager
 def ticking(name: str, work: Callable[[], object], seconds: float) -> Iterator[None]:
-    """Run `work` about every `seconds`, in a thread of its own, while the context lasts. Its end waits for the round
-    that is under way."""
+    """Run `work` about every `seconds` in its own thread while the context lasts. Leaving the context waits for the
+    current round."""
     stop = threading.Event()
 
     def run() -> None:
         while not stop.wait(seconds * random.uniform(0.75, 1.25)):  # noqa: S311  # jitter, no secret
             try:
                 work()
-            except Exception:  # whatever it was, the next round is worth trying
+            except Exception:  # the next round may succeed
                 log.exception("background_work_failed", work=name)
 
     thread = threading.Thread(target=run, name=name, daemon=True)

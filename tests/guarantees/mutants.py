@@ -1276,8 +1276,8 @@ MUTANTS = [
     Mutant(
         "what-is-at-the-guard-counts-again",
         "core.tallies:_advance",
-        "position > reached",
-        "position >= reached",
+        "position > guard",
+        "position >= guard",
         _WORLDS,
     ),
     Mutant(
@@ -1287,7 +1287,7 @@ MUTANTS = [
         "position = entry.offset, 0",
         _WORLDS,
         # Without this, two siblings in one call would be refused, and that were all that is seen.
-        also=(("added[position] != entry.delta", "False"),),
+        also=(("deltas[position] != entry.delta", "False"),),
     ),
     Mutant(
         "one-guard-for-all-sources",
@@ -1352,8 +1352,8 @@ MUTANTS = [
     Mutant(
         "a-broken-order-is-a-repeat",
         "core.tallies:_advance",
-        "if position not in added:",
-        "if position not in added:\n                continue\n            if False:",
+        "if position not in deltas:",
+        "if position not in deltas:\n                continue\n            if False:",
         "test_tallies.py::test_an_order_that_is_seen_to_be_broken_is_refused",
     ),
     # Consumer groups.
