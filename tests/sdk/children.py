@@ -1,4 +1,4 @@
-"""What happens in a child process that is forked off the test's."""
+"""Run a function in a process forked from the test process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def in_a_child(use: Callable[[], object]) -> str:
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(60)
-        raised = "nothing"
+        outcome = "nothing"
         try:
             use()
         except BaseException as error:  # noqa: BLE001  # its name is the result
-            raised = type(error).__name__
-        os.write(writing, raised.encode())
+            outcome = type(error).__name__
+        os.write(writing, outcome.encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as result:

@@ -1,4 +1,4 @@
-"""A real HTTP server that does as it is told, for what a healthy service does not show: lost answers and refusals.
+"""A real HTTP server with scripted replies, for lost answers and refusals that a healthy service does not show.
 
 Where LASTBIT_MUTANT names a mutant, the code is broken before the tests see it (see `tests.guarantees.mutants`).
 """
@@ -20,7 +20,7 @@ from tests.guarantees import mutants
 mutants.from_environment()
 
 LOST = None
-"""What a script's function gives to close the connection instead of answering."""
+"""The reply that closes the connection instead of answering."""
 
 Reply = tuple[int, dict[str, str], Any] | None
 
@@ -35,20 +35,20 @@ class Seen:
 
 @dataclass
 class ScriptedService:
-    """Answers each request with what `reply(request)` gives."""
+    """Answers each request with `reply(request)`."""
 
     url: str
     reply: Callable[[Seen], Reply] = lambda _: (500, {}, {})
     seen: list[Seen] = field(default_factory=list)
 
     def replies(self, *script: Reply) -> None:
-        """Answer with these, in this order, and with the last one ever after."""
-        left = list(script)
-        self.reply = lambda _: left.pop(0) if len(left) > 1 else left[0]
+        """Send these replies in order, then repeat the last one."""
+        replies = list(script)
+        self.reply = lambda _: replies.pop(0) if len(replies) > 1 else replies[0]
 
 
 @pytest.fixture
-def scripted() -> Iterator[ScriptedService]:
+def scripted_service() -> Iterator[ScriptedService]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -56,9 +56,9 @@ def scripted() -> Iterator[ScriptedService]:
             length = int(self.headers.get("content-length", 0))
             body = json.loads(self.rfile.read(length)) if length else None
             headers = {name.lower(): value for name, value in self.headers.items()}
-            seen = Seen(self.command, self.path, headers, body)
-            service.seen.append(seen)
-            reply = service.reply(seen)
+            request = Seen(self.command, self.path, headers, body)
+            service.seen.append(request)
+            reply = service.reply(request)
             if reply is LOST:
                 self.close_connection = True
                 return
@@ -88,7 +88,7 @@ def scripted() -> Iterator[ScriptedService]:
 
 @pytest.fixture
 def unused_port() -> Iterator[int]:
-    """A port on which nobody listens, and which nobody else is given meanwhile."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
+    """A port without a listener, reserved for the duration of the test."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]

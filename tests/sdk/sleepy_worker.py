@@ -1,5 +1,5 @@
-"""A worker of a consumer group in a process of its own, which can be frozen. It says what happens as JSON, a line each;
-each line that it reads has it try to ack and to commit what it held first, whatever it believes by then."""
+"""A consumer-group worker in its own process, which can be frozen. It prints one JSON line for each callback. For each
+line of input it tries to ack and commit its first assignment, even if that assignment is lost."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def main(url: str, name: str, worker: str) -> None:
         say(released=assignment.partition, epoch=assignment.epoch, lost=assignment.lost)
 
     def attempt() -> None:
-        held = first[0]
+        assignment = first[0]
         tries = {
-            # What a process would send that knows nothing of leases.
+            # The commit of a process that ignores leases.
             "raw": lambda: client.groups.commit(
-                name, held.partition, worker=worker, epoch=held.epoch, snapshot=held.window.snapshot()
+                name, assignment.partition, worker=worker, epoch=assignment.epoch, snapshot=assignment.window.snapshot()
             ),
-            "commit": held.commit,
-            "ack": lambda: held.window.ack(held.floor + 1),
+            "commit": assignment.commit,
+            "ack": lambda: assignment.window.ack(assignment.floor + 1),
         }
         results = dict.fromkeys(tries, "done")
-        for each, tried in tries.items():
+        for action, call in tries.items():
             try:
-                tried()
+                call()
             except LastbitError as error:
-                results[each] = type(error).__name__
+                results[action] = type(error).__name__
         say(tried=results)
 
     group = ConsumerGroup(client, name, worker)

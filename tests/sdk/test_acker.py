@@ -1,4 +1,4 @@
-"""Gathering single acks into few calls: the pure part, and both ackers against a service that answers on a signal."""
+"""Combining single acks into few calls: the coalescer alone, then both ackers against a gated service."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_waits_goes_in_one_call() -> None:
 
 
 def test_an_item_that_is_given_twice_is_sent_once() -> None:
-    """And both who wait for it are told."""
+    """Both callers that wait for it get the outcome."""
     waiting: Coalescer[int] = Coalescer()
     waiting.put("7:0:1", ACK, 1)
     waiting.put("7:0:1", ACK, 2)
@@ -57,7 +57,7 @@ def test_an_item_that_is_given_twice_is_sent_once() -> None:
 
 
 def test_a_flood_of_acks_does_not_hold_failures_back() -> None:
-    """A kind that has more than fits goes to the end of the line."""
+    """A kind with more items than fit in a call goes to the end of the queue."""
     waiting: Coalescer[int] = Coalescer(most=2)
     for number in range(5):
         waiting.put(f"7:0:{number}", ACK, number)
@@ -66,7 +66,7 @@ def test_a_flood_of_acks_does_not_hold_failures_back() -> None:
 
 
 def test_an_item_that_is_under_way_holds_nothing_up() -> None:
-    """What was taken is forgotten: a later failure of it waits beside the acks, not behind them all."""
+    """The queue forgets an item once a call takes it, so a later failure of that item does not wait for all acks."""
     waiting: Coalescer[int] = Coalescer(most=2)
     for item in ("a", "b", "c"):
         waiting.put(item, ACK, 0)
@@ -82,11 +82,11 @@ def test_an_item_that_is_under_way_holds_nothing_up() -> None:
     st.data(),
 )
 def test_nothing_is_lost_and_each_items_order_is_kept(
-    given_items: list[tuple[int, Kind]], most: int, data: st.DataObject
+    given_items: list[tuple[int, Kind]], limit: int, data: st.DataObject
 ) -> None:
-    """However takes fall between the puts: each future is in exactly one call of its kind, no call is too large, and
-    what was said of an item later is never sent earlier."""
-    waiting: Coalescer[int] = Coalescer(most)
+    """For every interleaving of puts and takes: each future is in exactly one call of its kind, no call is too large,
+    and reports about one item are sent in the order in which they were made."""
+    waiting: Coalescer[int] = Coalescer(limit)
     calls = []
     for future, (number, kind) in enumerate(given_items):
         waiting.put(f"7:0:{number}", kind, future)
@@ -96,20 +96,20 @@ def test_nothing_is_lost_and_each_items_order_is_kept(
         calls.append(waiting.take())
     assert waiting.take() is None
 
-    sent: dict[int, int] = {}
+    call_number: dict[int, int] = {}
     for place, call in enumerate(calls):
         assert call is not None
-        assert 1 <= len(call.waiting) <= most
+        assert 1 <= len(call.waiting) <= limit
         for item, futures in call.waiting.items():
             for future in futures:
-                assert future not in sent
-                sent[future] = place
+                assert future not in call_number
+                call_number[future] = place
                 assert (item, call.kind) == (f"7:0:{given_items[future][0]}", given_items[future][1])
-    assert len(sent) == len(given_items)
+    assert len(call_number) == len(given_items)
     for earlier, (item, kind) in enumerate(given_items):
-        for later in range(earlier + 1, len(given_items)):
-            if given_items[later][0] == item and given_items[later][1] != kind:
-                assert sent[earlier] < sent[later]
+        for second in range(earlier + 1, len(given_items)):
+            if given_items[second][0] == item and given_items[second][1] != kind:
+                assert call_number[earlier] < call_number[second]
 
 
 def test_each_future_is_told_its_own_outcome() -> None:
@@ -121,33 +121,33 @@ def test_each_future_is_told_its_own_outcome() -> None:
     assert call is not None
     seven = Completed(7, None, True, True, True)
     eight = Completed(8, None, True, True, True)
-    mine = ValueError("mine")
+    own_error = ValueError("mine")
     result = AckResult(3, 0, (seven, eight), (Rejected("unknown_item", item="7:0:2"),))
-    told = dict(call.outcomes(result, {8: mine}))
-    rejection = told.pop("7:0:2")
+    outcomes = dict(call.outcomes(result, {8: own_error}))
+    rejection = outcomes.pop("7:0:2")
     assert isinstance(rejection, errors.ItemRejected)
     assert rejection.reason == "unknown_item"
-    assert told == {"7:0:1": seven, "8:0:1": mine, "9:0:1": None}
+    assert outcomes == {"7:0:1": seven, "8:0:1": own_error, "9:0:1": None}
 
 
 # -- against a service
 
 
 class Gate:
-    """Holds each request until the test lets it through, and keeps what was sent."""
+    """Holds each request until the test releases it, and records the requests."""
 
-    def __init__(self, scripted: Any) -> None:
+    def __init__(self, scripted_service: Any) -> None:
         self.arrived: Any = threading.Semaphore(0)
         self.open = threading.Semaphore(0)
         self.sent: list[tuple[str, list[str]]] = []
         self.completes: set[int] = set()
         self.refuses: set[str] = set()
         self.rejects: set[str] = set()
-        scripted.reply = self.reply
+        scripted_service.reply = self.reply
 
-    def reply(self, seen: Any) -> Any:
-        items = seen.body["items"]
-        self.sent.append((seen.path, items))
+    def reply(self, request: Any) -> Any:
+        items = request.body["items"]
+        self.sent.append((request.path, items))
         self.arrived.release()
         self.open.acquire()
         if self.refuses & set(items):
@@ -170,13 +170,13 @@ class Gate:
 
 
 @pytest.fixture
-def gate(scripted: Any) -> Gate:
-    return Gate(scripted)
+def gate(scripted_service: Any) -> Gate:
+    return Gate(scripted_service)
 
 
-def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted: Any, gate: Gate) -> None:
-    """No timer: what comes while a call is under way goes in the next."""
-    with Client(scripted.url) as client, client.acker() as acker:
+def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted_service: Any, gate: Gate) -> None:
+    """There is no timer: acks made during a call go into the next one."""
+    with Client(scripted_service.url) as client, client.acker() as acker:
         first = acker.ack("7:0:0")
         gate.arrived.acquire()
         rest = [acker.ack(f"7:0:{number}") for number in range(1, 500)]
@@ -190,34 +190,34 @@ def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted: Any, gate:
     assert [len(items) for _, items in gate.sent] == [1, 499]
 
 
-def test_a_completion_is_told_before_the_futures_are_done(scripted: Any, gate: Gate) -> None:
-    """Once for each batch and answer; only then may the message be removed."""
+def test_a_completion_is_told_before_the_futures_are_done(scripted_service: Any, gate: Gate) -> None:
+    """The callback runs once for each batch and answer. The message may be removed only after it."""
     gate.completes = {7}
     gate.open.release()
-    told: list[tuple[Completed, bool]] = []
+    completions: list[tuple[Completed, bool]] = []
     future: Future[Completed | None]
-    given = threading.Event()
+    future_set = threading.Event()
 
-    def publish(done: Completed) -> None:
-        given.wait()
-        told.append((done, future.done()))
+    def publish(completed: Completed) -> None:
+        future_set.wait()
+        completions.append((completed, future.done()))
 
-    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
+    with Client(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
         future = acker.ack("7:0:0")
-        given.set()
-        assert future.result() == told[0][0]
-    assert [(done.batch, was_done) for done, was_done in told] == [(7, False)]
+        future_set.set()
+        assert future.result() == completions[0][0]
+    assert [(completed.batch, was_done) for completed, was_done in completions] == [(7, False)]
 
 
-def test_what_on_completed_raises_is_told_to_the_futures_of_that_batch(scripted: Any, gate: Gate) -> None:
-    """And to no others; so the message stays and is told again on redelivery."""
+def test_what_on_completed_raises_is_told_to_the_futures_of_that_batch(scripted_service: Any, gate: Gate) -> None:
+    """Other futures don't get the error. The message stays, and its redelivery reports the completion again."""
     gate.completes = {7, 8}
 
-    def publish(done: Completed) -> None:
-        if done.batch == 7:
+    def publish(completed: Completed) -> None:
+        if completed.batch == 7:
             raise OSError("disk full")
 
-    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
+    with Client(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
         acker.ack("9:0:0")
         gate.arrived.acquire()
         seven, also_seven, eight, nine = (acker.ack(item) for item in ("7:0:0", "7:0:1", "8:0:0", "9:0:1"))
@@ -231,47 +231,47 @@ def test_what_on_completed_raises_is_told_to_the_futures_of_that_batch(scripted:
         assert nine.result() is None
 
 
-def test_a_rejected_item_fails_its_own_future_alone(scripted: Any, gate: Gate) -> None:
-    """With the service's reason."""
+def test_a_rejected_item_fails_its_own_future_alone(scripted_service: Any, gate: Gate) -> None:
+    """The error has the service's reason."""
     gate.rejects = {"7:0:1"}
     gate.open.release(9)
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         good, bad = acker.ack("7:0:0"), acker.ack("7:0:1")
         assert good.result() is None
-        with pytest.raises(errors.ItemRejected, match="unknown_item") as caught:
+        with pytest.raises(errors.ItemRejected, match="unknown_item") as excinfo:
             bad.result()
-        assert caught.value.item == "7:0:1"
+        assert excinfo.value.item == "7:0:1"
 
 
-def test_a_refused_call_fails_its_own_futures_alone(scripted: Any, gate: Gate) -> None:
+def test_a_refused_call_fails_its_own_futures_alone(scripted_service: Any, gate: Gate) -> None:
     """The acker goes on."""
     gate.refuses = {"7:0:0"}
     gate.open.release(9)
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         with pytest.raises(errors.Forbidden):
             acker.ack("7:0:0").result()
         assert acker.ack("7:0:1").result() is None
 
 
-def test_a_malformed_id_is_refused_at_once(scripted: Any, gate: Gate) -> None:
+def test_a_malformed_id_is_refused_at_once(scripted_service: Any, gate: Gate) -> None:
     """It never shares a call with good ones."""
-    with Client(scripted.url) as client, client.acker() as acker, pytest.raises(errors.MalformedItem):
+    with Client(scripted_service.url) as client, client.acker() as acker, pytest.raises(errors.MalformedItem):
         acker.ack("7:0")
     assert gate.sent == []
 
 
 @pytest.mark.parametrize("reason", [["moved"], b"moved", "\ud800"], ids=repr)
-def test_a_reason_that_is_no_text_is_refused_at_once(scripted: Any, gate: Gate, reason: Any) -> None:
-    """And the acker goes on."""
+def test_a_reason_that_is_no_text_is_refused_at_once(scripted_service: Any, gate: Gate, reason: Any) -> None:
+    """The acker continues."""
     gate.open.release()
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         with pytest.raises(errors.InvalidArgument, match="a reason is a text"):
             acker.fail("7:0:0", reason)
         assert acker.fail("7:0:1", "moved").result(20) is None
 
 
-def test_closing_sends_what_waits_and_then_nothing_more(scripted: Any, gate: Gate) -> None:
-    """Also when the block ends with an error: what was acked was done."""
+def test_closing_sends_what_waits_and_then_nothing_more(scripted_service: Any, gate: Gate) -> None:
+    """Pending acks are sent even if the block ends with an error, because their items were processed."""
     futures = []
 
     def consume(acker: Acker) -> None:
@@ -282,7 +282,7 @@ def test_closing_sends_what_waits_and_then_nothing_more(scripted: Any, gate: Gat
             gate.open.release(3)
             raise KeyError("mine")
 
-    with Client(scripted.url) as client:
+    with Client(scripted_service.url) as client:
         acker = client.acker()
         with pytest.raises(KeyError, match="mine"):
             consume(acker)
@@ -292,19 +292,19 @@ def test_closing_sends_what_waits_and_then_nothing_more(scripted: Any, gate: Gat
         acker.ack("7:0:3")
 
 
-def test_a_full_acker_blocks_until_there_is_room(scripted: Any, gate: Gate) -> None:
-    """Memory is bounded: the consumer is slowed to the service's pace."""
-    with Client(scripted.url) as client, client.acker(max_pending=2) as acker:
+def test_a_full_acker_blocks_until_there_is_room(scripted_service: Any, gate: Gate) -> None:
+    """This bounds memory: the consumer slows down to the service's pace."""
+    with Client(scripted_service.url) as client, client.acker(max_pending=2) as acker:
         futures = [acker.ack("7:0:0"), acker.ack("7:0:1")]
-        entered = threading.Event()
+        filling = threading.Event()
 
         def third() -> None:
-            entered.set()
+            filling.set()
             futures.append(acker.ack("7:0:2"))
 
         thread = threading.Thread(target=third)
         thread.start()
-        entered.wait()
+        filling.wait()
         gate.arrived.acquire()
         assert len(futures) == 2
         gate.open.release(3)
@@ -312,30 +312,30 @@ def test_a_full_acker_blocks_until_there_is_room(scripted: Any, gate: Gate) -> N
         assert futures[2].result() is None
 
 
-def test_on_completed_may_ack_more_even_when_the_acker_is_full(scripted: Any, gate: Gate) -> None:
+def test_on_completed_may_ack_more_even_when_the_acker_is_full(scripted_service: Any, gate: Gate) -> None:
     """A batch that completes another's item must not wait for itself."""
     gate.completes = {7}
     gate.open.release(9)
     parents = []
-    with Client(scripted.url) as client:
-        with client.acker(on_completed=lambda done: parents.append(acker.ack("6:0:0")), max_pending=1) as acker:
+    with Client(scripted_service.url) as client:
+        with client.acker(on_completed=lambda completed: parents.append(acker.ack("6:0:0")), max_pending=1) as acker:
             acker.ack("7:0:0").result()
         assert parents[0].result() is None
 
 
-def test_a_service_that_is_gone_fails_the_futures(scripted: Any) -> None:
-    """With the error of the call; nothing hangs."""
-    scripted.replies(None)
-    with Client(scripted.url, retry=Retry(attempts=2, base=0)) as client, client.acker() as acker:
+def test_a_service_that_is_gone_fails_the_futures(scripted_service: Any) -> None:
+    """They get the error of the call; nothing hangs."""
+    scripted_service.replies(None)
+    with Client(scripted_service.url, retry=Retry(attempts=2, base=0)) as client, client.acker() as acker:
         future = acker.ack("7:0:0")
         with pytest.raises(errors.ServiceUnreachable):
             future.result()
 
 
-def test_many_threads_share_one_acker(scripted: Any, gate: Gate) -> None:
+def test_many_threads_share_one_acker(scripted_service: Any, gate: Gate) -> None:
     """Every future is done and every id is sent, once."""
     gate.open.release(10_000)
-    with Client(scripted.url) as client, client.acker(max_pending=50) as acker:
+    with Client(scripted_service.url) as client, client.acker(max_pending=50) as acker:
         futures: list[Future[Any]] = []
 
         def consume(worker: int) -> None:
@@ -348,8 +348,8 @@ def test_many_threads_share_one_acker(scripted: Any, gate: Gate) -> None:
             thread.join()
     assert len(futures) == 1600
     assert all(future.result() is None for future in futures)
-    sent = [item for _, items in gate.sent for item in items]
-    assert len(sent) == len(set(sent)) == 1600
+    sent_items = [item for _, items in gate.sent for item in items]
+    assert len(sent_items) == len(set(sent_items)) == 1600
 
 
 # -- the caller's code may raise anything
@@ -362,64 +362,64 @@ class Falsy(Exception):
         return False
 
 
-@pytest.mark.parametrize("raised", ANYTHING)
+@pytest.mark.parametrize("error", ANYTHING)
 def test_whatever_a_callback_raises_the_other_futures_finish(
-    scripted: Any, gate: Gate, raised: type[BaseException]
+    scripted_service: Any, gate: Gate, error: type[BaseException]
 ) -> None:
-    """Those of the same call, and those that waited."""
+    """This holds for futures of the same call and for those in the queue."""
 
     def callback(_: object) -> None:
-        raise raised
+        raise error
 
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         first = acker.ack("7:0:0")
         gate.arrived.acquire()
-        with_callback, beside = acker.ack("7:0:1"), acker.ack("7:0:2")
+        with_callback, neighbour = acker.ack("7:0:1"), acker.ack("7:0:2")
         with_callback.add_done_callback(callback)
         gate.open.release()
         assert first.result(20) is None
         gate.arrived.acquire()
-        later = acker.ack("7:0:3")
+        follower = acker.ack("7:0:3")
         gate.open.release(2)
-        assert [future.result(20) for future in (with_callback, beside, later)] == [None] * 3
+        assert [future.result(20) for future in (with_callback, neighbour, follower)] == [None] * 3
 
 
-@pytest.mark.parametrize("raised", [*ANYTHING, Falsy])
+@pytest.mark.parametrize("error", [*ANYTHING, Falsy])
 def test_whatever_on_completed_raises_reaches_the_futures_and_the_acker_continues(
-    scripted: Any, gate: Gate, raised: type[BaseException]
+    scripted_service: Any, gate: Gate, error: type[BaseException]
 ) -> None:
-    """Whatever its class."""
+    """This holds for every exception class."""
     gate.completes = {7}
     gate.open.release(9)
 
     def publish(_: Completed) -> None:
-        raise raised
+        raise error
 
-    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
-        assert isinstance(acker.ack("7:0:0").exception(60), raised)
+    with Client(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
+        assert isinstance(acker.ack("7:0:0").exception(60), error)
         assert acker.ack("8:0:0").result(20) is None
 
 
-@pytest.mark.parametrize("awaited", [False, True])
-@pytest.mark.parametrize("raised", [*ANYTHING, Falsy])
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("exception", [*ANYTHING, Falsy])
 def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_acker_continues(
-    scripted: Any, gate: Gate, raised: type[BaseException], awaited: bool
+    scripted_service: Any, gate: Gate, exception: type[BaseException], asynchronous: bool
 ) -> None:
     """A future cannot carry `StopIteration`, and `CancelledError` would look like a cancellation of its reader: they
-    come as a `RuntimeError`."""
+    are raised as a `RuntimeError`."""
     gate.completes = {7}
 
     async def wait_and_raise() -> None:
         await asyncio.sleep(0)
-        raise raised
+        raise exception
 
     def publish(_: Completed) -> Any:
-        if awaited and raised is not StopIteration:
+        if asynchronous and exception is not StopIteration:
             return wait_and_raise()
-        raise raised
+        raise exception
 
     async def consume() -> None:
-        async with AsyncClient(scripted.url) as client, client.acker(on_completed=publish) as acker:
+        async with AsyncClient(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
             first = await acker.ack("6:0:0")
             await asyncio.to_thread(gate.arrived.acquire)
             failed = await acker.ack("7:0:0")
@@ -430,15 +430,15 @@ def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_ack
             gate.open.release(2)
             assert await waiting is None
             error = failed.exception()
-            if raised in (StopIteration, asyncio.CancelledError):
+            if exception in (StopIteration, asyncio.CancelledError):
                 assert isinstance(error, RuntimeError)
                 error = error.__cause__
-            assert isinstance(error, raised)
+            assert isinstance(error, exception)
 
     asyncio.run(consume())
 
 
-def test_an_acker_of_the_parent_process_says_so(scripted: Any, gate: Gate) -> None:
+def test_an_acker_of_the_parent_process_says_so(scripted_service: Any, gate: Gate) -> None:
     """Its thread does not exist in the child, where futures would never finish. An exception that leaves the block
     there is not replaced."""
     gate.open.release(9)
@@ -447,7 +447,7 @@ def test_an_acker_of_the_parent_process_says_so(scripted: Any, gate: Gate) -> No
         with acker:
             raise SystemExit(3)
 
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         acker.ack("7:0:0").result(20)
         for use in (lambda: acker.ack("7:0:1"), lambda: acker.fail("7:0:1"), acker.close):
             assert in_a_child(use) == "UsedAfterFork"
@@ -458,20 +458,20 @@ def test_an_acker_of_the_parent_process_says_so(scripted: Any, gate: Gate) -> No
 # -- awaited
 
 
-def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted: Any, gate: Gate) -> None:
-    """Same promises: one call under way, completions first, errors to whom they concern."""
+def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted_service: Any, gate: Gate) -> None:
+    """The guarantees are the same: one call at a time, completions first, errors only where they belong."""
     gate.completes = {7, 8}
     gate.rejects = {"9:0:1"}
-    told = []
+    batches = []
 
-    async def publish(done: Completed) -> None:
+    async def publish(completed: Completed) -> None:
         await asyncio.sleep(0)
-        told.append(done.batch)
-        if done.batch == 8:
+        batches.append(completed.batch)
+        if completed.batch == 8:
             raise OSError("disk full")
 
     async def consume() -> None:
-        async with AsyncClient(scripted.url) as client, client.acker(on_completed=publish) as acker:
+        async with AsyncClient(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
             first = await acker.ack("9:0:0")
             await asyncio.to_thread(gate.arrived.acquire)
             seven, eight, nine = [await acker.ack(item) for item in ("7:0:0", "8:0:0", "9:0:1")]
@@ -490,7 +490,7 @@ def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted: Any, gate: 
             await acker.ack("7:0:1")
 
     asyncio.run(consume())
-    assert told == [7, 8]
+    assert batches == [7, 8]
     assert gate.sent == [
         ("/v1/acks", ["9:0:0"]),
         ("/v1/acks", ["7:0:0", "8:0:0", "9:0:1"]),
@@ -498,32 +498,32 @@ def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted: Any, gate: 
     ]
 
 
-def test_a_full_awaited_acker_lets_its_task_wait(scripted: Any, gate: Gate) -> None:
-    """And goes on in the order of the service's answers; on_completed itself never waits for room."""
+def test_a_full_awaited_acker_lets_its_task_wait(scripted_service: Any, gate: Gate) -> None:
+    """Tasks continue in the order of the service's answers; on_completed itself never waits for room."""
     gate.open.release(1000)
     gate.completes = {6}
 
     async def consume() -> None:
-        more = []
+        own_acks = []
 
-        async def publish(done: Completed) -> None:
-            more.append(await acker.ack("5:0:0"))
+        async def publish(completed: Completed) -> None:
+            own_acks.append(await acker.ack("5:0:0"))
 
-        async with AsyncClient(scripted.url) as client:
+        async with AsyncClient(scripted_service.url) as client:
             async with client.acker(on_completed=publish, max_pending=3) as acker:
                 futures = [await acker.ack(f"6:0:{number}") for number in range(20)]
             results = await asyncio.gather(*futures)
-            assert all(done is not None and done.batch == 6 for done in results)
-            assert await more[0] is None
+            assert all(completed is not None and completed.batch == 6 for completed in results)
+            assert await own_acks[0] is None
 
     asyncio.run(consume())
 
 
-def test_a_task_that_is_cancelled_takes_nothing_back(scripted: Any, gate: Gate) -> None:
+def test_a_task_that_is_cancelled_takes_nothing_back(scripted_service: Any, gate: Gate) -> None:
     """The ack that it awaited goes on, and so does the acker."""
 
     async def consume() -> None:
-        async with AsyncClient(scripted.url) as client, client.acker() as acker:
+        async with AsyncClient(scripted_service.url) as client, client.acker() as acker:
             first = await acker.ack("7:0:0")
             await asyncio.to_thread(gate.arrived.acquire)
             first.cancel()
@@ -535,12 +535,12 @@ def test_a_task_that_is_cancelled_takes_nothing_back(scripted: Any, gate: Gate) 
     assert [items for _, items in gate.sent] == [["7:0:0"], ["7:0:1"]]
 
 
-def test_a_loop_that_ends_leaves_no_future_waiting(scripted: Any, gate: Gate) -> None:
-    """What was under way is cancelled, not forgotten."""
+def test_a_loop_that_ends_leaves_no_future_waiting(scripted_service: Any, gate: Gate) -> None:
+    """The futures of a call in flight are cancelled."""
     futures = []
 
     async def consume() -> None:
-        client = AsyncClient(scripted.url)
+        client = AsyncClient(scripted_service.url)
         acker = client.acker()
         futures.append(await acker.ack("7:0:0"))
         await asyncio.to_thread(gate.arrived.acquire)

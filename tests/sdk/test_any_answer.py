@@ -1,4 +1,4 @@
-"""Whatever answers, both clients give a value that can be used, or raise an error of this package."""
+"""For any answer, both clients return a usable value or raise an error of this package."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 }
 
 HUGE, DEEP = "@huge@", "@deep@"
-"""What Python's own JSON could not write."""
+"""Values that Python's json module does not write."""
 
 
 def encoded(data: Any) -> bytes:
@@ -170,14 +170,14 @@ def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @st.composite
 def wrong_answers(draw: st.DrawFn) -> tuple[str, bytes]:
-    """A call, and its answer with something else in a place or two, or without it."""
+    """A call and its answer with one or two values replaced or removed."""
     name = draw(st.sampled_from(sorted(CALLS)))
     answer = [copy.deepcopy(CALLS[name][1])]
     for _ in range(draw(st.integers(1, 2))):
         *outer, last = draw(st.sampled_from(list(places(answer))[1:]))
         inner: Any = answer
-        for each in outer:
-            inner = inner[each]
+        for key in outer:
+            inner = inner[key]
         if isinstance(inner, dict) and draw(st.booleans()):
             del inner[last]
         else:
@@ -186,7 +186,7 @@ def wrong_answers(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 def use(value: Any) -> None:
-    """What a caller does with it."""
+    """Use the result as a caller would."""
     repr(value)
     for name in ("ids", "ended", "resolved", "count", "rejected_count"):
         repr(getattr(value, name, None))
@@ -196,8 +196,8 @@ def use(value: Any) -> None:
 
 def take(call: Callable[[Any], Any], client: Client) -> None:
     value = call(client)
-    for each in itertools.islice(value, 3) if isinstance(value, Iterator) else [value]:
-        use(each)
+    for element in itertools.islice(value, 3) if isinstance(value, Iterator) else [value]:
+        use(element)
 
 
 async def take_awaited(call: Callable[[Any], Any], client: AsyncClient) -> None:
@@ -205,23 +205,23 @@ async def take_awaited(call: Callable[[Any], Any], client: AsyncClient) -> None:
     if inspect.isawaitable(value):
         use(await value)
         return
-    found = 0
-    async for each in value:
-        use(each)
-        found += 1
-        if found == 3:
+    count = 0
+    async for element in value:
+        use(element)
+        count += 1
+        if count == 3:
             break
     await value.aclose()
 
 
 class Answers(httpx.MockTransport):
-    """The same answer to the first five requests: pages may go on for ever."""
+    """The same answer to the first five requests: pages may never end."""
 
     def __init__(self, status: int, headers: Any, body: bytes) -> None:
-        left = iter(range(5))
+        numbers = iter(range(5))
 
         def answer(_: httpx.Request) -> httpx.Response:
-            if next(left, None) is None:
+            if next(numbers, None) is None:
                 return httpx.Response(404, json={"code": "batch_not_found", "detail": "it ended"})
             return httpx.Response(status, headers=headers, stream=httpx.ByteStream(body))
 
@@ -229,7 +229,7 @@ class Answers(httpx.MockTransport):
 
 
 def ask_both(call: Callable[[Any], Any], status: int, headers: Any, body: bytes) -> None:
-    """Whatever else is raised fails the test."""
+    """Any other exception fails the test."""
     with Client(retry=HASTY, transport=Answers(status, headers, body)) as client, suppress(LastbitError):
         take(call, client)
 
@@ -248,7 +248,7 @@ def one(call: Callable[[Any], Any], status: int, body: bytes) -> None:
 
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_the_answers_that_are_broken_here_are_right(name: str) -> None:
-    """So that the tests below break what they mean to. A wait for no time at all ends without the batch."""
+    """The tests below start from valid answers. A wait with a timeout of zero ends without the batch."""
     call, answer = CALLS[name]
     with suppress(TimeoutError if name == "wait" else NotFound):
         one(call, 200, encoded(answer))
@@ -257,7 +257,7 @@ def test_the_answers_that_are_broken_here_are_right(name: str) -> None:
 @settings(max_examples=EXAMPLES)
 @given(wrong_answers())
 def test_an_answer_of_any_shape_is_a_value_or_an_error_of_ours(wrong: tuple[str, bytes]) -> None:
-    """Anything may stand in any place of it, or be missing."""
+    """Any value may be replaced or missing."""
     name, body = wrong
     ask_both(CALLS[name][0], 200, [], body)
 
@@ -380,22 +380,22 @@ def test_any_bytes_on_the_wire_are_a_value_or_an_error_of_ours(noise: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("found", "errors"),
+    ("places", "errors"),
     [("5", ()), ("[5, null]", ()), ('{"a": 1}', ()), ('[{"msg": "wrong"}, 5]', ({"msg": "wrong"},))],
 )
-def test_the_places_that_a_problem_names_are_objects(found: str, errors: tuple[Any, ...]) -> None:
-    """What is none is left out; the problem stays what it is."""
-    with pytest.raises(InvalidRequest, match="no good") as caught:
-        one(CALLS["ack"][0], 422, f'{{"code": "invalid_request", "detail": "no good", "errors": {found}}}'.encode())
-    assert caught.value.errors == errors
+def test_the_places_that_a_problem_names_are_objects(places: str, errors: tuple[Any, ...]) -> None:
+    """Entries that aren't objects are left out; the problem itself is kept."""
+    with pytest.raises(InvalidRequest, match="no good") as excinfo:
+        one(CALLS["ack"][0], 422, f'{{"code": "invalid_request", "detail": "no good", "errors": {places}}}'.encode())
+    assert excinfo.value.errors == errors
 
 
 @pytest.mark.parametrize("body", ["[]", '{"code": 5}', '{"code": "a", "detail": [1]}', f'{{"code": {"9" * 5000}}}'])
 def test_what_is_no_problem_is_a_gateways_answer(body: str) -> None:
-    """Its status says what it is."""
-    with pytest.raises(ServiceError, match="without saying why") as caught:
+    """The status determines the error."""
+    with pytest.raises(ServiceError, match="without saying why") as excinfo:
         one(CALLS["ack"][0], 500, body.encode())
-    assert caught.value.code == "http_500"
+    assert excinfo.value.code == "http_500"
 
 
 @pytest.mark.parametrize(
@@ -420,12 +420,12 @@ def test_what_is_no_problem_is_a_gateways_answer(body: str) -> None:
     ],
 )
 def test_an_answer_with_a_wrong_value_is_unexpected(name: str, path: tuple[Any, ...], value: Any) -> None:
-    """The call raises it, and no later use of what it gave."""
+    """The call itself raises the error, not a later use of its result."""
     answer = copy.deepcopy(CALLS[name][1])
     *outer, last = path
     inner = answer
-    for each in outer:
-        inner = inner[each]
+    for key in outer:
+        inner = inner[key]
     inner[last] = value
     with pytest.raises(UnexpectedAnswer):
         one(CALLS[name][0], 200, encoded(answer))
@@ -440,6 +440,6 @@ def test_an_answer_with_a_wrong_value_is_unexpected(name: str, path: tuple[Any, 
     ],
 )
 def test_a_retry_after_that_is_no_date_is_ignored(text: str) -> None:
-    """As is the Date that it is compared with."""
+    """An invalid Date to compare it with is ignored too."""
     assert retry_after_seconds({"retry-after": text}) is None
     assert retry_after_seconds({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT", "date": text}) == 0

@@ -1,4 +1,4 @@
-"""Calls of an `AsyncClient` that are cancelled at any moment: their connections come back."""
+"""Calls of an `AsyncClient` that are cancelled at any moment: their connections return to the pool."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ class SlowService:
         writer.write(ANSWER)
         return True
 
-    def gather(self, together: int) -> None:
-        self.slow, self.together, self._requests = False, together, 0
+    def gather(self, count: int) -> None:
+        self.slow, self.together, self._requests = False, count, 0
         self._enough.clear()
 
 
 async def ack(client: AsyncClient, number: int) -> None:
-    # Now and then with a body that is still being sent.
+    # Every 25th call has a body too large to be sent at once.
     await (client.ack("1:0:0") if number % 25 else client.fail("1:0:0", LARGE))
 
 
@@ -107,7 +107,7 @@ async def follow(client: AsyncClient, number: int) -> None:
 
 
 async def iterations(count: int) -> None:
-    """So many of the event loop's."""
+    """Let the event loop run `count` iterations."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -158,49 +158,49 @@ def test_calls_that_were_cancelled_at_any_moment_cost_no_connection(
 
 
 def test_callers_that_gave_up_while_connecting_hold_a_bounded_number_of_connections() -> None:
-    """A handshake isn't cancelled: it holds a place until it ends, and who finds none gets an error. Closing the client
-    ends all of them."""
+    """A handshake isn't cancelled: it holds a place until it ends, and a call without a place fails. Closing the client
+    ends all handshakes."""
 
     async def run() -> None:
-        came: list[asyncio.StreamWriter] = []
-        enough = asyncio.Event()
-        gone: asyncio.Queue[None] = asyncio.Queue()
+        connections: list[asyncio.StreamWriter] = []
+        all_connected = asyncio.Event()
+        disconnects: asyncio.Queue[None] = asyncio.Queue()
 
         async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            came.append(writer)
-            if len(came) >= CONNECTIONS:
-                enough.set()
+            connections.append(writer)
+            if len(connections) >= CONNECTIONS:
+                all_connected.set()
             with suppress(ConnectionError):
                 await reader.read()
             writer.transport.abort()
-            gone.put_nowait(None)
+            disconnects.put_nowait(None)
 
         async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             client = AsyncClient(f"https://127.0.0.1:{port}", retry=ONCE)
             calls = [asyncio.create_task(client.ack("1:0:0")) for _ in range(CONNECTIONS + 50)]
-            await enough.wait()
+            await all_connected.wait()
             for call in calls:
                 call.cancel()
             assert len(await asyncio.gather(*calls, return_exceptions=True)) == len(calls)
             assert all(call.cancelled() for call in calls)
-            abandoned = [task for task in asyncio.all_tasks() if task.get_name() == "lastbit-request"]
-            assert len(abandoned) == CONNECTIONS
+            requests = [task for task in asyncio.all_tasks() if task.get_name() == "lastbit-request"]
+            assert len(requests) == CONNECTIONS
 
             client._service = client._service.__class__(client.url, retry=ONCE, timeout=0.05)
             with pytest.raises(ServiceUnreachable, match=r"no connection within 0\.05 s"):
                 await client.ack("1:0:0")
             # One ends by itself, and its place is free.
-            came[0].transport.abort()
-            await asyncio.wait(abandoned, return_when=asyncio.FIRST_COMPLETED)
+            connections[0].transport.abort()
+            await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
             with pytest.raises(ServiceUnreachable):
                 await client.ack("1:0:0")
-            assert len(came) == CONNECTIONS + 1
+            assert len(connections) == CONNECTIONS + 1
 
             await client.close()
-            assert all(task.done() for task in abandoned)
+            assert all(task.done() for task in requests)
             async with asyncio.timeout(30):
-                for _ in came:
-                    await gone.get()
+                for _ in connections:
+                    await disconnects.get()
 
     asyncio.run(run())

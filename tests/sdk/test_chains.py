@@ -1,4 +1,4 @@
-"""Where a message came from first: chains of hops, the position that a tally's guard looks at, headers."""
+"""The origin of a message: chains of hops, the position that a tally's guard compares, and headers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lastbit.ids import INTEGER_LIMIT
 
 
 def test_the_source_is_the_roots() -> None:
-    """Wherever the message was published again since."""
+    """Publishing the message again does not change its source."""
     chain = SourceChain().hop("fastened", 3, 17, generation=2)
     assert chain.source == Source("fastened", 3, 17, 0, 2)
-    again = SourceChain.decode(chain.encode()).hop("by-robot", 0, 99)
-    assert again.source == chain.source
-    assert again.root == Hop("fastened", 3, 17, None, 2)
-    assert [hop.topic for hop in again.hops] == ["fastened", "by-robot"]
+    longer = SourceChain.decode(chain.encode()).hop("by-robot", 0, 99)
+    assert longer.source == chain.source
+    assert longer.root == Hop("fastened", 3, 17, None, 2)
+    assert [hop.topic for hop in longer.hops] == ["fastened", "by-robot"]
 
 
 def test_products_are_ordered_as_their_stages_made_them() -> None:
-    """By the child of the first stage, then of the second, and so on; all of them below 2^53."""
+    """The order is by the child of the first stage, then of the second, and so on; all numbers are below 2^53."""
     dice = random.Random(1)
-    some = [0, 1, 2, 9, 10, MOST_CHILDREN - 1]
-    paths = [tuple(dice.choice(some) for _ in range(STAGES)) for _ in range(300)]
+    children = [0, 1, 2, 9, 10, MOST_CHILDREN - 1]
+    paths = [tuple(dice.choice(children) for _ in range(STAGES)) for _ in range(300)]
     paths.append((MOST_CHILDREN - 1,) * STAGES)
 
     def child(path: tuple[int, ...]) -> int:
@@ -41,7 +41,7 @@ def test_products_are_ordered_as_their_stages_made_them() -> None:
 
 
 def test_a_stage_that_passes_messages_on_takes_no_place() -> None:
-    """It can be put in between, and nothing counts again."""
+    """Inserting such a stage makes no message count again."""
     straight = SourceChain().hop("t", 0, 5, 7).hop("u", 0, 0, 2)
     detour = SourceChain().hop("t", 0, 5).hop("v", 1, 3, 7).hop("u", 0, 0).hop("w", 4, 4, 2)
     assert detour.source == straight.source
@@ -52,7 +52,7 @@ def test_a_chain_travels_in_a_header() -> None:
     """As visible ASCII, from text and from bytes; a message without the header is at its root."""
     chain = SourceChain().hop("Schräubchen \U0001f529", 3, 17, 2, generation=1).hop("u", 0, 0).hop("v", 0, 4, 0)
     header = chain.encode()
-    assert all(" " <= each <= "~" for each in header)
+    assert all(" " <= character <= "~" for character in header)
     assert SourceChain.decode(header) == SourceChain.decode(header.encode()) == chain
     assert SourceChain.decode(None) == SourceChain.decode("[]") == SourceChain()
     with pytest.raises(InvalidArgument, match="empty"):
@@ -72,7 +72,7 @@ def test_a_chain_travels_in_a_header() -> None:
     ],
 )
 def test_a_header_that_is_no_chain_is_refused(header: Any) -> None:
-    """Nothing is guessed: who reads it decides what becomes of the message."""
+    """The client does not guess; its caller decides how to handle the message."""
     with pytest.raises(InvalidArgument, match="is no source chain"):
         SourceChain.decode(header)
 
@@ -85,7 +85,7 @@ def test_a_header_that_is_no_chain_is_refused(header: Any) -> None:
     ],
 )
 def test_a_hop_that_cannot_be_one_is_refused(hop: Any) -> None:
-    """Also one stage too many that makes several messages of one."""
+    """A stage that splits messages is refused beyond the limit of stages."""
     with pytest.raises(InvalidArgument):
         SourceChain().hop(*hop)
     chain = SourceChain()

@@ -40,19 +40,19 @@ class Lastbit:
     def __call__(self, *arguments: str, stdin: str | bytes = "") -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "LASTBIT_URL": self.url, "COLUMNS": "120", "NO_PROXY": "*"}
         environment.pop("LASTBIT_TOKEN", None)
-        done = run_module("lastbit", *arguments, stdin=stdin, environment=environment)
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
+        result = run_module("lastbit", *arguments, stdin=stdin, environment=environment)
+        assert "Traceback" not in result.stderr, result.stderr
+        return result
 
     def json(self, *arguments: str, code: int = 0, stdin: str = "") -> Any:
-        done = self(*arguments, "--json", stdin=stdin)
-        assert done.returncode == code, done.stderr
-        return json.loads(done.stdout)
+        result = self(*arguments, "--json", stdin=stdin)
+        assert result.returncode == code, result.stderr
+        return json.loads(result.stdout)
 
     def good(self, *arguments: str, stdin: str = "") -> str:
-        done = self(*arguments, stdin=stdin)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        result = self(*arguments, stdin=stdin)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
 
 @pytest.fixture
@@ -63,17 +63,17 @@ def lastbit(service_url: str) -> Lastbit:
 def test_the_commands_are_these(lastbit: Lastbit) -> None:
     """Each explains itself, and the exit codes are explained with them."""
     text = lastbit.good("--help")
-    listed = re.findall(r"^  ([a-z]+)  +[A-Z]", text.partition("Commands:")[2].partition("Exit codes")[0], re.MULTILINE)
-    assert listed == COMMANDS
+    names = re.findall(r"^  ([a-z]+)  +[A-Z]", text.partition("Commands:")[2].partition("Exit codes")[0], re.MULTILINE)
+    assert names == COMMANDS
     assert "Exit codes:" in text
     assert "--json" in lastbit.good("watch", "--help")
 
 
 def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
-    """In the words that a person reads."""
-    opened = lastbit.good("open", "--key", "nightly", "--label", "team:search", "--items", "3", "--group-size", "64")
-    batch = re.findall(r"batch (\d+) nightly  open", opened)[0]
-    assert f"{batch}:0:0 … {batch}:0:2  3 items, numbers 0 to 2" in opened
+    """The text output shows each step."""
+    text = lastbit.good("open", "--key", "nightly", "--label", "team:search", "--items", "3", "--group-size", "64")
+    batch = re.findall(r"batch (\d+) nightly  open", text)[0]
+    assert f"{batch}:0:0 … {batch}:0:2  3 items, numbers 0 to 2" in text
     assert f"{batch}:0:3 … {batch}:1:2  64 items" in lastbit.good("extend", batch, "64")
     assert lastbit.good("extend", batch, "0").strip() == "no items"
     assert "67 of 67 items pending" in lastbit.good("seal", batch)
@@ -94,9 +94,9 @@ def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
     assert "this call made it succeed" in lastbit.good("ack", f"{batch}:0:5")
     assert "ok, the bits agree" in lastbit.good("verify", batch)
     assert "67 items, 67 acked" in lastbit.good("watch", batch)
-    listed = lastbit.good("list", "--key", "nightly")
-    assert "complete" in listed
-    assert "100.0 %" in listed
+    text = lastbit.good("list", "--key", "nightly")
+    assert "complete" in text
+    assert "100.0 %" in text
 
 
 def test_every_answer_is_one_json_document(lastbit: Lastbit) -> None:
@@ -125,23 +125,23 @@ def test_every_answer_is_one_json_document(lastbit: Lastbit) -> None:
 
 
 def test_options_of_every_command_may_stand_before_it(lastbit: Lastbit, unused_port: int) -> None:
-    """And what stands after it wins."""
-    done = lastbit("--json", "--url", f"http://127.0.0.1:{unused_port}", "open", "--url", lastbit.url)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["state"] == "open"
+    """An option after the command takes precedence."""
+    result = lastbit("--json", "--url", f"http://127.0.0.1:{unused_port}", "open", "--url", lastbit.url)
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["state"] == "open"
 
 
 def test_idempotency_keys_make_a_script_repeatable(lastbit: Lastbit) -> None:
     """The second run gives the same batch and the same ids."""
     first = lastbit.json("open", "--items", "2", "--idempotency-key", "nightly-2026-01-02")
-    again = lastbit.json("open", "--items", "2", "--idempotency-key", "nightly-2026-01-02")
-    assert (again["id"], again["replayed"]) == (first["id"], True)
+    second = lastbit.json("open", "--items", "2", "--idempotency-key", "nightly-2026-01-02")
+    assert (second["id"], second["replayed"]) == (first["id"], True)
     number = str(first["id"])
     ids = [lastbit.good("extend", number, "3", "--ids", "--idempotency-key", "chunk-1") for _ in range(2)]
     assert ids[0] == ids[1] == f"{number}:0:2\n{number}:0:3\n{number}:0:4\n"
-    reused = lastbit("open", "--items", "3", "--idempotency-key", "nightly-2026-01-02")
-    assert reused.returncode == 1
-    assert "idempotency_key_reused" in reused.stderr
+    conflict = lastbit("open", "--items", "3", "--idempotency-key", "nightly-2026-01-02")
+    assert conflict.returncode == 1
+    assert "idempotency_key_reused" in conflict.stderr
 
 
 def test_any_number_of_ids_comes_from_standard_input(lastbit: Lastbit) -> None:
@@ -156,23 +156,23 @@ def test_any_number_of_ids_comes_from_standard_input(lastbit: Lastbit) -> None:
 
 
 def test_a_malformed_line_is_named_and_its_chunk_is_not_sent(lastbit: Lastbit) -> None:
-    """Whatever it contains; what was sent before it is said."""
+    """This holds for any content. The error reports how much was sent before the line."""
     with Client(lastbit.url) as client:
         batch = client.open(items=10_001)
         for wrong in (b"7:0", b"\xff\xfe\x00", b"x" * 100_000):
-            done = lastbit("ack", stdin=batch.ids[0].encode() + b"\n" + wrong + b"\n")
-            assert done.returncode == 2
-            assert "line 2 of standard input" in done.stderr
-            assert len(done.stderr) < 500
+            result = lastbit("ack", stdin=batch.ids[0].encode() + b"\n" + wrong + b"\n")
+            assert result.returncode == 2
+            assert "line 2 of standard input" in result.stderr
+            assert len(result.stderr) < 500
         assert batch.refresh().acked == 0
-        done = lastbit("ack", stdin="\n".join([*batch.ids[:10_000], "7:0"]))
-        assert done.returncode == 2
-        assert "The first 10,000 ids were sent" in done.stderr
+        result = lastbit("ack", stdin="\n".join([*batch.ids[:10_000], "7:0"]))
+        assert result.returncode == 2
+        assert "The first 10,000 ids were sent" in result.stderr
         assert batch.refresh().acked == 10_000
 
 
 def test_a_billion_ids_stream(lastbit: Lastbit) -> None:
-    """A reader that has had enough ends the command quietly, without all of them being made."""
+    """If the reader closes the pipe, the command ends quietly without generating the remaining ids."""
     with Client(lastbit.url) as client:
         batch = client.open()
     environment = {**os.environ, "LASTBIT_URL": lastbit.url}
@@ -182,11 +182,11 @@ def test_a_billion_ids_stream(lastbit: Lastbit) -> None:
     assert process.stderr is not None
     first = [process.stdout.readline().decode().strip() for _ in range(100_000)]
     process.stdout.close()
-    said = process.stderr.read().decode()
+    errors = process.stderr.read().decode()
     process.stderr.close()
     process.wait(60)
     assert first == list(ItemIds(batch.id, 8192, range(100_000)))
-    assert "Traceback" not in said
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(
@@ -240,55 +240,55 @@ def test_a_billion_ids_stream(lastbit: Lastbit) -> None:
 )
 def test_wrong_use_is_a_message_and_exit_code_2(lastbit: Lastbit, arguments: list[str]) -> None:
     """On standard error, and nothing on standard output."""
-    done = lastbit(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.strip()
-    assert done.stdout == ""
+    result = lastbit(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.strip()
+    assert result.stdout == ""
 
 
 def test_ids_are_asked_for_where_nothing_is_piped_in(lastbit: Lastbit) -> None:
-    """On a terminal the command does not wait in silence for input that nobody knows of."""
+    """On a terminal the command does not wait silently for input."""
     leader, follower = pty.openpty()
     environment = {**os.environ, "LASTBIT_URL": lastbit.url}
     command = [sys.executable, "-m", "lastbit", "ack"]
-    done = subprocess.run(command, env=environment, stdin=follower, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=environment, stdin=follower, capture_output=True, text=True, timeout=60)
     os.close(leader)
     os.close(follower)
-    assert done.returncode == 2
-    assert "pipe them in" in done.stderr
+    assert result.returncode == 2
+    assert "pipe them in" in result.stderr
 
 
 def test_a_refusal_is_exit_code_1(lastbit: Lastbit) -> None:
     """With the service's words and code."""
-    done = lastbit("status", "999999")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "batch_not_found" in done.stderr
+    result = lastbit("status", "999999")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "batch_not_found" in result.stderr
     batch = str(lastbit.json("open", "--sealed")["id"])
     for command in (["extend", batch, "1"], ["cancel", batch]):
-        done = lastbit(*command)
-        assert done.returncode == 1
-        assert "batch_complete" in done.stderr
+        result = lastbit(*command)
+        assert result.returncode == 1
+        assert "batch_complete" in result.stderr
 
 
 def test_a_service_that_is_not_there_is_named(unused_port: int) -> None:
     """With its address and what to do."""
     url = f"http://127.0.0.1:{unused_port}"
-    done = Lastbit(url)("status", "7")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert url in done.stderr
-    assert "refused" in done.stderr.lower()
-    assert "make serve" in done.stderr
-    assert "--url" in done.stderr
+    result = Lastbit(url)("status", "7")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert url in result.stderr
+    assert "refused" in result.stderr.lower()
+    assert "make serve" in result.stderr
+    assert "--url" in result.stderr
 
 
 def test_rejected_items_are_exit_code_3(lastbit: Lastbit) -> None:
     """They are named; the others are applied."""
     batch = lastbit.json("open", "--items", "1")["id"]
-    done = lastbit("ack", f"{batch}:0:0", *[f"{batch}:0:{index}" for index in range(1, 31)])
-    assert done.returncode == 3
-    assert "1 acked, 30 rejected" in done.stdout
-    assert f"rejected {batch}:0:1: unknown_item" in done.stdout
-    assert "and 10 more" in done.stdout
+    result = lastbit("ack", f"{batch}:0:0", *[f"{batch}:0:{index}" for index in range(1, 31)])
+    assert result.returncode == 3
+    assert "1 acked, 30 rejected" in result.stdout
+    assert f"rejected {batch}:0:1: unknown_item" in result.stdout
+    assert "and 10 more" in result.stdout
 
 
 def test_watching_ends_with_3_where_the_batch_does_not_succeed(lastbit: Lastbit) -> None:
@@ -297,9 +297,9 @@ def test_watching_ends_with_3_where_the_batch_does_not_succeed(lastbit: Lastbit)
     assert lastbit("watch", failed, "--timeout", "0").returncode == 3
     assert "did not end within" in lastbit("watch", failed, "--timeout", "0s").stderr
     lastbit.good("fail", f"{failed}:0:0")
-    done = lastbit("watch", failed)
-    assert done.returncode == 3
-    assert "complete, 1 failed" in done.stdout
+    result = lastbit("watch", failed)
+    assert result.returncode == 3
+    assert "complete, 1 failed" in result.stdout
 
 
 def test_a_batch_is_watched_on_its_way(lastbit: Lastbit) -> None:
@@ -338,57 +338,57 @@ def test_a_terminal_is_shown_a_bar(lastbit: Lastbit) -> None:
         [sys.executable, "-m", "lastbit", "watch", str(batch.id)], env=environment, stdout=follower, stderr=follower
     )
     os.close(follower)
-    shown = b""
+    output = b""
     with contextlib.suppress(OSError):  # the terminal is gone when the process has ended
         while part := os.read(leader, 65536):
-            shown += part
+            output += part
     os.close(leader)
     assert process.wait(60) == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
     assert "━" in text
     assert "2 of 2" in text
 
 
-def test_counts_that_disagree_with_the_bits_are_exit_code_3(scripted: Any) -> None:
-    """Both are shown, and what the service says of it."""
-    found = {"ok": False, "items": 5, "acked": 4, "failed": 1, "pending": 0, "counted": {"acked": 3, "failed": 1}}
-    found["faults"] = ["group 0: resolved_count is 5, its bits say 4"]
-    scripted.replies((200, {}, found))
-    done = Lastbit(scripted.url)("verify", "7")
-    assert done.returncode == 3
-    assert "inconsistent" in done.stdout
-    assert "group 0: resolved_count is 5" in done.stdout
-    assert "acked 4, counted 3" in done.stdout
+def test_counts_that_disagree_with_the_bits_are_exit_code_3(scripted_service: Any) -> None:
+    """The output shows both counts and the service's faults."""
+    report = {"ok": False, "items": 5, "acked": 4, "failed": 1, "pending": 0, "counted": {"acked": 3, "failed": 1}}
+    report["faults"] = ["group 0: resolved_count is 5, its bits say 4"]
+    scripted_service.replies((200, {}, report))
+    result = Lastbit(scripted_service.url)("verify", "7")
+    assert result.returncode == 3
+    assert "inconsistent" in result.stdout
+    assert "group 0: resolved_count is 5" in result.stdout
+    assert "acked 4, counted 3" in result.stdout
 
 
 def test_all_batches_are_verified(sqlite_url: str) -> None:
-    """What disagrees is named, and the exit code is 3."""
+    """Inconsistent batches are listed, and the exit code is 3."""
     with running_service(sqlite_url) as running:
         lastbit = Lastbit(running.url)
         with Client(running.url) as client:
             for _ in range(3):
                 client.ack(client.open(items=2).ids)
         assert "3 batches, 6 items: ok" in lastbit.good("verify", "--all")
-        nothing = {"gone": 0, "inconsistent": []}
-        assert lastbit.json("verify", "--all") == {"ok": True, "batches": 3, "items": 6, **nothing}
+        no_faults = {"gone": 0, "inconsistent": []}
+        assert lastbit.json("verify", "--all") == {"ok": True, "batches": 3, "items": 6, **no_faults}
         with contextlib.closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as database, database:
             database.execute("UPDATE batches SET acked = 1 WHERE id = 2")
-        found = lastbit.json("verify", "--all", code=3)
-        assert (found["ok"], found["batches"]) == (False, 3)
-        assert [(each["batch"], each["counted"]["acked"]) for each in found["inconsistent"]] == [(2, 2)]
-        done = lastbit("verify", "--all")
-        assert done.returncode == 3
-        assert "batch 2  inconsistent" in done.stdout
-        assert "3 batches, 6 items: 1 inconsistent" in done.stdout
+        report = lastbit.json("verify", "--all", code=3)
+        assert (report["ok"], report["batches"]) == (False, 3)
+        assert [(fault["batch"], fault["counted"]["acked"]) for fault in report["inconsistent"]] == [(2, 2)]
+        result = lastbit("verify", "--all")
+        assert result.returncode == 3
+        assert "batch 2  inconsistent" in result.stdout
+        assert "3 batches, 6 items: 1 inconsistent" in result.stdout
 
 
-def test_a_batch_that_is_deleted_while_all_are_verified_is_no_fault(scripted: Any) -> None:
-    """It was listed, and is gone when its turn comes."""
-    seen = {**BATCH, "id": 7}
-    gone = {"code": "batch_not_found", "detail": "there is no batch 7", "status": 404}
-    scripted.replies((200, {}, {"batches": [seen], "next": None}), (404, {}, gone))
-    found = Lastbit(scripted.url).json("verify", "--all")
-    assert (found["ok"], found["batches"], found["gone"]) == (True, 0, 1)
+def test_a_batch_that_is_deleted_while_all_are_verified_is_no_fault(scripted_service: Any) -> None:
+    """The batch is in the list but deleted before it is verified."""
+    batch = {**BATCH, "id": 7}
+    problem = {"code": "batch_not_found", "detail": "there is no batch 7", "status": 404}
+    scripted_service.replies((200, {}, {"batches": [batch], "next": None}), (404, {}, problem))
+    report = Lastbit(scripted_service.url).json("verify", "--all")
+    assert (report["ok"], report["batches"], report["gone"]) == (True, 0, 1)
 
 
 def test_a_batch_is_repaired_and_what_to_redeliver_is_said(sqlite_url: str) -> None:
@@ -402,20 +402,20 @@ def test_a_batch_is_repaired_and_what_to_redeliver_is_said(sqlite_url: str) -> N
             database.execute("UPDATE item_groups SET resolved = x'ff'")
         assert lastbit.json("repair", "1", "--dry-run", code=3)["after"]["pending"] == 12
         assert client.batch(1).refresh().complete
-        said = lastbit.good("repair", "1")
+        text = lastbit.good("repair", "1")
         for words in ("batch 1  repaired", "was cut", "state: complete → sealed", "acked: 20 → 8"):
-            assert words in said
-        assert "redeliver what is pending: lastbit pending 1 --ids" in said
-        done = client.batch(2).repair()
-        assert (done.needed, done.dry_run, done.groups, done.newly) == (True, False, 1, False)
-        assert (done.before, done.after) == (BatchCounts("complete", 20, 0, 0), BatchCounts("sealed", 8, 0, 12))
+            assert words in text
+        assert "redeliver what is pending: lastbit pending 1 --ids" in text
+        result = client.batch(2).repair()
+        assert (result.needed, result.dry_run, result.groups, result.newly) == (True, False, 1, False)
+        assert (result.before, result.after) == (BatchCounts("complete", 20, 0, 0), BatchCounts("sealed", 8, 0, 12))
 
         async def awaited() -> Repair:
             async with AsyncClient(running.url) as asynchronous:
                 return await asynchronous.batch(3).repair()
 
         assert asyncio.run(awaited()) == dataclasses.replace(
-            done, faults=tuple(fault.replace("batch 2", "batch 3") for fault in done.faults)
+            result, faults=tuple(fault.replace("batch 2", "batch 3") for fault in result.faults)
         )
         assert lastbit.json("repair", "3")["needed"] is False
         assert lastbit.json("verify", "--all")["ok"]
@@ -423,18 +423,18 @@ def test_a_batch_is_repaired_and_what_to_redeliver_is_said(sqlite_url: str) -> N
 
 @pytest.mark.parametrize("arguments", [(), ("7", "--all")])
 def test_verify_wants_a_batch_or_all(lastbit: Lastbit, arguments: tuple[str, ...]) -> None:
-    """Not both, not neither."""
+    """Exactly one of the two is required."""
     assert lastbit("verify", *arguments).returncode == 2
 
 
-def test_the_token_goes_out_and_a_missing_one_is_explained(scripted: Any) -> None:
-    """By naming the option and the variable."""
-    scripted.replies((401, {}, {"code": "unauthorized", "detail": "a token is needed", "status": 401}))
-    done = Lastbit(scripted.url)("status", "7", "--token", "s3cret")
-    assert scripted.seen[0].headers["authorization"] == "Bearer s3cret"
-    assert done.returncode == 1
-    assert "LASTBIT_TOKEN" in done.stderr
-    assert "s3cret" not in done.stderr
+def test_the_token_goes_out_and_a_missing_one_is_explained(scripted_service: Any) -> None:
+    """The message names the option and the variable."""
+    scripted_service.replies((401, {}, {"code": "unauthorized", "detail": "a token is needed", "status": 401}))
+    result = Lastbit(scripted_service.url)("status", "7", "--token", "s3cret")
+    assert scripted_service.seen[0].headers["authorization"] == "Bearer s3cret"
+    assert result.returncode == 1
+    assert "LASTBIT_TOKEN" in result.stderr
+    assert "s3cret" not in result.stderr
 
 
 def test_a_key_of_somebody_else_cannot_act_on_the_terminal(lastbit: Lastbit) -> None:
@@ -449,18 +449,18 @@ def test_a_key_of_somebody_else_cannot_act_on_the_terminal(lastbit: Lastbit) -> 
 
 
 def test_help_does_not_wait_for_what_only_a_call_needs() -> None:
-    """httpx takes longer to import than all the rest."""
+    """Importing httpx takes longer than importing everything else."""
     code = "import sys, lastbit.cli; print(*sorted({'httpx', 'asyncio'} & {*sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "\n"), result.stderr
 
 
 def test_the_installed_command_is_this_one() -> None:
     """The entry point that the package declares exists and runs."""
     command = Path(sys.executable).with_name("lastbit")
-    done = subprocess.run([command, "--version"], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert done.stdout.startswith("lastbit, version ")
+    result = subprocess.run([command, "--version"], capture_output=True, text=True)
+    assert result.returncode == 0
+    assert result.stdout.startswith("lastbit, version ")
 
 
 # -- the feed
@@ -493,7 +493,7 @@ def test_events_are_appended_and_shown(lastbit: Lastbit) -> None:
 
 
 def test_the_events_of_a_batch_are_shown(lastbit: Lastbit) -> None:
-    """From its opening on, over as many pages as it takes."""
+    """All pages are read, starting at the batch's opening."""
     with Client(lastbit.url) as client:
         batch = client.open(key="nightly", items=1, sealed=True)
         client.append([{"id": uuid.uuid4().hex, "type": "noise"} for _ in range(1000)])
@@ -532,12 +532,12 @@ def test_following_shows_events_as_they_come_until_it_is_told_to_stop(lastbit: L
                 event = json.loads(process.stdout.readline())
                 assert (event["type"], event["data"]) == ("step", data)
             process.send_signal(number)
-            rest, said = process.communicate(timeout=30)
-            assert (process.returncode, rest, said) == (0, "", "")
+            rest, errors = process.communicate(timeout=30)
+            assert (process.returncode, rest, errors) == (0, "", "")
 
 
 def test_following_ends_with_its_limit_and_with_its_reader(lastbit: Lastbit) -> None:
-    """A script may wait for one event; and who has read enough ends it quietly."""
+    """A script may wait for one event; a reader that closes the pipe ends the command quietly."""
     with Client(lastbit.url) as client:
         start = client.events(limit=1).last
         batch = client.open(items=1, sealed=True)
@@ -563,11 +563,11 @@ def test_a_batch_is_explained(lastbit: Lastbit) -> None:
     assert f"batch {parent}  sealed, not done" in text
     assert f"2 of 2 items are pending: {parent}:0:0 to {parent}:0:1" in text
     assert f"it waits for batch {child['id']} (open, 5 pending)" in text
-    found = lastbit.json("explain", str(parent))
-    assert [reason["code"] for reason in found["reasons"]] == [
+    explanation = lastbit.json("explain", str(parent))
+    assert [reason["code"] for reason in explanation["reasons"]] == [
         *("pending", "oldest_untouched_group", "waiting_for_children")
     ]
-    assert found["reasons"][2]["children"][0]["batch"] == child["id"]
+    assert explanation["reasons"][2]["children"][0]["batch"] == child["id"]
     assert lastbit("explain", "999999").returncode == 1
 
 
@@ -578,8 +578,8 @@ def test_a_tally_on_the_command_line(lastbit: Lastbit) -> None:
     assert lastbit.good("tally", "apply", "screws", "robot-7", "5", *message).startswith("a repeat")
     child = lastbit.json("tally", "apply", "screws", "robot-7", "-2", *message, "--child", "1", "--generation", "4")
     assert child == {"applied": 1, "repeated": 0}
-    shown = lastbit.good("tally", "value", "screws", "robot-7")
-    assert shown.splitlines() == [
+    text = lastbit.good("tally", "value", "screws", "robot-7")
+    assert text.splitlines() == [
         "3 robot-7",
         "  5 of screws, partition 3, up to offset 17",
         "  -2 of screws, partition 3, generation 4, up to offset 17, child 1",

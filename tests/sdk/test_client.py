@@ -41,32 +41,32 @@ FAST = Retry(attempts=4, base=0)
 
 @pytest.fixture
 def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as opened:
-        yield opened
+    with Client(service_url) as client:
+        yield client
 
 
 @pytest.fixture
-def losing_answers(scripted: Any, service_url: str) -> Iterator[Any]:
+def losing_answers(scripted_service: Any, service_url: str) -> Iterator[Any]:
     """In front of the real service: the first answer to each distinct request is lost on its way back."""
-    lost: set[str] = set()
+    lost_answers: set[str] = set()
     with httpx.Client(base_url=service_url, timeout=60) as real:
 
-        def reply(seen: Any) -> Any:
-            passed = {
+        def reply(request: Any) -> Any:
+            request_headers = {
                 name: value
-                for name, value in seen.headers.items()
+                for name, value in request.headers.items()
                 if name in {"idempotency-key", "content-type", "accept"}
             }
-            answer = real.request(seen.method, seen.path, headers=passed, json=seen.body)
-            once = f"{seen.method} {seen.path} {passed.get('idempotency-key')}"
-            if once not in lost:
-                lost.add(once)
+            answer = real.request(request.method, request.path, headers=request_headers, json=request.body)
+            request_key = f"{request.method} {request.path} {request_headers.get('idempotency-key')}"
+            if request_key not in lost_answers:
+                lost_answers.add(request_key)
                 return None
-            said = {name: answer.headers[name] for name in ("content-type",) if name in answer.headers}
-            return answer.status_code, said, answer.json() if answer.content else None
+            answer_headers = {name: answer.headers[name] for name in ("content-type",) if name in answer.headers}
+            return answer.status_code, answer_headers, answer.json() if answer.content else None
 
-        scripted.reply = reply
-        yield scripted
+        scripted_service.reply = reply
+        yield scripted_service
 
 
 # -- a batch's life
@@ -82,11 +82,11 @@ def test_a_batch_from_its_opening_to_its_last_item(client: Client) -> None:
     assert client.ack([ids[1], ids[1], ids[0]]) == AckResult(applied=1, repeated=1)
     last = client.ack(ids[2])
     assert last.completed == (Completed(batch.id, "catalog-42", True, True, True),)
-    again = client.ack(ids[2])
-    assert again == AckResult(repeated=1, completed=(Completed(batch.id, "catalog-42", False, True, False),))
-    seen = batch.refresh()
-    assert (seen.state, seen.acked, seen.pending, seen.labels) == ("complete", 3, 0, {"team": "search"})
-    assert seen.ended_at is not None
+    repeat = client.ack(ids[2])
+    assert repeat == AckResult(repeated=1, completed=(Completed(batch.id, "catalog-42", False, True, False),))
+    status = batch.refresh()
+    assert (status.state, status.acked, status.pending, status.labels) == ("complete", 3, 0, {"team": "search"})
+    assert status.ended_at is not None
     assert batch.succeeded
     assert batch.verify().ok
 
@@ -107,11 +107,11 @@ def test_a_producer_that_is_run_again_gets_the_same_batch_and_ids(client: Client
     """Under its own idempotency keys; another body under the same key is refused."""
     cause = uuid.uuid4().hex
     first = client.open(items=2, idempotency_key=cause)
-    more = first.extend(5, idempotency_key="chunk-1")
-    again = client.open(items=2, idempotency_key=cause)
-    assert (again.id, again.ids, again.replayed) == (first.id, first.ids, True)
-    assert again.extend(5, idempotency_key="chunk-1") == more
-    assert again.refresh().items == 7
+    extension = first.extend(5, idempotency_key="chunk-1")
+    repeat = client.open(items=2, idempotency_key=cause)
+    assert (repeat.id, repeat.ids, repeat.replayed) == (first.id, first.ids, True)
+    assert repeat.extend(5, idempotency_key="chunk-1") == extension
+    assert repeat.refresh().items == 7
     with pytest.raises(IdempotencyKeyReused):
         client.open(items=3, idempotency_key=cause)
 
@@ -133,24 +133,24 @@ def test_a_large_list_is_split_and_completes_once(client: Client) -> None:
     batch = client.open(items=25_000, sealed=True)
     result = client.ack(list(batch.ids))
     assert (result.applied, len(result.completed), result.completed[0].newly) == (25_000, 1, True)
-    again = client.ack(iter(batch.ids))
-    assert (again.repeated, len(again.completed), again.completed[0].newly) == (25_000, 1, False)
+    repeat = client.ack(iter(batch.ids))
+    assert (repeat.repeated, len(repeat.completed), repeat.completed[0].newly) == (25_000, 1, False)
 
 
 def test_what_was_never_issued_is_rejected_by_name(client: Client) -> None:
     """And does not block the others."""
     batch = client.open(items=2)
-    unknown = f"{batch.id}:0:2"
-    result = client.ack([batch.ids[0], unknown, "999999:0:0"])
+    unissued = f"{batch.id}:0:2"
+    result = client.ack([batch.ids[0], unissued, "999999:0:0"])
     assert result.applied == 1
     assert {(rejection.item, rejection.reason) for rejection in result.rejected} == {
-        (unknown, "unknown_item"),
+        (unissued, "unknown_item"),
         ("999999:0:0", "unknown_batch"),
     }
 
 
 def test_bits_beyond_the_batch_are_rejected_by_count(client: Client) -> None:
-    """Of a mask, by its group."""
+    """The rejection of a mask names its group."""
     from lastbit import ItemIds
 
     batch = client.open(items=10)
@@ -165,10 +165,10 @@ def test_failed_items_bear_their_reasons_until_they_are_redriven(client: Client)
     batch = client.open(items=5, sealed=True)
     client.ack(batch.ids[:3])
     result = client.fail(batch.ids[3:], reason="disk full")
-    done = result.completed[0]
-    assert (result.applied, done.newly, done.succeeded) == (2, True, False)
+    completion = result.completed[0]
+    assert (result.applied, completion.newly, completion.succeeded) == (2, True, False)
     failed = list(batch.failed())
-    assert [(found.start, found.end) for found in failed] == [(3, 5)]
+    assert [(item_range.start, item_range.end) for item_range in failed] == [(3, 5)]
     assert failed[0].reasons == {batch.ids[3]: "disk full", batch.ids[4]: "disk full"}
     client.ack(batch.ids[3])
     redriven = client.ack(batch.ids[4]).completed[0]
@@ -181,25 +181,27 @@ def test_pending_ranges_are_paged_and_lead_to_the_missing_ids(client: Client) ->
     batch = client.open(items=200, group_size=64)
     client.ack([item for number, item in enumerate(batch.ids) if number % 10])
     ranges = list(batch.pending(page_size=3))
-    assert [(found.start, found.count) for found in ranges] == [(number, 1) for number in range(0, 200, 10)]
-    missing = [item for found in ranges for item in found.ids]
+    assert [(item_range.start, item_range.count) for item_range in ranges] == [
+        (number, 1) for number in range(0, 200, 10)
+    ]
+    missing = [item for item_range in ranges for item in item_range.ids]
     assert missing == list(batch.ids[::10])
     watermark = batch.watermark()
     assert (watermark.watermark, watermark.item) == (0, batch.ids[0])
 
 
 def test_batches_are_listed_newest_first_by_state_key_and_labels(client: Client) -> None:
-    """Over as many pages as it takes."""
+    """The list spans several pages."""
     key = uuid.uuid4().hex
-    opened = [client.open(key=key, labels={"n": str(number % 2), "all": "yes"}) for number in range(5)]
-    opened[0].seal()
-    found = list(client.batches(key=key, page_size=2))
-    assert [batch.id for batch in found] == [batch.id for batch in reversed(opened)]
+    batches = [client.open(key=key, labels={"n": str(number % 2), "all": "yes"}) for number in range(5)]
+    batches[0].seal()
+    listing = list(client.batches(key=key, page_size=2))
+    assert [batch.id for batch in listing] == [batch.id for batch in reversed(batches)]
     assert [batch.id for batch in client.batches(key=key, labels={"n": "1", "all": "yes"})] == [
-        opened[3].id,
-        opened[1].id,
+        batches[3].id,
+        batches[1].id,
     ]
-    assert [batch.id for batch in client.batches(key=key, state="complete")] == [opened[0].id]
+    assert [batch.id for batch in client.batches(key=key, state="complete")] == [batches[0].id]
 
 
 def test_an_ended_batch_says_why_it_takes_no_more(client: Client) -> None:
@@ -211,10 +213,10 @@ def test_an_ended_batch_says_why_it_takes_no_more(client: Client) -> None:
     assert sealed.value.code == "batch_sealed"
     assert batch.cancel().state == "cancelled"
     assert batch.cancel().state == "cancelled"
-    with pytest.raises(BatchEnded) as ended:
+    with pytest.raises(BatchEnded) as excinfo:
         batch.extend(1)
-    assert (ended.value.status, ended.value.code) == (409, "batch_cancelled")
-    assert isinstance(ended.value, Conflict)
+    assert (excinfo.value.status, excinfo.value.code) == (409, "batch_cancelled")
+    assert isinstance(excinfo.value, Conflict)
     assert client.ack(batch.ids[0]).rejected[0].reason == "cancelled"
     batch.delete()
     with pytest.raises(BatchNotFound):
@@ -224,9 +226,9 @@ def test_an_ended_batch_says_why_it_takes_no_more(client: Client) -> None:
 
 def test_a_malformed_request_names_the_place(client: Client) -> None:
     """In the error's data and in its message."""
-    with pytest.raises(InvalidRequest, match="group_size") as caught:
+    with pytest.raises(InvalidRequest, match="group_size") as excinfo:
         client.open(group_size=63)
-    assert caught.value.code == "invalid_request"
+    assert excinfo.value.code == "invalid_request"
     with pytest.raises(InvalidRequest):
         client.open().extend(-1)
 
@@ -254,11 +256,11 @@ def test_a_handle_without_a_request_knows_only_its_id(client: Client) -> None:
 def test_a_wait_ends_with_the_batch(client: Client) -> None:
     """The long poll is answered when the last item is resolved by somebody else."""
     batch = client.open(items=2, sealed=True)
-    seen: list[Batch] = []
+    snapshots: list[Batch] = []
     waiting = threading.Event()
 
-    def watch(found: Batch) -> None:
-        seen.append(found)
+    def watch(snapshot: Batch) -> None:
+        snapshots.append(snapshot)
         waiting.set()
 
     def consume() -> None:
@@ -267,20 +269,20 @@ def test_a_wait_ends_with_the_batch(client: Client) -> None:
 
     consumer = threading.Thread(target=consume)
     consumer.start()
-    ended = batch.wait(timeout=30, progress=watch)
+    final = batch.wait(timeout=30, progress=watch)
     consumer.join()
-    assert ended.complete
+    assert final.complete
     assert batch.complete
-    assert seen[0].pending == 2
-    assert seen[-1] == ended
+    assert snapshots[0].pending == 2
+    assert snapshots[-1] == final
 
 
 def test_a_wait_that_is_too_short_bears_the_batch_as_it_is(client: Client) -> None:
     """It says how many items are pending."""
     batch = client.open(items=3)
-    with pytest.raises(WaitTimeout, match="3 of 3 items pending") as caught:
+    with pytest.raises(WaitTimeout, match="3 of 3 items pending") as excinfo:
         batch.wait(timeout=0)
-    assert caught.value.batch.pending == 3
+    assert excinfo.value.batch.pending == 3
 
 
 def test_a_progress_bar_can_be_shown(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
@@ -295,63 +297,66 @@ def test_a_progress_bar_can_be_shown(client: Client, capfd: pytest.CaptureFixtur
 
 
 def test_lost_answers_change_nothing(losing_answers: Any, client: Client) -> None:
-    """Every verb whose first answer is lost has the effect of being done once, and its retry tells all of it."""
+    """Each verb takes effect once although its first answer is lost, and the retry returns the complete result."""
     with Client(losing_answers.url, retry=FAST) as unlucky:
         batch = unlucky.open(items=2, key="lost")
         assert unlucky.batch(batch.id).extend(3).numbers == range(2, 5)
         assert client.batch(batch.id).refresh().items == 5
         assert unlucky.ack([f"{batch.id}:0:{index}" for index in range(4)]).rejected == ()
         unlucky.batch(batch.id).seal()
-        done = unlucky.ack(f"{batch.id}:0:4").completed[0]
-        assert (done.newly, done.newly_succeeded) == (True, True)
+        completion = unlucky.ack(f"{batch.id}:0:4").completed[0]
+        assert (completion.newly, completion.newly_succeeded) == (True, True)
         other = unlucky.open(items=1)
         assert other.cancel().state == "cancelled"
         other.delete()
     assert client.batch(batch.id).verify().ok
     with pytest.raises(BatchNotFound):
         client.batch(other.id).refresh()
-    keys = [seen.headers.get("idempotency-key") for seen in losing_answers.seen if seen.method == "POST"]
+    keys = [request.headers.get("idempotency-key") for request in losing_answers.seen if request.method == "POST"]
     assert all(keys)
     assert len(set(keys)) == len(keys) // 2
 
 
 def test_an_empty_batch_whose_seal_was_lost_is_told_as_newly_complete(losing_answers: Any) -> None:
-    """The producer that completes it learns of it even then."""
+    """The producer that completes it learns of the completion even after a lost answer."""
     with Client(losing_answers.url, retry=FAST) as unlucky:
         sealed = unlucky.open().seal()
         assert (sealed.complete, sealed.newly) == (True, True)
 
 
-def test_an_overloaded_service_is_waited_for(scripted: Any) -> None:
-    """As it asks for; in the end its own words are the error."""
+def test_an_overloaded_service_is_waited_for(scripted_service: Any) -> None:
+    """The client waits as long as Retry-After asks; the final error has the service's message."""
     problem = {"code": "unavailable", "detail": "the database is away", "status": 503}
-    scripted.replies((503, {"retry-after": "0", "content-type": "application/problem+json"}, problem))
-    with Client(scripted.url, retry=FAST) as client, pytest.raises(Unavailable, match="the database is away") as caught:
+    scripted_service.replies((503, {"retry-after": "0", "content-type": "application/problem+json"}, problem))
+    with (
+        Client(scripted_service.url, retry=FAST) as client,
+        pytest.raises(Unavailable, match="the database is away") as excinfo,
+    ):
         client.ack("7:0:1")
-    assert len(scripted.seen) == 4
-    assert caught.value.retry_after == 0
+    assert len(scripted_service.seen) == 4
+    assert excinfo.value.retry_after == 0
 
 
 def test_a_service_that_is_not_there_is_named(unused_port: int) -> None:
     """With its address, the cause, and what to do."""
     url = f"http://127.0.0.1:{unused_port}"
-    with Client(url, retry=Retry(attempts=2, base=0)) as client, pytest.raises(ServiceUnreachable) as caught:
+    with Client(url, retry=Retry(attempts=2, base=0)) as client, pytest.raises(ServiceUnreachable) as excinfo:
         client.open()
-    assert caught.value.url == url
-    assert caught.value.attempts == 2
-    message = str(caught.value)
+    assert excinfo.value.url == url
+    assert excinfo.value.attempts == 2
+    message = str(excinfo.value)
     assert url in message
     assert "refused" in message.lower()
     assert "LASTBIT_URL" in message
 
 
-def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(scripted: Any) -> None:
-    """The timeout is said in seconds."""
+def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(scripted_service: Any) -> None:
+    """The error gives the timeout in seconds."""
     release = threading.Event()
-    scripted.reply = lambda _: (release.wait(), None)[1]
+    scripted_service.reply = lambda _: (release.wait(), None)[1]
     try:
         with (
-            Client(scripted.url, timeout=0.05, retry=Retry(attempts=1)) as client,
+            Client(scripted_service.url, timeout=0.05, retry=Retry(attempts=1)) as client,
             pytest.raises(ServiceUnreachable, match=r"nothing came within 0\.05 s"),
         ):
             client.ack("7:0:1")
@@ -359,16 +364,16 @@ def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(scripted: Any) 
         release.set()
 
 
-def test_the_token_is_sent_and_its_refusal_is_an_error(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent_and_its_refusal_is_an_error(scripted_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the argument, or else from the environment."""
-    scripted.replies((403, {}, {"code": "forbidden", "detail": "this token may only read", "status": 403}))
+    scripted_service.replies((403, {}, {"code": "forbidden", "detail": "this token may only read", "status": 403}))
     monkeypatch.setenv("LASTBIT_TOKEN", "from-the-environment")
-    monkeypatch.setenv("LASTBIT_URL", scripted.url)
+    monkeypatch.setenv("LASTBIT_URL", scripted_service.url)
     for token in (None, "given"):
         with Client(token=token) as client, pytest.raises(Forbidden):
             client.ack("7:0:1")
-    sent = [seen.headers["authorization"] for seen in scripted.seen]
-    assert sent == ["Bearer from-the-environment", "Bearer given"]
+    tokens = [request.headers["authorization"] for request in scripted_service.seen]
+    assert tokens == ["Bearer from-the-environment", "Bearer given"]
 
 
 NO_TIMES: list[Any] = [None, 0, -1, float("nan"), float("inf"), "3"]
@@ -396,8 +401,8 @@ def test_what_cannot_be_meant_is_refused_when_the_client_is_made(wrong: dict[str
 def test_an_acker_completes_a_batch_exactly_once(client: Client) -> None:
     """From several threads, with duplicates and failures among the acks."""
     batch = client.open(items=3000, sealed=True)
-    told: list[Completed] = []
-    with client.acker(on_completed=told.append, max_pending=500) as acker:
+    completions: list[Completed] = []
+    with client.acker(on_completed=completions.append, max_pending=500) as acker:
 
         def consume(part: int) -> None:
             futures = [acker.ack(item) for item in batch.ids[part::3]]
@@ -409,10 +414,10 @@ def test_an_acker_completes_a_batch_exactly_once(client: Client) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert [done.newly for done in told].count(True) == 1
-    assert all(done.batch == batch.id for done in told)
-    seen = batch.refresh()
-    assert (seen.acked, seen.failed, seen.succeeded) == (3000, 0, True)
+    assert [completion.newly for completion in completions].count(True) == 1
+    assert all(completion.batch == batch.id for completion in completions)
+    status = batch.refresh()
+    assert (status.acked, status.failed, status.succeeded) == (3000, 0, True)
     assert batch.verify().ok
 
 
@@ -430,21 +435,23 @@ def test_the_awaited_client_does_the_same(service_url: str, losing_answers: Any)
             # After a lost answer the retry finds them done already.
             assert acked.applied + acked.repeated == 100
             assert (await client.fail(ids[100], reason="late")).rejected == ()
-            assert [found.start async for found in batch.failed()] == [110]
-            assert [(found.start, found.end) async for found in batch.pending(page_size=1)] == [(0, 10), (111, 200)]
+            assert [entry.start async for entry in batch.failed()] == [110]
+            assert [(entry.start, entry.end) async for entry in batch.pending(page_size=1)] == [(0, 10), (111, 200)]
             assert (await batch.watermark()).watermark == 0
             assert not (await batch.seal()).complete
             with pytest.raises(WaitTimeout):
                 await batch.wait(timeout=0)
             waiting = asyncio.create_task(batch.wait(timeout=30))
-            told: list[Completed] = []
-            async with client.acker(on_completed=told.append) as acker:
+            completions: list[Completed] = []
+            async with client.acker(on_completed=completions.append) as acker:
                 for item in [*batch.ids, *ids[100:]]:
                     await acker.ack(item)
-            assert [(done.batch, done.newly, done.succeeded) for done in told] == [(batch.id, True, True)]
+            assert [(completion.batch, completion.newly, completion.succeeded) for completion in completions] == [
+                (batch.id, True, True)
+            ]
             assert (await waiting).complete
             assert (await batch.verify()).ok
-            assert batch.id in [found.id async for found in client.batches(key="awaited")]
+            assert batch.id in [entry.id async for entry in client.batches(key="awaited")]
             with pytest.raises(BatchEnded):
                 await batch.cancel()
             await batch.delete()
@@ -455,17 +462,20 @@ def test_the_awaited_client_does_the_same(service_url: str, losing_answers: Any)
     asyncio.run(live(losing_answers.url))
 
 
-@pytest.mark.parametrize(("blocking", "awaited"), [(Client, AsyncClient), (BatchHandle, AsyncBatchHandle)])
-def test_both_clients_have_the_same_names_and_arguments(blocking: type, awaited: type) -> None:
-    """Whoever knows one knows the other."""
+@pytest.mark.parametrize(("blocking", "asynchronous"), [(Client, AsyncClient), (BatchHandle, AsyncBatchHandle)])
+def test_both_clients_have_the_same_names_and_arguments(blocking: type, asynchronous: type) -> None:
+    """Code for one client reads like code for the other."""
 
     def shape(kind: type) -> dict[str, list[tuple[str, Any, Any]]]:
         methods = inspect.getmembers(kind, inspect.isfunction)
         return {
-            name: [(one.name, one.kind, one.default) for one in inspect.signature(method).parameters.values()]
+            name: [
+                (parameter.name, parameter.kind, parameter.default)
+                for parameter in inspect.signature(method).parameters.values()
+            ]
             for name, method in methods
             if not name.startswith("_")
         }
 
-    assert shape(blocking) == shape(awaited)
+    assert shape(blocking) == shape(asynchronous)
     assert len(shape(blocking)) >= 7

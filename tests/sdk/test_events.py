@@ -44,8 +44,8 @@ EVENT = {
 
 @pytest.fixture
 def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as opened:
-        yield opened
+    with Client(service_url) as client:
+        yield client
 
 
 def page(next: int, *positions: int) -> Outcome:
@@ -60,14 +60,14 @@ def test_events_of_ones_own_are_appended_and_read(client: Client) -> None:
     """One, or many in a transaction; the same id again is a repeat."""
     before = client.events(limit=1).last
     id = uuid.uuid4().hex
-    one = client.append_event(id=id, type="card.charged", key="order-1", data={"cents": 1})
-    assert one == Appended(id, before + 1, False)
-    again = client.append([{"id": id, "type": "card.charged"}, {"id": id + "b", "type": "item.reserved"}])
-    assert again == (Appended(id, before + 1, True), Appended(id + "b", before + 2, False))
+    event = client.append_event(id=id, type="card.charged", key="order-1", data={"cents": 1})
+    assert event == Appended(id, before + 1, False)
+    repeats = client.append([{"id": id, "type": "card.charged"}, {"id": id + "b", "type": "item.reserved"}])
+    assert repeats == (Appended(id, before + 1, True), Appended(id + "b", before + 2, False))
     assert client.append([]) == ()
-    found = client.events(after=before)
-    assert (found.next, found.last) == (before + 2, before + 2)
-    first = found.events[0]
+    page = client.events(after=before)
+    assert (page.next, page.last) == (before + 2, before + 2)
+    first = page.events[0]
     assert (first.position, first.id, first.type, first.key, first.batch) == (
         before + 1,
         id,
@@ -77,25 +77,25 @@ def test_events_of_ones_own_are_appended_and_read(client: Client) -> None:
     )
     assert first.data == {"cents": 1}
     assert first.at.utcoffset() == timedelta(0)
-    assert [each.type for each in client.events(after=before, types="item.reserved").events] == ["item.reserved"]
-    both = client.events(after=before, types=["card.charged", "item.reserved"], limit=1)
-    assert (len(both.events), both.next, both.last) == (1, before + 1, before + 2)
+    assert [event.type for event in client.events(after=before, types="item.reserved").events] == ["item.reserved"]
+    page = client.events(after=before, types=["card.charged", "item.reserved"], limit=1)
+    assert (len(page.events), page.next, page.last) == (1, before + 1, before + 2)
 
 
 def test_following_hears_of_what_happens_and_goes_on_after_a_position(client: Client, service_url: str) -> None:
-    """By type and batch; the end of a batch comes to whoever follows, whoever brought it."""
+    """Filters are type and batch. Every follower gets the end of a batch, whichever client caused it."""
     batch = client.open(key="nightly", items=1, sealed=True)
     start = client.events(limit=1).last
     with ThreadPoolExecutor(1) as pool, Client(service_url) as other:
         follower = other.follow(after=start, types=("batch.completed", "batch.succeeded"), batch=batch.id)
-        both = pool.submit(lambda: list(islice(follower, 2)))
+        events = pool.submit(lambda: list(islice(follower, 2)))
         client.append_event(id=uuid.uuid4().hex, type="noise")
         client.ack(batch.ids)
-        completed, succeeded = both.result(60)
+        completed, succeeded = events.result(60)
     assert (completed.id, succeeded.id) == (f"batch:{batch.id}:completed", f"batch:{batch.id}:succeeded")
     assert (completed.batch, completed.key, completed.data["acked"]) == (batch.id, "nightly", 1)
-    again = client.follow(after=completed.position, batch=batch.id)
-    assert next(again) == succeeded
+    second_follower = client.follow(after=completed.position, batch=batch.id)
+    assert next(second_follower) == succeeded
 
 
 def test_the_async_client_does_the_same(service_url: str) -> None:
@@ -111,14 +111,14 @@ def test_the_async_client_does_the_same(service_url: str) -> None:
                     await client.append_event(id=id, type="step")
 
             appending = asyncio.create_task(append())
-            seen = []
+            ids_read = []
             async for event in client.follow(after=start, types="step"):
-                seen.append(event.id)
-                if len(seen) == len(ids):
+                ids_read.append(event.id)
+                if len(ids_read) == len(ids):
                     break
             await appending
-            assert seen == ids
-            assert [each.repeated for each in await client.append([{"id": ids[0], "type": "step"}])] == [True]
+            assert ids_read == ids
+            assert [receipt.repeated for receipt in await client.append([{"id": ids[0], "type": "step"}])] == [True]
             batch = await client.open(items=1)
             assert [reason.code for reason in (await batch.explain()).reasons][:1] == ["not_sealed"]
 
@@ -132,15 +132,15 @@ def test_a_service_that_is_killed_and_comes_back_is_followed_on(sqlite_url: str)
         with Client(running.url) as client, ThreadPoolExecutor(1) as pool:
 
             def follow() -> list[int]:
-                seen = []
+                positions = []
                 with Client(running.url, retry=Retry(attempts=1000, cap=0.5)) as follower:
                     for event in follower.follow():
-                        seen.append(event.position)
+                        positions.append(event.position)
                         if event.position == 3:
                             under_way.set()
                         if event.position == 6:
                             break
-                return seen
+                return positions
 
             following = pool.submit(follow)
             client.append([{"id": str(number), "type": "a"} for number in range(3)])
@@ -158,9 +158,9 @@ def test_what_was_trimmed_is_an_error_of_its_own(sqlite_url: str) -> None:
         with Database(sqlite_url) as database:
             assert feed.trim(database, timedelta(0)) == 4
         client.append_event(id="kept", type="a")
-        with pytest.raises(PositionTrimmed) as caught:
+        with pytest.raises(PositionTrimmed) as excinfo:
             client.events(after=1)
-        assert (caught.value.status, caught.value.code) == (410, "position_trimmed")
+        assert (excinfo.value.status, excinfo.value.code) == (410, "position_trimmed")
         with pytest.raises(PositionTrimmed):
             next(client.follow(after=0))
         assert next(client.follow()).id == "kept"
@@ -170,12 +170,12 @@ def test_a_batch_is_explained(client: Client) -> None:
     """The codes, the sentences, and the facts by name."""
     batch = client.open(items=3)
     client.ack(batch.ids[0])
-    found = batch.explain()
-    assert (found.batch, found.state, found.done) == (batch.id, "open", False)
-    assert [reason.code for reason in found.reasons] == ["not_sealed", "pending"]
-    assert found.reasons[1].facts["pending"] == 2
-    assert "code" not in found.reasons[1].facts
-    assert found.reasons[1].text.startswith("2 of 3 items are pending")
+    explanation = batch.explain()
+    assert (explanation.batch, explanation.state, explanation.done) == (batch.id, "open", False)
+    assert [reason.code for reason in explanation.reasons] == ["not_sealed", "pending"]
+    assert explanation.reasons[1].facts["pending"] == 2
+    assert "code" not in explanation.reasons[1].facts
+    assert explanation.reasons[1].text.startswith("2 of 3 items are pending")
 
 
 @pytest.mark.parametrize(
@@ -197,17 +197,17 @@ def test_events_without_a_json_form_are_refused_here(client: Client, events: lis
 
 def test_reserved_names_are_refused_by_the_service(client: Client) -> None:
     """With the place."""
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(InvalidRequest) as excinfo:
         client.append_event(id="batch:7:completed", type="a")
-    assert caught.value.errors[0]["place"] == "body.events[0].id"
+    assert excinfo.value.errors[0]["place"] == "body.events[0].id"
 
 
 # -- without a socket
 
 
-def taken(world: World, count: int, **asked: Any) -> list[int]:
-    """The positions of the first events that a follower is given."""
-    flow = _calls.follow(world.service(), asked.get("after"), asked.get("types", ()), asked.get("batch"))
+def taken(world: World, count: int, **filters: Any) -> list[int]:
+    """The positions of a follower's first events."""
+    flow = _calls.follow(world.service(), filters.get("after"), filters.get("types", ()), filters.get("batch"))
 
     class Enough(Exception):
         pass
@@ -225,15 +225,15 @@ def taken(world: World, count: int, **asked: Any) -> list[int]:
 
 
 def test_each_poll_begins_where_the_one_before_ended() -> None:
-    """Also where a filter left everything out; a failed poll is asked again as it was."""
+    """This also holds if a filter excluded every event; a failed poll is repeated unchanged."""
     world = World(
         script(
             page(7, 2, 7), page(9), Failure("connection reset"), problem(503, "unavailable"), page(11, 11), page(12, 12)
         )
     )
     assert taken(world, 4, types=["a", "b"], batch=7) == [2, 7, 11, 12]
-    asked = [dict(request.params).get("after") for request in world.requests]
-    assert asked == [None, "7", "9", "9", "9", "11"]
+    positions = [dict(request.params).get("after") for request in world.requests]
+    assert positions == [None, "7", "9", "9", "9", "11"]
     for request in world.requests:
         assert ("type", "a") in request.params
         assert ("type", "b") in request.params
@@ -243,21 +243,21 @@ def test_each_poll_begins_where_the_one_before_ended() -> None:
 
 
 def test_polls_that_come_back_at_once_are_no_storm() -> None:
-    """As of a service that is stopping: one a second."""
+    """A service that is stopping answers at once; the client then polls once a second."""
     world = World(script(page(1), page(1), page(1), page(2, 2)))
     taken(world, 1, after=1)
     assert world.pauses == [1.0, 1.0, 1.0]
 
 
 def test_a_refusal_ends_the_following() -> None:
-    """A position that was trimmed is for the caller to deal with."""
+    """The caller must handle a trimmed position."""
     world = World(script(page(3, 3), problem(410, "position_trimmed")))
     with pytest.raises(PositionTrimmed):
         world.run(_calls.follow(world.service(), None, (), None))
 
 
 def test_a_long_poll_that_breaks_at_its_end_has_all_of_the_patience_left() -> None:
-    """What the service held back was no trouble; a short patience still tries again."""
+    """The time that the service holds a poll does not count as failure, so even a short patience allows a retry."""
     answers = iter([Failure("connection reset"), Failure("connection refused"), page(5, 5)])
 
     def reply(request: Request) -> Outcome:
@@ -268,9 +268,9 @@ def test_a_long_poll_that_breaks_at_its_end_has_all_of_the_patience_left() -> No
 
     world = World(reply)
     impatient = world.service(retry=Retry(attempts=5, deadline=20))
-    found = world.run(_calls.events(impatient, 4, (), None, wait=30))
-    assert found.events[0].position == 5
-    assert found.events[0].data == json.loads(json.dumps(EVENT["data"]))
+    answer_page = world.run(_calls.events(impatient, 4, (), None, wait=30))
+    assert answer_page.events[0].position == 5
+    assert answer_page.events[0].data == json.loads(json.dumps(EVENT["data"]))
 
 
 def test_the_patience_of_a_long_poll_ends_too() -> None:

@@ -40,7 +40,7 @@ from lastbit.streams import (
 from tests.support.servers import ROOT, run_module, running_service, sqlite_file
 
 PATIENCE = 30
-"""Seconds until what should happen is missed."""
+"""Seconds to wait for an expected event before the test fails."""
 TTL = 1.0
 RELEASE = 5.0
 
@@ -53,8 +53,8 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
-    with Client(url) as opened:
-        yield opened
+    with Client(url) as client:
+        yield client
 
 
 @pytest.fixture
@@ -102,25 +102,25 @@ class Worker:
         finally:
             self._tell("released", assignment)
 
-    def _tell(self, what: str, assignment: Assignment) -> None:
+    def _tell(self, event: str, assignment: Assignment) -> None:
         with self._changed:
-            self.told.append((what, assignment, assignment.lost))
+            self.told.append((event, assignment, assignment.lost))
             self._changed.notify_all()
 
     @property
     def working(self) -> dict[int, Assignment]:
         """By partition, what was assigned and not released since."""
-        found = {}
-        for what, assignment, _ in self.told:
-            if what == "assigned":
-                found[assignment.partition] = assignment
+        current = {}
+        for event, assignment, _ in self.told:
+            if event == "assigned":
+                current[assignment.partition] = assignment
             else:
-                found.pop(assignment.partition, None)
-        return found
+                current.pop(assignment.partition, None)
+        return current
 
     @property
     def lost(self) -> list[Assignment]:
-        return [assignment for what, assignment, lost in self.told if what == "released" and lost]
+        return [assignment for event, assignment, was_lost in self.told if event == "released" and was_lost]
 
     def until(self, holds: Callable[[], object]) -> None:
         with self._changed:
@@ -149,23 +149,38 @@ def working(url: str, group: str, *names: str, **options: Any) -> Iterator[list[
 
 def test_a_group_from_its_creation_to_its_end(client: Client) -> None:
     """Made, made again, looked at, joined, committed to, left, deleted."""
-    made = client.groups.create("orders", partitions=3, ttl=30)
-    assert (made.name, made.partitions, made.partition_of, made.ttl, made.release) == ("orders", 3, "crc32", 30, 30)
+    group = client.groups.create("orders", partitions=3, ttl=30)
+    assert (group.name, group.partitions, group.partition_of, group.ttl, group.release) == (
+        "orders",
+        3,
+        "crc32",
+        30,
+        30,
+    )
     assert client.groups.create("orders", partitions=3, release=60).release == 60
     with pytest.raises(PartitionsFixed, match="3 partitions"):
         client.groups.create("orders", partitions=4)
-    synced = client.groups.sync("orders", "w1", "one")
-    assert (synced.ttl, synced.release, [each.partition for each in synced.assigned]) == (30, (), [0, 1, 2])
-    assert (synced.assigned[0].floor, synced.assigned[0].snapshot) == (None, None)
-    epoch = synced.assigned[1].epoch
+    answer = client.groups.sync("orders", "w1", "one")
+    assert (answer.ttl, answer.release, [partition.partition for partition in answer.assigned]) == (30, (), [0, 1, 2])
+    assert (answer.assigned[0].floor, answer.assigned[0].snapshot) == (None, None)
+    epoch = answer.assigned[1].epoch
     snapshot = Snapshot(4, 9, (5, 7)).encode()
     for _ in range(2):
-        committed = client.groups.commit("orders", 1, worker="w1", epoch=epoch, snapshot=snapshot, token="5-0", head=20)
-        assert (committed.floor, committed.high, committed.outstanding, committed.token) == (4, 9, 2, "5-0")
-    (again,) = [each for each in client.groups.sync("orders", "w1", "one").assigned if each.partition == 1]
-    assert again.snapshot is not None
-    assert AckWindow.restore(again.snapshot).outstanding == (5, 7)
-    assert (again.epoch, again.floor, again.high, again.token) == (epoch, 4, 9, "5-0")
+        answer_position = client.groups.commit(
+            "orders", 1, worker="w1", epoch=epoch, snapshot=snapshot, token="5-0", head=20
+        )
+        assert (answer_position.floor, answer_position.high, answer_position.outstanding, answer_position.token) == (
+            4,
+            9,
+            2,
+            "5-0",
+        )
+    (assignment,) = [
+        partition for partition in client.groups.sync("orders", "w1", "one").assigned if partition.partition == 1
+    ]
+    assert assignment.snapshot is not None
+    assert AckWindow.restore(assignment.snapshot).outstanding == (5, 7)
+    assert (assignment.epoch, assignment.floor, assignment.high, assignment.token) == (epoch, 4, 9, "5-0")
     details = client.groups.get("orders")
     assert [(worker.worker, worker.live, worker.partitions) for worker in details.workers] == [("w1", True, 3)]
     position = details.positions[1]
@@ -176,9 +191,13 @@ def test_a_group_from_its_creation_to_its_end(client: Client) -> None:
     with pytest.raises(ConsumerGroupInUse):
         client.groups.delete("orders")
     client.groups.leave("orders", "w1", session="another")
-    assert [(each.workers, each.owned) for each in client.groups.list() if each.name == "orders"] == [(1, 3)]
+    assert [
+        (partition.workers, partition.owned) for partition in client.groups.list() if partition.name == "orders"
+    ] == [(1, 3)]
     client.groups.leave("orders", "w1", session="one")
-    assert [(each.workers, each.owned) for each in client.groups.list() if each.name == "orders"] == [(0, 0)]
+    assert [
+        (partition.workers, partition.owned) for partition in client.groups.list() if partition.name == "orders"
+    ] == [(0, 0)]
     client.groups.delete("orders")
     with pytest.raises(ConsumerGroupNotFound):
         client.groups.get("orders")
@@ -202,12 +221,14 @@ def test_the_async_client_does_the_same(url: str) -> None:
     async def run() -> None:
         async with AsyncClient(url) as client:
             await client.groups.create("awaited", partitions=2, ttl=30)
-            synced = await client.groups.sync("awaited", "w1", "one", capacity=1)
-            (held,) = synced.assigned
+            answer = await client.groups.sync("awaited", "w1", "one", capacity=1)
+            (assignment,) = answer.assigned
             snapshot = Snapshot(4, 4).encode()
-            await client.groups.commit("awaited", held.partition, worker="w1", epoch=held.epoch, snapshot=snapshot)
-            assert (await client.groups.get("awaited")).positions[held.partition].floor == 4
-            assert "awaited" in [each.name async for each in client.groups.list(page_size=1)]
+            await client.groups.commit(
+                "awaited", assignment.partition, worker="w1", epoch=assignment.epoch, snapshot=snapshot
+            )
+            assert (await client.groups.get("awaited")).positions[assignment.partition].floor == 4
+            assert "awaited" in [summary.name async for summary in client.groups.list(page_size=1)]
             await client.groups.leave("awaited", "w1")
             await client.groups.delete("awaited")
 
@@ -215,8 +236,8 @@ def test_the_async_client_does_the_same(url: str) -> None:
 
 
 def test_a_hand_over_brings_the_window_along(url: str, client: Client, group: str) -> None:
-    """What was outstanding where the first left off is outstanding where the second begins; the release drained it."""
-    with working(url, group, "one") as (one,):
+    """The second worker starts with the outstanding records of the first; the release drained the window."""
+    with working(url, group, "one") as (first,):
 
         def begin(assignment: Assignment) -> None:
             for offset in range(10):
@@ -227,46 +248,46 @@ def test_a_hand_over_brings_the_window_along(url: str, client: Client, group: st
         def drain(assignment: Assignment) -> None:
             assert not assignment.active
             assignment.window.ack(7)  # one that was under way
-            # And the commit of what it knows now is the group's to do.
+            # The consumer group commits the final state itself.
 
-        one.on_assigned, one.on_released = begin, drain
-        one.until_it_works_on(6)
-        kept = dict(one.working)
-        with working(url, group, "two") as (two,):
-            one.until_it_works_on(3)
-            two.until_it_works_on(3)
-            assert sorted([*one.working, *two.working]) == list(range(6))
-            assert one.lost == two.lost == []
-            for partition, assignment in two.working.items():
-                assert assignment.epoch > kept[partition].epoch
+        first.on_assigned, first.on_released = begin, drain
+        first.until_it_works_on(6)
+        assignments = dict(first.working)
+        with working(url, group, "two") as (second,):
+            first.until_it_works_on(3)
+            second.until_it_works_on(3)
+            assert sorted([*first.working, *second.working]) == list(range(6))
+            assert first.lost == second.lost == []
+            for partition, assignment in second.working.items():
+                assert assignment.epoch > assignments[partition].epoch
                 assert assignment.window.outstanding == (3, 4, 6, 8, 9)
                 assert assignment.floor == 2
-                assert kept[partition].window.closed
+                assert assignments[partition].window.closed
                 with pytest.raises(StaleEpoch):
-                    kept[partition].commit()
-        one.until_it_works_on(6)
+                    assignments[partition].commit()
+        first.until_it_works_on(6)
     assert client.groups.get(group).workers == ()
 
 
 def test_a_stopped_worker_leaves_when_all_is_drained(url: str, client: Client, group: str) -> None:
-    """Its callbacks have returned, its positions are kept, and what it held is free, not only after a lease."""
+    """Its callbacks have returned, its positions are kept, and its partitions are free before its lease expires."""
     client.groups.create(group, partitions=6, ttl=600)
-    with working(url, group, "one") as (one,):
+    with working(url, group, "one") as (first,):
 
         def begin(assignment: Assignment) -> None:
             assignment.window.track(5)
             assignment.commit(token="4-0", head=9)
 
-        one.on_assigned, one.on_released = begin, lambda assignment: assignment.window.ack(5)
-        one.until_it_works_on(6)
-    assert one.error is None
-    assert one.working == {}
-    found = client.groups.get(group)
-    assert found.workers == ()
-    assert [(each.owner, each.floor, each.lag) for each in found.positions] == [(None, 5, 4)] * 6
-    with working(url, group, "two", window_capacity=1) as (two,):
-        two.until_it_works_on(6)
-        assignment = two.working[3]
+        first.on_assigned, first.on_released = begin, lambda assignment: assignment.window.ack(5)
+        first.until_it_works_on(6)
+    assert first.error is None
+    assert first.working == {}
+    details = client.groups.get(group)
+    assert details.workers == ()
+    assert [(position.owner, position.floor, position.lag) for position in details.positions] == [(None, 5, 4)] * 6
+    with working(url, group, "two", window_capacity=1) as (second,):
+        second.until_it_works_on(6)
+        assignment = second.working[3]
         assert (assignment.token, assignment.floor, assignment.window.outstanding) == ("4-0", 5, ())
         assignment.window.track(6)
         with pytest.raises(WindowFull):
@@ -294,28 +315,28 @@ def sleeper(url: str, group: str) -> Iterator[subprocess.Popen[str]]:
             stream.close()
 
 
-def heard(process: subprocess.Popen[str], count: int, what: str) -> list[Any]:
-    """The next so many lines of this kind."""
+def heard(process: subprocess.Popen[str], count: int, kind: str) -> list[Any]:
+    """The next `count` messages of this kind."""
     assert process.stdout is not None
-    found: list[Any] = []
+    messages: list[Any] = []
     for line in process.stdout:
-        said = json.loads(line)
-        if what in said:
-            found.append(said)
-            if len(found) == count:
-                return found
-    raise AssertionError(f"it ended after {found}")
+        message = json.loads(line)
+        if kind in message:
+            messages.append(message)
+            if len(messages) == count:
+                return messages
+    raise AssertionError(f"it ended after {messages}")
 
 
 def test_a_worker_frozen_past_its_lease_wakes_and_is_refused(
     url: str, client: Client, group: str, sleeper: subprocess.Popen[str]
 ) -> None:
     """StaleEpoch from the service, and its windows take no acks; then it takes part again, at new epochs."""
-    before = {said["assigned"]: said["epoch"] for said in heard(sleeper, 6, "assigned")}
+    before = {message["assigned"]: message["epoch"] for message in heard(sleeper, 6, "assigned")}
     with working(url, group, "other") as (other,):
-        told = [said["released"] for said in heard(sleeper, 3, "released")]
+        released_partitions = [message["released"] for message in heard(sleeper, 3, "released")]
         other.until_it_works_on(3)
-        assert set(told) == set(other.working)
+        assert set(released_partitions) == set(other.working)
         sleeper.send_signal(signal.SIGSTOP)
         other.until_it_works_on(6)
         assert other.lost == []
@@ -323,10 +344,10 @@ def test_a_worker_frozen_past_its_lease_wakes_and_is_refused(
         sleeper.stdin.write("try\n")
         sleeper.stdin.flush()
         sleeper.send_signal(signal.SIGCONT)
-        (tried,) = heard(sleeper, 1, "tried")
-        assert tried["tried"] == {"raw": "StaleEpoch", "commit": "StaleEpoch", "ack": "WindowClosed"}
-        for said in heard(sleeper, 3, "assigned"):
-            assert said["epoch"] > before[said["assigned"]]
+        (attempt,) = heard(sleeper, 1, "tried")
+        assert attempt["tried"] == {"raw": "StaleEpoch", "commit": "StaleEpoch", "ack": "WindowClosed"}
+        for message in heard(sleeper, 3, "assigned"):
+            assert message["epoch"] > before[message["assigned"]]
         floors = [position.floor for position in client.groups.get(group).positions]
         assert floors == [None] * 6
         sleeper.stdin.close()
@@ -335,26 +356,28 @@ def test_a_worker_frozen_past_its_lease_wakes_and_is_refused(
 
 
 def test_without_the_service_a_worker_fences_itself() -> None:
-    """When its lease is over, before the service could give anything away; when it is back, the work goes on."""
+    """It does so when its lease ends, before the service could reassign a partition, and resumes with the service."""
     with sqlite_file() as database, running_service(database) as service, Client(service.url) as client:
         client.groups.create("alone", partitions=2, ttl=TTL, release=RELEASE)
-        with working(service.url, "alone", "one") as (one,):
-            one.until_it_works_on(2)
-            held = list(one.working.values())
-            held[0].window.track(0)
+        with working(service.url, "alone", "one") as (worker,):
+            worker.until_it_works_on(2)
+            assignments = list(worker.working.values())
+            assignments[0].window.track(0)
             service.stop(signal.SIGKILL)
-            one.until(lambda: len(one.lost) == 2)
-            assert one.group.assignments == ()
+            worker.until(lambda: len(worker.lost) == 2)
+            assert worker.group.assignments == ()
             with pytest.raises(WindowClosed):
-                held[0].window.ack(0)
+                assignments[0].window.ack(0)
             with pytest.raises(StaleEpoch):
-                held[0].commit()
+                assignments[0].commit()
             service.start()
-            one.until_it_works_on(2)
-            assert {each.epoch for each in one.working.values()} >= {each.epoch for each in held}
-            one.working[0].window.track(0)
-            one.working[0].window.ack(0)
-            one.working[0].commit()
+            worker.until_it_works_on(2)
+            assert {assignment.epoch for assignment in worker.working.values()} >= {
+                assignment.epoch for assignment in assignments
+            }
+            worker.working[0].window.track(0)
+            worker.working[0].window.ack(0)
+            worker.working[0].commit()
             assert client.groups.get("alone").positions[0].floor == 0
 
 
@@ -362,22 +385,22 @@ def test_a_second_process_under_the_same_name_takes_over(url: str, client: Clien
     """At new epochs, and at once; the first one is told, ends, and does not take the name away from the second."""
     with working(url, group, "one") as (first,):
         first.until_it_works_on(6)
-        before = {partition: each.epoch for partition, each in first.working.items()}
+        before = {partition: assignment.epoch for partition, assignment in first.working.items()}
         with working(url, group, "one") as (second,):
             second.until_it_works_on(6)
             first.until(lambda: first.ended)
             assert isinstance(first.error, SessionReplaced)
             assert len(first.lost) == 6
-            assert all(each.epoch > before[partition] for partition, each in second.working.items())
+            assert all(assignment.epoch > before[partition] for partition, assignment in second.working.items())
             assert client.groups.get(group).workers[0].partitions == 6
             assert second.lost == []
 
 
 def test_an_epoch_that_is_stale_loses_the_partition_alone(url: str, client: Client, group: str) -> None:
     """A commit that is refused closes that window, and the worker learns what it holds from its next sync."""
-    with working(url, group, "one") as (one,):
-        one.until_it_works_on(6)
-        before = dict(one.working)
+    with working(url, group, "one") as (worker,):
+        worker.until_it_works_on(6)
+        before = dict(worker.working)
         event = {"id": group, "type": "order.shipped"}
         assert not client.append([event], fence=before[0].fence)[0].repeated
         client.groups.leave(group, "one")  # kicked
@@ -388,47 +411,47 @@ def test_an_epoch_that_is_stale_loses_the_partition_alone(url: str, client: Clie
         assert before[0].lost
         with pytest.raises(WindowClosed):
             before[0].window.track(0)
-        one.until(lambda: len(one.lost) == 6)
-        one.until_it_works_on(6)
-        assert all(one.working[partition].epoch > each.epoch for partition, each in before.items())
+        worker.until(lambda: len(worker.lost) == 6)
+        worker.until_it_works_on(6)
+        assert all(worker.working[partition].epoch > assignment.epoch for partition, assignment in before.items())
 
 
 def test_a_drain_that_takes_too_long_loses_the_partition(url: str, client: Client, group: str) -> None:
-    """The other has it after the release time, and the one that still drains sees that it lost."""
+    """Another worker gets the partition after the release time; the draining one sees that it lost it."""
     client.groups.create(group, partitions=6, release=0.5)
-    with working(url, group, "one") as (one,):
+    with working(url, group, "one") as (first,):
         gate = threading.Event()
-        one.on_released = lambda assignment: gate.wait(PATIENCE)
-        one.until_it_works_on(6)
-        held = list(one.group.assignments)
+        first.on_released = lambda assignment: gate.wait(PATIENCE)
+        first.until_it_works_on(6)
+        assignments = list(first.group.assignments)
         try:
-            with working(url, group, "two") as (two,):
-                two.until_it_works_on(3)
-                taken = [each for each in held if each.partition in two.working]
-                assert all(each.lost and each.window.closed for each in taken)
-                assert len([each for each in held if each.active]) == 3
+            with working(url, group, "two") as (second,):
+                second.until_it_works_on(3)
+                lost_assignments = [item for item in assignments if item.partition in second.working]
+                assert all(item.lost and item.window.closed for item in lost_assignments)
+                assert len([item for item in assignments if item.active]) == 3
                 gate.set()
-                one.until(lambda: len(one.lost) == 3)
+                first.until(lambda: len(first.lost) == 3)
         finally:
             gate.set()
 
 
-@pytest.mark.parametrize("which", ["on_assigned", "on_released"])
-def test_a_callback_that_raises_ends_the_run(url: str, client: Client, group: str, which: str) -> None:
+@pytest.mark.parametrize("callback", ["on_assigned", "on_released"])
+def test_a_callback_that_raises_ends_the_run(url: str, client: Client, group: str, callback: str) -> None:
     """With its error, after the others were given back."""
 
     def broken(assignment: Assignment) -> None:
         if assignment.partition == 3:
             raise ValueError("no such table")
 
-    with working(url, group, "one") as (one,):
-        setattr(one, which, broken)
-        if which == "on_released":
-            one.until_it_works_on(6)
-            one.group.stop()
-        one.until(lambda: one.ended)
-        assert isinstance(one.error, ValueError)
-        assert set(one.working) <= {3}
+    with working(url, group, "one") as (worker,):
+        setattr(worker, callback, broken)
+        if callback == "on_released":
+            worker.until_it_works_on(6)
+            worker.group.stop()
+        worker.until(lambda: worker.ended)
+        assert isinstance(worker.error, ValueError)
+        assert set(worker.working) <= {3}
         assert client.groups.get(group).workers == ()
 
 
@@ -442,10 +465,10 @@ def test_a_group_that_is_not_there_ends_the_run(client: Client) -> None:
 
 
 def test_a_capacity_is_kept(url: str, client: Client, group: str) -> None:
-    """What nobody has room for has no owner."""
-    with working(url, group, "one", "two", capacity=2) as (one, two):
-        one.until_it_works_on(2)
-        two.until_it_works_on(2)
+    """Partitions beyond every worker's capacity have no owner."""
+    with working(url, group, "one", "two", capacity=2) as (first, second):
+        first.until_it_works_on(2)
+        second.until_it_works_on(2)
         assert sum(position.owner is None for position in client.groups.get(group).positions) == 2
 
 
@@ -480,28 +503,28 @@ def test_tasks_do_what_threads_do(url: str, group: str) -> None:
 
     async def run() -> None:
         async with AsyncClient(url) as client:
-            one = Task(client, "one")
-            await one.until(6)
-            two = Task(client, "two")
-            await two.until(3)
-            await one.until(3)
-            assert {each.floor for each in two.working.values()} == {1}
-            assert len(two.group.assignments) == 3
-            two.task.cancel()
+            first = Task(client, "one")
+            await first.until(6)
+            second = Task(client, "two")
+            await second.until(3)
+            await first.until(3)
+            assert {assignment.floor for assignment in second.working.values()} == {1}
+            assert len(second.group.assignments) == 3
+            second.task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await two.task
-            assert two.working == {}
-            await one.until(6)
-            one.group.stop()
-            await one.task
-            assert (one.working, one.lost, two.lost) == ({}, 0, 0)
+                await second.task
+            assert second.working == {}
+            await first.until(6)
+            first.group.stop()
+            await first.task
+            assert (first.working, first.lost, second.lost) == ({}, 0, 0)
             assert (await client.groups.get(group)).workers == ()
 
     asyncio.run(run())
 
 
 RECORDS = 40
-"""Of each partition."""
+"""The floor of each partition."""
 Record = tuple[int, int]
 
 
@@ -545,13 +568,13 @@ def test_streams_go_on_where_the_last_owner_left_them(url: str, client: Client, 
         def handle(record: Record) -> None:
             if worker.worker == "one" and record[1] >= RECORDS // 2:
                 half.wait(PATIENCE)
-                pause.wait(0.02)  # so slowly that the other has its part of them
+                pause.wait(0.02)  # slow enough for both workers to handle records
             log.handle(worker.worker, record)
 
         worker.consume(log.read, handle, key=lambda record: record[1] % 3, lanes=3, every=0.05)
 
-    with Client(url) as another:
-        workers = [ConsumerGroup(each, group, name) for each, name in ((client, "one"), (another, "two"))]
+    with Client(url) as second_client:
+        workers = [ConsumerGroup(owner, group, name) for owner, name in ((client, "one"), (second_client, "two"))]
         threads = [threading.Thread(target=consume, args=(worker,)) for worker in workers]
         try:
             threads[0].start()
@@ -570,7 +593,7 @@ def test_streams_go_on_where_the_last_owner_left_them(url: str, client: Client, 
     assert len(records) == len(set(records)) == 6 * RECORDS
     for partition in range(6):
         for key in range(3):
-            offsets = [offset for where, offset in records if where == partition and offset % 3 == key]
+            offsets = [offset for place, offset in records if place == partition and offset % 3 == key]
             assert offsets == sorted(offsets)
     assert [position.floor for position in client.groups.get(group).positions] == [RECORDS - 1] * 6
 
@@ -585,8 +608,8 @@ def test_a_record_that_fails_ends_the_run(url: str, client: Client, group: str) 
     with pytest.raises(RecordFailed) as failed:
         ConsumerGroup(client, group, "one").consume(Log().read, handle, key=lambda record: 0)
     assert failed.value.offset == 7
-    found = client.groups.get(group)
-    assert (found.positions[4].floor, found.workers) == (6, ())
+    details = client.groups.get(group)
+    assert (details.positions[4].floor, details.workers) == (6, ())
 
 
 def test_streams_of_tasks_go_on_too(url: str, client: Client, group: str) -> None:
@@ -594,9 +617,9 @@ def test_streams_of_tasks_go_on_too(url: str, client: Client, group: str) -> Non
     log = Log()
 
     async def run() -> None:
-        async with AsyncClient(url) as another:
-            worker = AsyncConsumerGroup(another, group, "one")
-            enough = asyncio.Event()
+        async with AsyncClient(url) as async_client:
+            worker = AsyncConsumerGroup(async_client, group, "one")
+            all_handled = asyncio.Event()
 
             async def source(assignment: AsyncAssignment) -> AsyncIterator[tuple[int, Record] | None]:
                 for offset in range(assignment.floor + 1, RECORDS):
@@ -608,11 +631,11 @@ def test_streams_of_tasks_go_on_too(url: str, client: Client, group: str) -> Non
             async def handle(record: Record) -> None:
                 log.handle("one", record)
                 if len(log.handled) == 6 * RECORDS:
-                    enough.set()
+                    all_handled.set()
 
             task = asyncio.create_task(worker.consume(source, handle, key=lambda record: record[1] % 3))
             async with asyncio.timeout(PATIENCE):
-                await enough.wait()
+                await all_handled.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -626,27 +649,27 @@ def test_the_command_line(url: str, client: Client) -> None:
 
     def lastbit(*arguments: str, code: int = 0) -> str:
         environment = {**os.environ, "LASTBIT_URL": url, "COLUMNS": "120", "NO_PROXY": "*", "PYTHONPATH": str(ROOT)}
-        done = run_module("lastbit", "groups", *arguments, environment=environment)
-        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
-        return done.stdout
+        result = run_module("lastbit", "groups", *arguments, environment=environment)
+        assert (result.returncode, "Traceback" in result.stderr) == (code, False), result.stderr
+        return result.stdout
 
     assert "5 partitions" in lastbit("create", "cli", "--partitions", "5", "--ttl", "30", "--release", "7")
     assert json.loads(lastbit("create", "cli", "--partitions", "5", "--json"))["release"] == 7
     lastbit("create", "cli", "--partitions", "6", code=1)
     assert "nobody" in lastbit("show", "cli")
-    synced = client.groups.sync("cli", "w1", "one", capacity=3)
+    answer = client.groups.sync("cli", "w1", "one", capacity=3)
     snapshot = Snapshot(4, 9, (5, 7)).encode()
-    client.groups.commit("cli", 1, worker="w1", epoch=synced.assigned[1].epoch, snapshot=snapshot, head=20)
-    shown = {row[0]: row[1:] for row in map(str.split, lastbit("show", "cli").splitlines()) if row}
-    assert shown["w1"][:3] == ["3", "0-2", "16"]
-    assert shown["nobody"] == ["2", "3-4"]
-    shown = {row[0]: row[1:] for row in map(str.split, lastbit("show", "cli", "--partitions").splitlines()) if row}
-    assert shown["1"][:2] == ["w1", str(synced.assigned[1].epoch)]
-    assert shown["1"][-3:] == ["4", "2", "16"]
-    assert shown["3"] == ["nobody", "0"]
+    client.groups.commit("cli", 1, worker="w1", epoch=answer.assigned[1].epoch, snapshot=snapshot, head=20)
+    table = {row[0]: row[1:] for row in map(str.split, lastbit("show", "cli").splitlines()) if row}
+    assert table["w1"][:3] == ["3", "0-2", "16"]
+    assert table["nobody"] == ["2", "3-4"]
+    table = {row[0]: row[1:] for row in map(str.split, lastbit("show", "cli", "--partitions").splitlines()) if row}
+    assert table["1"][:2] == ["w1", str(answer.assigned[1].epoch)]
+    assert table["1"][-3:] == ["4", "2", "16"]
+    assert table["3"] == ["nobody", "0"]
     assert json.loads(lastbit("show", "cli", "--json"))["positions"][1]["lag"] == 16
     assert "cli  1 worker, 5 partitions, 2 without an owner" in lastbit("list")
-    assert "cli" in [each["name"] for each in json.loads(lastbit("list", "--json"))["groups"]]
+    assert "cli" in [summary["name"] for summary in json.loads(lastbit("list", "--json"))["groups"]]
     lastbit("delete", "cli", code=1)
     assert "holds nothing" in lastbit("kick", "cli", "w1")
     assert json.loads(lastbit("kick", "cli", "w1", "--json")) == {"kicked": "w1"}

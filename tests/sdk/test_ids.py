@@ -29,8 +29,8 @@ def runs(draw: st.DrawFn) -> ItemIds:
 @given(integers, integers, integers)
 def test_an_id_survives_its_text(batch: int, group: int, index: int) -> None:
     """Parsing gives back what was written."""
-    written = ItemId(batch, group, index)
-    assert ItemId.parse(str(written)) == written
+    item = ItemId(batch, group, index)
+    assert ItemId.parse(str(item)) == item
 
 
 @given(st.integers(0, 10**12), group_sizes)
@@ -41,7 +41,7 @@ def test_an_id_says_its_number(number: int, group_size: int) -> None:
 
 @given(st.text())
 def test_any_text_is_an_id_in_one_spelling_or_malformed(text: str) -> None:
-    """No two texts are the same item."""
+    """No two texts denote the same item."""
     with contextlib.suppress(InvalidItemId):
         assert str(ItemId.parse(text)) == text
 
@@ -98,10 +98,10 @@ def test_many_ids_are_parsed_as_each_would_be(good: list[str], strange: list[str
 )
 def test_what_is_not_exactly_an_id_is_malformed(text: object) -> None:
     """Signs, blanks, leading zeros, other digits and integers of 2^53 are no ids, and the error shows the text."""
-    with pytest.raises(InvalidItemId) as caught:
+    with pytest.raises(InvalidItemId) as excinfo:
         ItemId.parse(text)  # type: ignore[arg-type]
-    assert caught.value.text == text
-    assert len(str(caught.value)) < 300
+    assert excinfo.value.text == text
+    assert len(str(excinfo.value)) < 300
 
 
 def test_an_index_beyond_its_group_is_nobodys_item() -> None:
@@ -138,27 +138,27 @@ def test_a_slice_of_a_run_is_the_slice_of_the_tuple(
     ids: ItemIds, start: int | None, stop: int | None, step: int | None
 ) -> None:
     """And it is lazy again."""
-    cut = ids[start:stop:step]
-    assert isinstance(cut, ItemIds)
-    assert tuple(cut) == tuple(ids)[start:stop:step]
+    part = ids[start:stop:step]
+    assert isinstance(part, ItemIds)
+    assert tuple(part) == tuple(ids)[start:stop:step]
 
 
 @given(runs(), runs())
-def test_equal_runs_have_equal_ids_and_hashes(one: ItemIds, other: ItemIds) -> None:
+def test_equal_runs_have_equal_ids_and_hashes(run: ItemIds, other: ItemIds) -> None:
     """Equality is that of the batch, the grouping and the numbers; empty runs are all equal."""
-    assert one == ItemIds(one.batch, one.group_size, one.numbers)
-    assert hash(one) == hash(ItemIds(one.batch, one.group_size, one.numbers))
-    if one == other:
-        assert tuple(one) == tuple(other)
-        assert hash(one) == hash(other)
-    assert one != tuple(one)
+    assert run == ItemIds(run.batch, run.group_size, run.numbers)
+    assert hash(run) == hash(ItemIds(run.batch, run.group_size, run.numbers))
+    if run == other:
+        assert tuple(run) == tuple(other)
+        assert hash(run) == hash(other)
+    assert run != tuple(run)
 
 
 @pytest.mark.parametrize(
     "stranger", ["8:0:0", "7:1:0", "7:0:64", "7:0:10", "07:0:0", "7:0", "", None, 7, 7.0, ItemId(7, 0, 0)]
 )
 def test_a_stranger_is_not_among_the_ids(stranger: object) -> None:
-    """Neither another batch's item, nor an alias, nor what is no id at all."""
+    """Another batch's item, an alias and a value that is no id are all absent."""
     ids = ItemIds(7, 64, range(10))
     assert stranger not in ids
     with pytest.raises(ValueError, match="not among"):
@@ -174,7 +174,7 @@ def test_a_position_outside_of_the_run_is_an_index_error() -> None:
 def test_a_billion_ids_take_constant_memory_and_time() -> None:
     """Length, slices, positions, membership and the start of the iteration do not expand anything."""
     tracemalloc.start()
-    began = time.perf_counter()
+    start = time.perf_counter()
     ids = ItemIds(7, 8192, range(10**9))
     assert len(ids) == 10**9
     assert ids[-1] == "7:122070:2559"
@@ -185,7 +185,7 @@ def test_a_billion_ids_take_constant_memory_and_time() -> None:
     assert next(iter(ids[500_000_000:])) == item_id(7, 500_000_000)
     assert next(reversed(ids)) == ids[-1]
     assert "1,000,000,000 items" in repr(ids)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 64 * 1024

@@ -1,4 +1,4 @@
-"""What a worker of a consumer group holds, step by step, on a clock of the test's own and without a service."""
+"""The assignments of a consumer-group worker, step by step, with a test clock and without a service."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ class Window:
 
 
 class Worker:
-    """A membership with a clock, and a service that says what the test wants."""
+    """A membership with a test clock and scripted answers of the service."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.membership: Membership[Held] = Membership(self.make, lambda: self.now, lambda: 0.5)
         self.release = RELEASE
 
-    def make(self, granted: Granted, lease: Lease) -> Held:
-        return Held(Fence("g", granted.partition, "w", granted.epoch), None, Window(), lease)  # type: ignore[arg-type]
+    def make(self, grant: Granted, lease: Lease) -> Held:
+        return Held(Fence("g", grant.partition, "w", grant.epoch), None, Window(), lease)  # type: ignore[arg-type]
 
     def due(self) -> tuple[list[Sync], list[Call[Held]]]:
         steps = self.membership.due()
         return [step for step in steps if isinstance(step, Sync)], [step for step in steps if isinstance(step, Call)]
 
     def sync(self) -> Sync:
-        """The one that is due, now or at its time."""
+        """The sync that is due now, or the next one at its time."""
         syncs, calls = self.due()
         if not syncs:
             self.now = self.membership.deadline
-            syncs, more = self.due()
-            calls += more
+            syncs, due_calls = self.due()
+            calls += due_calls
         assert calls == []
         (sync,) = syncs
         return sync
 
     def answer(self, sync: Sync, *assigned: tuple[int, int], release: tuple[int, ...] = ()) -> list[Call[Held]]:
         """The callbacks that are to be made after `assigned` (partition, epoch) was answered."""
-        granted = tuple(Granted(partition, epoch, None, None, None, None) for partition, epoch in assigned)
-        self.membership.done(sync, Synced(TTL, granted, release, self.release))
+        grants = tuple(Granted(partition, epoch, None, None, None, None) for partition, epoch in assigned)
+        self.membership.done(sync, Synced(TTL, grants, release, self.release))
         syncs, calls = self.due()
         self.early = syncs
         return calls
@@ -80,47 +80,47 @@ def test_a_worker_syncs_thrice_a_lease(worker: Worker) -> None:
     """With some jitter, and never later than a third of it after the last one was sent."""
     first = worker.sync()
     assert worker.answer(first) == []
-    began = worker.now
+    start = worker.now
     worker.sync()
-    assert 0.8 * TTL / 3 <= worker.now - began <= TTL / 3
+    assert 0.8 * TTL / 3 <= worker.now - start <= TTL / 3
 
 
 def test_an_assignment_is_told_once(worker: Worker) -> None:
-    """However often the service repeats that we hold it."""
-    (held,) = worker.joined((3, 7))
-    assert (held.partition, held.epoch, held.active, held.lost) == (3, 7, True, False)
+    """Repeated answers with the same assignment cause no second callback."""
+    (assignment,) = worker.joined((3, 7))
+    assert (assignment.partition, assignment.epoch, assignment.active, assignment.lost) == (3, 7, True, False)
     assert worker.answer(worker.sync(), (3, 7)) == []
 
 
 def test_a_lease_counts_from_when_its_sync_was_sent(worker: Worker) -> None:
-    """The service counts it from later on, so here it ends first."""
+    """The service starts counting later, so the lease ends here first."""
     sync = worker.sync()
-    sent = worker.now
+    sent_at = worker.now
     worker.now += 2
     (call,) = worker.answer(sync, (0, 1))
-    held = call.assignment
+    assignment = call.assignment
     worker.membership.done(call, None)
-    worker.now = sent + TTL - 0.001
-    assert not held.lost
-    worker.now = sent + TTL
-    assert held.lost
-    assert not held.active
+    worker.now = sent_at + TTL - 0.001
+    assert not assignment.lost
+    worker.now = sent_at + TTL
+    assert assignment.lost
+    assert not assignment.active
 
 
 def test_without_answers_all_is_lost_when_the_lease_ends(worker: Worker) -> None:
     """Windows are closed, and the user is told, once."""
-    began = worker.now
-    held = worker.joined((0, 1), (1, 1))
-    while worker.now < began + TTL:
+    start = worker.now
+    assignments = worker.joined((0, 1), (1, 1))
+    while worker.now < start + TTL:
         syncs, calls = worker.due()
         assert calls == []
         for sync in syncs:
             worker.membership.done(sync, errors.ServiceUnreachable("", "", "", 1, 0.0))
         worker.now = worker.membership.deadline
-    assert worker.now == began + TTL
+    assert worker.now == start + TTL
     _, calls = worker.due()
-    assert [(call.assigned, call.assignment) for call in calls] == [(False, each) for each in held]
-    assert all(each.lost and each.window.closed for each in held)  # type: ignore[attr-defined]
+    assert [(call.assigned, call.assignment) for call in calls] == [(False, assignment) for assignment in assignments]
+    assert all(assignment.lost and assignment.window.closed for assignment in assignments)  # type: ignore[attr-defined]
     for call in calls:
         worker.membership.done(call, None)
     assert worker.membership.held == ()
@@ -130,17 +130,17 @@ def test_after_an_outage_what_nobody_took_is_assigned_again(worker: Worker) -> N
     """Under the same epoch, and after the callbacks of the time before."""
     worker.joined((0, 1))
     worker.now += TTL
-    syncs, (lost,) = worker.due()
+    syncs, (loss,) = worker.due()
     assert worker.answer(syncs[0], (0, 1)) == []
-    worker.membership.done(lost, None)
-    _, (again,) = worker.due()
-    assert again.assigned
-    assert again.assignment is not lost.assignment
-    assert again.assignment.active
+    worker.membership.done(loss, None)
+    _, (reassignment,) = worker.due()
+    assert reassignment.assigned
+    assert reassignment.assignment is not loss.assignment
+    assert reassignment.assignment.active
 
 
 def test_an_answer_that_outlived_its_lease_is_not_believed(worker: Worker) -> None:
-    """By then the service may have given all of it to others; another sync is due at once."""
+    """The service may have reassigned every partition by then; another sync is due at once."""
     sync = worker.sync()
     worker.now += TTL
     assert worker.answer(sync, (0, 1)) == []
@@ -150,7 +150,7 @@ def test_an_answer_that_outlived_its_lease_is_not_believed(worker: Worker) -> No
 
 def test_what_is_asked_back_is_drained_and_told_at_once(worker: Worker) -> None:
     """Not at the next heartbeat."""
-    _, kept = worker.joined((0, 1), (1, 1))
+    _, remaining = worker.joined((0, 1), (1, 1))
     (call,) = worker.answer(worker.sync(), (0, 1), (1, 1), release=(0,))
     leaving = call.assignment
     assert (call.assigned, leaving.partition, leaving.active, leaving.lost) == (False, 0, False, False)
@@ -160,17 +160,17 @@ def test_what_is_asked_back_is_drained_and_told_at_once(worker: Worker) -> None:
     assert sync.drained == ((0, 1),)
     assert leaving.window.closed  # type: ignore[attr-defined]
     assert worker.answer(sync, (1, 1)) == []
-    assert worker.membership.held == (kept,)
+    assert worker.membership.held == (remaining,)
     assert worker.sync().drained == ()
 
 
 def test_a_drain_beyond_its_deadline_is_lost(worker: Worker) -> None:
-    """The service frees it then. It is seen in `lost` while the callback still runs, and there is no second one."""
+    """The service frees the partition then. `lost` becomes true during the callback, and no second callback follows."""
     worker.joined((0, 1))
-    asked = worker.sync()
-    (call,) = worker.answer(asked, (0, 1), release=(0,))
+    sync = worker.sync()
+    (call,) = worker.answer(sync, (0, 1), release=(0,))
     worker.answer(worker.sync(), (0, 1), release=(0,))  # told again: the deadline stays
-    worker.now = asked.sent + RELEASE
+    worker.now = sync.sent + RELEASE
     assert call.assignment.lost
     syncs, calls = worker.due()
     assert calls == []
@@ -185,12 +185,12 @@ def test_a_drain_beyond_its_deadline_is_lost(worker: Worker) -> None:
 def test_a_release_time_that_was_changed_is_learned_with_the_next_answer(worker: Worker, share: float) -> None:
     """For what is asked back from then on; of what was asked back before only less time counts."""
     worker.joined((0, 1), (1, 1))
-    asked = worker.sync()
-    (call,) = worker.answer(asked, (0, 1), (1, 1), release=(0,))
+    first_sync = worker.sync()
+    (call,) = worker.answer(first_sync, (0, 1), (1, 1), release=(0,))
     worker.release = share * RELEASE
-    told = worker.sync()
-    assert worker.answer(told, (0, 1), (1, 1), release=(0,)) == []
-    worker.now = min(asked.sent + RELEASE, told.sent + worker.release) - 0.001
+    second_sync = worker.sync()
+    assert worker.answer(second_sync, (0, 1), (1, 1), release=(0,)) == []
+    worker.now = min(first_sync.sent + RELEASE, second_sync.sent + worker.release) - 0.001
     assert not call.assignment.lost
     worker.now += 0.001
     assert call.assignment.lost
@@ -199,31 +199,31 @@ def test_a_release_time_that_was_changed_is_learned_with_the_next_answer(worker:
 
 
 def test_another_epoch_is_lost_and_assigned(worker: Worker) -> None:
-    """In this order, one after the other: it was somebody else's meanwhile."""
+    """The loss comes before the new assignment, because another worker had the partition in between."""
     (before,) = worker.joined((0, 1))
-    (lost,) = worker.answer(worker.sync(), (0, 3))
-    assert (lost.assigned, lost.assignment, before.lost) == (False, before, True)
+    (loss,) = worker.answer(worker.sync(), (0, 3))
+    assert (loss.assigned, loss.assignment, before.lost) == (False, before, True)
     assert worker.due()[1] == []
-    worker.membership.done(lost, None)
+    worker.membership.done(loss, None)
     (after,) = worker.due()[1]
     assert (after.assigned, after.assignment.epoch, after.assignment.active) == (True, 3, True)
 
 
 def test_what_was_taken_away_is_lost(worker: Worker) -> None:
-    """An answer names all that we hold."""
-    (held,) = worker.joined((0, 1))
+    """An answer lists every held partition."""
+    (assignment,) = worker.joined((0, 1))
     (call,) = worker.answer(worker.sync())
-    assert (call.assigned, call.assignment, held.lost) == (False, held, True)
+    assert (call.assigned, call.assignment, assignment.lost) == (False, assignment, True)
 
 
 def test_a_stale_epoch_is_never_taken_again(worker: Worker) -> None:
-    """An answer that was under way when the service refused it says that we hold it; the next one knows better."""
-    (held,) = worker.joined((0, 1))
+    """An answer sent before the refusal may still list the partition; the next one does not."""
+    (assignment,) = worker.joined((0, 1))
     under_way = worker.sync()
-    worker.membership.fence(held)
-    assert held.lost
+    worker.membership.fence(assignment)
+    assert assignment.lost
     (call,) = worker.answer(under_way, (0, 1))
-    assert (call.assigned, call.assignment) == (False, held)
+    assert (call.assigned, call.assignment) == (False, assignment)
     worker.membership.done(call, None)
     assert worker.due()[1] == []
     assert [call.assigned for call in worker.answer(worker.sync(), (0, 2))] == [True]
@@ -236,9 +236,9 @@ def test_what_was_given_back_is_not_taken_again_from_an_older_answer(worker: Wor
     under_way = worker.sync()
     worker.membership.done(call, None)
     assert worker.answer(under_way, (0, 1), release=(0,)) == []
-    (told,) = worker.early
-    assert told.drained == ((0, 1),)
-    assert worker.answer(told) == []
+    (report,) = worker.early
+    assert report.drained == ((0, 1),)
+    assert worker.answer(report) == []
     assert worker.membership.held == ()
 
 
@@ -254,11 +254,11 @@ def test_an_unanswered_sync_is_told_again(worker: Worker) -> None:
 
 def test_what_is_asked_back_before_its_callback_began_never_needs_one(worker: Worker) -> None:
     """A partition that was given and asked back before anything was done with it is drained as it is."""
-    (lost,) = worker.answer(worker.sync(), (0, 1))
+    (loss,) = worker.answer(worker.sync(), (0, 1))
     worker.answer(worker.sync(), (0, 2))  # while the callback of epoch 1 runs
     worker.answer(worker.sync(), (0, 2), release=(0,))
     assert worker.early[0].drained == ((0, 2),)
-    worker.membership.done(lost, None)
+    worker.membership.done(loss, None)
     _, calls = worker.due()
     assert [(call.assigned, call.assignment.epoch) for call in calls] == [(False, 1)]
 
@@ -271,9 +271,9 @@ def test_stopping_gives_all_back_and_takes_nothing_more(worker: Worker) -> None:
     assert [call.assigned for call in calls] == [False, False]
     assert worker.answer(asking, (0, 1), (1, 1), (2, 1), release=(0, 1)) == []
     worker.membership.done(calls[0], None)
-    (told,), _ = worker.due()
-    assert told.drained == ((0, 1),)
-    assert worker.answer(told, (1, 1), (2, 1), release=(1,)) == []
+    (report,), _ = worker.due()
+    assert report.drained == ((0, 1),)
+    assert worker.answer(report, (1, 1), (2, 1), release=(1,)) == []
     assert not worker.membership.over
     worker.membership.done(calls[1], None)
     assert worker.membership.over
@@ -282,7 +282,7 @@ def test_stopping_gives_all_back_and_takes_nothing_more(worker: Worker) -> None:
 
 
 def test_stopping_does_not_wait_for_a_drain_that_never_ends(worker: Worker) -> None:
-    """Longer than the release time, and a moment."""
+    """It waits for the release time plus a short margin."""
     worker.joined((0, 1))
     worker.membership.stop()
     _, (call,) = worker.due()
@@ -309,7 +309,7 @@ def test_a_callback_that_raises_ends_it(worker: Worker) -> None:
 
 
 def test_a_refusal_ends_it(worker: Worker) -> None:
-    """All is lost, since the service doesn't know us, and there is nobody to say farewell to."""
+    """Every assignment is lost because the service doesn't know the worker; no leave request is sent."""
     worker.joined((0, 1))
     sync = worker.sync()
     worker.membership.done(sync, errors.ConsumerGroupNotFound(404, "consumer_group_not_found", "no"))
@@ -335,9 +335,9 @@ def test_a_refusal_ends_it(worker: Worker) -> None:
 def test_what_can_pass_is_tried_again_soon(worker: Worker, error: errors.LastbitError) -> None:
     """After pauses that leave time for several tries within a lease."""
     worker.joined((0, 1))
-    began = worker.now
+    start = worker.now
     for _ in range(5):
         worker.membership.done(worker.sync(), error)
     worker.sync()
-    assert worker.now - began < TTL
+    assert worker.now - start < TTL
     assert worker.membership.error is None

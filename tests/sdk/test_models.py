@@ -35,7 +35,7 @@ BATCH: dict[str, Any] = {
 
 
 def test_a_batch_decodes_with_aware_utc_times() -> None:
-    """Whatever offset was written."""
+    """This holds for every UTC offset."""
     batch = models.Batch.from_json(BATCH)
     assert batch.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert batch.updated_at.microsecond == 123456
@@ -48,29 +48,34 @@ def test_a_batch_decodes_with_aware_utc_times() -> None:
 
 def test_fields_of_a_newer_service_are_ignored() -> None:
     """In every answer."""
-    more = {"colour": "red"}
-    assert models.Batch.from_json({**BATCH, **more}) == models.Batch.from_json(BATCH)
-    done = {"batch": 7, "key": None, "newly": True, "succeeded": True, "newly_succeeded": True, **more}
-    result = {"applied": 1, "repeated": 0, "completed": [done], "rejected": [{"item": "7:0:1", "reason": "x", **more}]}
-    assert models.AckResult.from_json({**result, **more}).completed[0].newly
+    extra = {"colour": "red"}
+    assert models.Batch.from_json({**BATCH, **extra}) == models.Batch.from_json(BATCH)
+    completion = {"batch": 7, "key": None, "newly": True, "succeeded": True, "newly_succeeded": True, **extra}
+    result = {
+        "applied": 1,
+        "repeated": 0,
+        "completed": [completion],
+        "rejected": [{"item": "7:0:1", "reason": "x", **extra}],
+    }
+    assert models.AckResult.from_json({**result, **extra}).completed[0].newly
 
 
 def test_a_time_without_a_zone_is_no_time() -> None:
-    """Nothing is guessed."""
+    """No zone is assumed."""
     with pytest.raises(ValueError, match="time zone"):
         models.Batch.from_json({**BATCH, "created_at": "2026-01-02T03:04:05"})
 
 
 def test_answers_cannot_be_changed() -> None:
-    """They are facts."""
+    """Answers are immutable."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         models.Batch.from_json(BATCH).acked = 5  # type: ignore[misc]
 
 
 def test_an_open_gives_the_ids_that_it_issued() -> None:
     """As a lazy run of the batch's own group size."""
-    opened = models.Opened.from_json({**BATCH, "group_size": 64, "start": 60, "count": 8, "newly": False})
-    assert list(opened.ids)[3:6] == ["7:0:63", "7:1:0", "7:1:1"]
+    answer = models.Opened.from_json({**BATCH, "group_size": 64, "start": 60, "count": 8, "newly": False})
+    assert list(answer.ids)[3:6] == ["7:0:63", "7:1:0", "7:1:1"]
 
 
 flags = st.booleans()
@@ -80,25 +85,27 @@ results = st.builds(
     models.AckResult,
     st.integers(0, 9),
     st.integers(0, 9),
-    st.lists(completions, max_size=4, unique_by=lambda done: done.batch).map(tuple),
+    st.lists(completions, max_size=4, unique_by=lambda completion: completion.batch).map(tuple),
     st.lists(rejections, max_size=3).map(tuple),
 )
 
 
 @given(results, results, results)
 def test_merging_answers_does_not_depend_on_how_they_are_grouped(
-    one: models.AckResult, two: models.AckResult, three: models.AckResult
+    first: models.AckResult, second: models.AckResult, third: models.AckResult
 ) -> None:
     """Counts add up, each batch is named once, and news in one answer is news in the whole."""
-    merged = one.merged(two).merged(three)
-    assert merged == one.merged(two.merged(three))
-    assert merged.applied == one.applied + two.applied + three.applied
-    batches = [done.batch for done in merged.completed]
+    total = first.merged(second).merged(third)
+    assert total == first.merged(second.merged(third))
+    assert total.applied == first.applied + second.applied + third.applied
+    batches = [completion.batch for completion in total.completed]
     assert len(batches) == len(set(batches))
-    for done in merged.completed:
-        parts = [part for result in (one, two, three) for part in result.completed if part.batch == done.batch]
-        assert done.newly == any(part.newly for part in parts)
-        assert done.succeeded == any(part.succeeded for part in parts)
+    for completion in total.completed:
+        parts = [
+            part for result in (first, second, third) for part in result.completed if part.batch == completion.batch
+        ]
+        assert completion.newly == any(part.newly for part in parts)
+        assert completion.succeeded == any(part.succeeded for part in parts)
 
 
 def test_rejected_masks_count_as_many_as_their_bits() -> None:
@@ -122,9 +129,9 @@ def test_a_pending_range_expands_to_its_ids(start: int, count: int, group_size: 
     """The group size follows from the ends, so that a range can be published again without asking more."""
     numbers = range(start, start + count)
     expected = ids.ItemIds(7, group_size, numbers)
-    found = models.PendingRange(start, start + count, expected[0], expected[-1])
-    assert list(found.ids) == list(expected)
-    assert found.count == count
+    item_range = models.PendingRange(start, start + count, expected[0], expected[-1])
+    assert list(item_range.ids) == list(expected)
+    assert item_range.count == count
 
 
 def every_error() -> list[errors.LastbitError]:
@@ -146,11 +153,11 @@ def every_error() -> list[errors.LastbitError]:
 @pytest.mark.parametrize("error", every_error(), ids=lambda error: type(error).__name__)
 def test_an_error_survives_the_way_out_of_a_worker_process(error: errors.LastbitError) -> None:
     """With its class, its message and its data."""
-    back = pickle.loads(pickle.dumps(error))
-    assert type(back) is type(error)
-    assert str(back) == str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
     assert str(error)
-    assert vars(back) == vars(error)
+    assert vars(copy) == vars(error)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a process makes of an event: pure, and never an exception."""
+"""How a process decides on an event: purely, and without raising."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ship_order(state: Any, event: Event) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("seen", "instances"),
+    ("occurrence", "instances"),
     [
         (event(data={"order": "o1"}), ["o1"]),
         (event(data={"order": 7}), ["7"]),
@@ -48,23 +48,23 @@ def ship_order(state: Any, event: Event) -> Any:
         (event("timer.another", data={"instance": "o1", "timer": "t"}), []),
     ],
 )
-def test_an_event_belongs_to_the_instances_that_it_names(seen: Event, instances: list[str]) -> None:
+def test_an_event_belongs_to_the_instances_that_it_names(occurrence: Event, instances: list[str]) -> None:
     """By a field of its data or by its key; what can't be a name is none."""
-    assert ship_order.instances_of(seen) == instances
+    assert ship_order.instances_of(occurrence) == instances
 
 
-def decided(returned: Any, state: Any = "before") -> dict[str, Any]:
-    made = Process("p", {"a": "b"}, lambda state, event: returned)
-    return made.decide(state, event("a"))
+def decided(result: Any, state: Any = "before") -> dict[str, Any]:
+    process = Process("p", {"a": "b"}, lambda state, event: result)
+    return process.decide(state, event("a"))
 
 
 def test_what_a_function_returns_is_what_is_asked_for() -> None:
     """The state and the commands, an end, or nothing."""
-    nothing: dict[str, Any] = {"commands": [], "timers": [], "finish": False}
-    assert decided(None) == {"state": "before", **nothing}
-    assert decided((None, [])) == {"state": None, **nothing}
+    no_actions: dict[str, Any] = {"commands": [], "timers": [], "finish": False}
+    assert decided(None) == {"state": "before", **no_actions}
+    assert decided((None, [])) == {"state": None, **no_actions}
     assert decided(({"n": 1}, [Command("go", 1, "first"), Command("stop")])) == {
-        **nothing,
+        **no_actions,
         "state": {"n": 1},
         "commands": [{"type": "go", "step": "first", "data": 1}, {"type": "stop", "step": None, "data": None}],
     }
@@ -74,22 +74,22 @@ def test_what_a_function_returns_is_what_is_asked_for() -> None:
         {"timer": "b", "after": 60.0, "data": None},
         {"timer": "c", "after": None},
     ]
-    assert decided(Finish()) == {"state": "before", **nothing, "finish": True}
+    assert decided(Finish()) == {"state": "before", **no_actions, "finish": True}
     assert decided(Finish([Command("go")], None))["state"] is None
 
 
 def test_a_function_that_fails_parks_its_event() -> None:
-    """With the end of the traceback; so does one that returns what nobody can mean."""
+    """The fault has the end of the traceback. A function that returns an invalid value parks its event too."""
 
     def fails(state: Any, event: Event) -> Any:
         raise KeyError("no such item" + "x" * 9000 + "\ud800")
 
-    told = Process("p", {"a": "b"}, fails).decide(None, event("a"))
-    assert set(told) == {"error"}
-    assert len(told["error"]) == 4000
-    told["error"].encode()
-    for returned in ("state", ("state",), ("state", ["go"]), ({1, 2}, []), (float("nan"), []), ("\ud800", []), 7):
-        assert set(decided(returned)) == {"error"}, returned
+    decision = Process("p", {"a": "b"}, fails).decide(None, event("a"))
+    assert set(decision) == {"error"}
+    assert len(decision["error"]) == 4000
+    decision["error"].encode()
+    for result in ("state", ("state",), ("state", ["go"]), ({1, 2}, []), (float("nan"), []), ("\ud800", []), 7):
+        assert set(decided(result)) == {"error"}, result
     assert "returns (state, commands)" in decided("state")["error"]
 
 
@@ -108,5 +108,5 @@ def test_a_process_is_the_function_still() -> None:
 def test_a_definition_needs_the_standard_library_alone() -> None:
     """So a function can be tested where there is no httpx."""
     code = "import sys; from lastbit.processes import Command, Finish, process; print('httpx' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    completed_process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed_process.stdout.strip() == "False"

@@ -36,32 +36,34 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
-    with Client(url) as opened:
-        yield opened
+    with Client(url) as client:
+        yield client
 
 
 def ship(state: Any, event: Event) -> Any:
-    seen = sorted({*(state or []), event.type})
-    return Finish([Command("ship", {"seen": len(seen)})], seen) if len(seen) == 3 else (seen, [])
+    types = sorted({*(state or []), event.type})
+    return Finish([Command("ship", {"seen": len(types)})], types) if len(types) == 3 else (types, [])
 
 
 @contextlib.contextmanager
-def working(url: str, made: Process, *names: str, **options: Any) -> Iterator[list[ProcessWorker]]:
+def working(url: str, process: Process, *names: str, **options: Any) -> Iterator[list[ProcessWorker]]:
     """Workers in threads, each with a client of its own; what one of them raises is raised here."""
     workers: list[ProcessWorker] = []
-    raised: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def work(name: str, ready: threading.Event) -> None:
         with Client(url) as client:
-            workers.append(ProcessWorker(made, client, name, **{"partitions": 4, "ttl": 2.0, "every": 0.05, **options}))
+            workers.append(
+                ProcessWorker(process, client, name, **{"partitions": 4, "ttl": 2.0, "every": 0.05, **options})
+            )
             ready.set()
             try:
                 workers[-1].run()
             except BaseException as error:  # noqa: BLE001  # it is the test's
-                raised.append(error)
+                errors.append(error)
 
     with Client(url) as client:
-        client.processes.define(made.name, partitions=4)  # so that it can be asked for at once
+        client.processes.define(process.name, partitions=4)  # so that it can be asked for at once
     threads = []
     for name in names:
         ready = threading.Event()
@@ -75,8 +77,8 @@ def working(url: str, made: Process, *names: str, **options: Any) -> Iterator[li
             worker.stop()
         for thread in threads:
             thread.join(60)
-    if raised:
-        raise raised[0]
+    if errors:
+        raise errors[0]
 
 
 def append(client: Client, name: str, orders: range, types: Sequence[str] = NEEDED) -> int:
@@ -86,75 +88,75 @@ def append(client: Client, name: str, orders: range, types: Sequence[str] = NEED
         for type in types
         for order in orders
     ]
-    return max(each.position for each in client.append(new))
+    return max(receipt.position for receipt in client.append(new))
 
 
-def issued(client: Client, made: Process, count: int) -> list[str]:
-    """The instances of the first commands, as soon as there are so many."""
-    after, found = 0, []
-    while len(found) < count:
-        page = client.processes.commands(after=after, process=made.name, wait=30)
-        found += [command.instance for command in page.commands]
+def issued(client: Client, process: Process, count: int) -> list[str]:
+    """The instances of the first commands, as soon as there are `count` of them."""
+    after, instances = 0, []
+    while len(instances) < count:
+        page = client.processes.commands(after=after, process=process.name, wait=30)
+        instances += [command.instance for command in page.commands]
         after = page.next
-    return found
+    return instances
 
 
 def test_two_workers_share_the_instances_and_each_order_ships_once(url: str, client: Client) -> None:
     """In each of them several lanes; floors are kept when they leave."""
-    made = Process("shared", correlate("shared"), ship)
+    process = Process("shared", correlate("shared"), ship)
     append(client, "shared", range(10))
-    with working(url, made, "w1", "w2"):
+    with working(url, process, "w1", "w2"):
         last = append(client, "shared", range(10, 40))
-        assert Counter(issued(client, made, 40)) == Counter(f"shared-{order}" for order in range(40))
+        assert Counter(issued(client, process, 40)) == Counter(f"shared-{order}" for order in range(40))
         assert len(client.groups.get("process.shared").workers) == 2
-    assert min(each.floor or 0 for each in client.groups.get("process.shared").positions) >= last
-    [summary] = [each for each in client.processes.list() if each.name == "shared"]
+    assert min(position.floor or 0 for position in client.groups.get("process.shared").positions) >= last
+    [summary] = [position for position in client.processes.list() if position.name == "shared"]
     assert (summary.finished, summary.running, summary.parked) == (40, 0, 0)
 
 
 def test_a_worker_that_comes_later_goes_on_where_the_others_were(url: str, client: Client) -> None:
-    """What was handled is not handled again, and what came meanwhile is."""
+    """It handles the events that arrived in between and repeats none."""
     calls: Counter[str] = Counter()
 
     def counted(state: Any, event: Event) -> Any:
         calls[event.id] += 1
         return ship(state, event)
 
-    made = Process("later", correlate("later"), counted)
+    process = Process("later", correlate("later"), counted)
     append(client, "later", range(20), ["charged", "reserved"])
-    with working(url, made, "w1"):
-        while sum(each.version == 2 for each in client.processes.page("later")) < 20:
+    with working(url, process, "w1"):
+        while sum(instance.version == 2 for instance in client.processes.page("later")) < 20:
             pass
     append(client, "later", range(20), ["complete"])
     assert set(calls.values()) == {1}
-    with working(url, made, "w2"):
-        assert Counter(issued(client, made, 20)) == Counter(f"later-{order}" for order in range(20))
-    # The state of each instance was not known to the second worker: it computed from nothing, was refused, and read it.
+    with working(url, process, "w2"):
+        assert Counter(issued(client, process, 20)) == Counter(f"later-{order}" for order in range(20))
+    # The second worker did not know the instances' states: it started without a state, was refused, and read the state.
     assert {calls[f"later:{order}:charged"] for order in range(20)} == {1}
 
 
 def test_a_poisoned_event_is_parked_others_go_on_and_a_retry_comes_again(url: str, client: Client) -> None:
     """The error is there to be read; with better code the instance goes on."""
-    broken = threading.Event()
-    broken.set()
+    failing = threading.Event()
+    failing.set()
 
     def fragile(state: Any, event: Event) -> Any:
-        if broken.is_set() and event.id == "fragile:3:reserved":
+        if failing.is_set() and event.id == "fragile:3:reserved":
             raise ValueError("no such item")
         return ship(state, event)
 
-    made = Process("fragile", correlate("fragile"), fragile)
-    with working(url, made, "w1"):
+    process = Process("fragile", correlate("fragile"), fragile)
+    with working(url, process, "w1"):
         append(client, "fragile", range(6))
-        assert Counter(issued(client, made, 5)) == Counter(f"fragile-{order}" for order in range(6) if order != 3)
+        assert Counter(issued(client, process, 5)) == Counter(f"fragile-{order}" for order in range(6) if order != 3)
         while not (parked := list(client.processes.page("fragile", status="parked"))):
             pass
-        assert [(each.instance, each.parked) for each in parked] == [("fragile-3", 1)]
+        assert [(instance.instance, instance.parked) for instance in parked] == [("fragile-3", 1)]
         [entry] = [e for e in client.processes.get("fragile", "fragile-3").history if e.status == "parked"]
         assert "ValueError: no such item" in (entry.error or "")
-        broken.clear()
+        failing.clear()
         assert client.processes.retry("fragile", "fragile-3", event=entry.event) == 1
-        assert issued(client, made, 6)[-1] == "fragile-3"
+        assert issued(client, process, 6)[-1] == "fragile-3"
 
 
 def test_what_the_service_refuses_is_parked_too(url: str, client: Client) -> None:
@@ -167,8 +169,8 @@ def test_what_the_service_refuses_is_parked_too(url: str, client: Client) -> Non
             deep = [deep]
         return (1, [Command("no blanks here")]) if event.data["order"] == "refused-0" else (deep, [])
 
-    made = Process("refused", correlate("refused"), wrong)
-    with working(url, made, "w1"):
+    process = Process("refused", correlate("refused"), wrong)
+    with working(url, process, "w1"):
         append(client, "refused", range(2), ["charged"])
         while len(list(client.processes.page("refused", status="parked"))) < 2:
             pass
@@ -195,25 +197,27 @@ def test_a_time_out_comes_as_an_event(url: str, client: Client) -> None:
 
 def test_an_event_goes_to_many_instances(url: str, client: Client) -> None:
     """A list in the field that names them."""
-    made = Process("many", correlate("many"), ship)
-    with working(url, made, "w1", "w2"):
+    process = Process("many", correlate("many"), ship)
+    with working(url, process, "w1", "w2"):
         orders = [f"many-{order}" for order in range(12)]
         for type in NEEDED:
             client.append_event(id=f"many:{type}", type=f"many.{type}", data={"order": orders})
-        assert Counter(issued(client, made, 12)) == Counter(orders)
+        assert Counter(issued(client, process, 12)) == Counter(orders)
 
 
 def test_other_events_never_hold_the_floor(url: str, client: Client) -> None:
     """Of other types, or without a name of an instance."""
-    made = Process("others", correlate("others"), ship)
+    process = Process("others", correlate("others"), ship)
     append(client, "others", range(2))
     client.append([{"id": f"nobody:{n}", "type": "others.charged", "data": n} for n in range(5)])
     last = client.append([{"id": f"other:{n}", "type": "other"} for n in range(700)])[-1].position
-    with working(url, made, "w1"):
-        issued(client, made, 2)
-        while any((each.head or 0) < last for each in client.groups.get("process.others").positions if each.head):
+    with working(url, process, "w1"):
+        issued(client, process, 2)
+        while any(
+            (position.head or 0) < last for position in client.groups.get("process.others").positions if position.head
+        ):
             pass
-    assert {each.floor for each in client.groups.get("process.others").positions} == {last}
+    assert {position.floor for position in client.groups.get("process.others").positions} == {last}
 
 
 def test_a_worker_in_a_process_of_its_own_that_is_killed_is_succeeded(url: str, client: Client) -> None:
@@ -226,38 +230,43 @@ def test_a_worker_in_a_process_of_its_own_that_is_killed_is_succeeded(url: str, 
     )
     command = [sys.executable, "-c", code, url]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    made = Process("killed", correlate("killed"), ship)
+    process = Process("killed", correlate("killed"), ship)
     first = subprocess.Popen([*command, "w1"], cwd=ROOT, env=environment)
     try:
         append(client, "killed", range(60))
-        issued(client, made, 1)
+        issued(client, process, 1)
     finally:
         first.kill()
         first.wait(60)
-    with working(url, made, "w2", ttl=1.0):
+    with working(url, process, "w2", ttl=1.0):
         append(client, "killed", range(60, 70))
-        assert Counter(issued(client, made, 70)) == Counter(f"killed-{order}" for order in range(70))
+        assert Counter(issued(client, process, 70)) == Counter(f"killed-{order}" for order in range(70))
 
 
 def test_the_calls_around_a_process(url: str, client: Client) -> None:
     """Defined, listed, deleted; and their refusals."""
-    defined = client.processes.define("calls", partitions=2, ttl=5, after=0)
-    assert (defined.name, defined.group, defined.partitions, defined.after) == ("calls", "process.calls", 2, 0)
-    assert client.processes.define("calls") == defined
+    definition = client.processes.define("calls", partitions=2, ttl=5, after=0)
+    assert (definition.name, definition.group, definition.partitions, definition.after) == (
+        "calls",
+        "process.calls",
+        2,
+        0,
+    )
+    assert client.processes.define("calls") == definition
     with pytest.raises(InstanceNotFound):
         client.processes.get("calls", "o1")
     with pytest.raises(ProcessNotFound):
         list(client.processes.page("nobody"))
     with pytest.raises(InvalidArgument):
         client.processes.get("calls", "")
-    synced = client.groups.sync(defined.group, "w1", "s1")
-    epochs = {each.partition: each.epoch for each in synced.assigned}
+    answer = client.groups.sync(definition.group, "w1", "s1")
+    epochs = {item.partition: item.epoch for item in answer.assigned}
     assert set(epochs) == {0, 1}
     with pytest.raises(ConsumerGroupInUse):
         client.processes.delete("calls")
-    client.groups.leave(defined.group, "w1")
+    client.groups.leave(definition.group, "w1")
     client.processes.delete("calls")
-    assert "calls" not in {each.name for each in client.processes.list()}
+    assert "calls" not in {item.name for item in client.processes.list()}
     for wrong in (
         lambda: ProcessWorker(ship, client, "w1"),
         lambda: run(Process("p", correlate("p"), ship), client, "w", lanes=0),
@@ -270,64 +279,64 @@ def test_the_same_calls_awaited(url: str, client: Client) -> None:
     """Same names, same answers."""
 
     async def look() -> None:
-        async with AsyncClient(url) as awaited:
-            defined = await awaited.processes.define("awaited", partitions=1)
-            assert defined == client.processes.define("awaited")
-            synced = await awaited.groups.sync(defined.group, "w1", "s1")
-            position = (await awaited.append_event(id="awaited:1", type="card.charged")).position
-            handled = await awaited.processes.handle(
+        async with AsyncClient(url) as async_client:
+            definition = await async_client.processes.define("awaited", partitions=1)
+            assert definition == client.processes.define("awaited")
+            answer = await async_client.groups.sync(definition.group, "w1", "s1")
+            position = (await async_client.append_event(id="awaited:1", type="card.charged")).position
+            handled = await async_client.processes.handle(
                 *("awaited", "o1"),
                 event="awaited:1",
                 position=position,
                 worker="w1",
-                epoch=synced.assigned[0].epoch,
+                epoch=answer.assigned[0].epoch,
                 version=0,
                 outcome={"state": 1, "commands": [{"type": "go"}]},
             )
-            assert [each.step for each in handled.commands] == ["go"]
-            assert await awaited.processes.get("awaited", "o1") == client.processes.get("awaited", "o1")
-            assert [each.instance async for each in awaited.processes.page("awaited")] == ["o1"]
-            page = await awaited.processes.commands(process="awaited")
+            assert [item.step for item in handled.commands] == ["go"]
+            assert await async_client.processes.get("awaited", "o1") == client.processes.get("awaited", "o1")
+            assert [item.instance async for item in async_client.processes.page("awaited")] == ["o1"]
+            page = await async_client.processes.commands(process="awaited")
             assert page.commands == client.processes.commands(process="awaited").commands
-            async for command in awaited.processes.follow(process="awaited"):
+            async for command in async_client.processes.follow(process="awaited"):
                 assert command == page.commands[0]
                 break
-            assert await awaited.processes.retry("awaited", "o1") == 0
-            assert await awaited.processes.list() == client.processes.list()
-            await awaited.groups.leave(defined.group, "w1")
-            await awaited.processes.delete("awaited")
+            assert await async_client.processes.retry("awaited", "o1") == 0
+            assert await async_client.processes.list() == client.processes.list()
+            await async_client.groups.leave(definition.group, "w1")
+            await async_client.processes.delete("awaited")
 
     asyncio.run(look())
 
 
 def lastbit(url: str, *arguments: str) -> str:
-    done = run_module("lastbit", *arguments, "--url", url)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = run_module("lastbit", *arguments, "--url", url)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_the_command_line_shows_and_retries(url: str, client: Client) -> None:
     """For people and as JSON."""
-    broken = [True]
+    failing = [True]
 
     def fragile(state: Any, event: Event) -> Any:
-        if broken[0] and event.type == "shown.reserved":
+        if failing[0] and event.type == "shown.reserved":
             raise ValueError("no such item")
         return ship(state, event)
 
-    made = Process("shown", correlate("shown"), fragile)
-    with working(url, made, "w1"):
+    process = Process("shown", correlate("shown"), fragile)
+    with working(url, process, "w1"):
         append(client, "shown", range(1))
         while not list(client.processes.page("shown", status="parked")):
             pass
         assert "shown" in lastbit(url, "processes", "list")
         assert "1 parked event" in lastbit(url, "processes", "instances", "shown", "--status", "parked")
-        shown = lastbit(url, "processes", "show", "shown", "shown-0")
-        assert "ValueError: no such item" in shown
-        assert "parked" in shown
-        broken[0] = False
+        text = lastbit(url, "processes", "show", "shown", "shown-0")
+        assert "ValueError: no such item" in text
+        assert "parked" in text
+        failing[0] = False
         assert json.loads(lastbit(url, "processes", "retry", "shown", "shown-0", "--json")) == {"retrying": 1}
-        issued(client, made, 1)
+        issued(client, process, 1)
     [command] = json.loads(lastbit(url, "commands", "--process", "shown", "--json"))["commands"]
     assert (command["type"], command["instance"]) == ("ship", "shown-0")
     assert "ship" in lastbit(url, "commands", "--type", "ship", "--follow", "--limit", "1")

@@ -1,4 +1,4 @@
-"""How fast a batch goes, and how long still: with a clock that the test turns, and on a terminal's bar."""
+"""Rate and remaining time of a batch, with a test clock, and the terminal's progress bar."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.sdk.test_models import BATCH
 SEALED = Batch.from_json({**BATCH, "items": 10_000, "acked": 0, "failed": 0, "pending": 10_000})
 
 
-def seen(state: str = "sealed", resolved: int = 0, **more: Any) -> Batch:
-    return replace(SEALED, state=state, acked=resolved, pending=SEALED.items - resolved, **more)
+def seen(state: str = "sealed", resolved: int = 0, **fields: Any) -> Batch:
+    return replace(SEALED, state=state, acked=resolved, pending=SEALED.items - resolved, **fields)
 
 
 class Clock:
@@ -81,7 +81,7 @@ def test_an_open_batch_has_no_estimate(clock: Clock) -> None:
 
 
 def test_an_ended_batch_says_how_long_it_was_watched(clock: Clock) -> None:
-    """Whatever its end was."""
+    """This holds for every final state."""
     pace = progress.Pace(clock)
     clock.time += 75
     for state in ("complete", "expired", "cancelled"):
@@ -90,14 +90,14 @@ def test_an_ended_batch_says_how_long_it_was_watched(clock: Clock) -> None:
 
 def test_the_bar_shows_it() -> None:
     """Counts, state, failures and pace on one line; an open batch without pending items doesn't look finished."""
-    shown = io.StringIO()
-    console = Console(file=shown, force_terminal=True, width=160, color_system=None)
-    with progress.bar(console) as saw:
-        saw(seen("open", SEALED.items))
-    assert "10,000 of 10,000" in shown.getvalue()
-    assert "not sealed" in shown.getvalue()
-    with progress.bar(console) as saw:
-        saw(seen(resolved=2_500, failed=3))
-    assert "2,503 of 10,000" in shown.getvalue()
-    assert "3 failed" in shown.getvalue()
-    assert "waiting for acks" in shown.getvalue()
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=160, color_system=None)
+    with progress.bar(console) as update:
+        update(seen("open", SEALED.items))
+    assert "10,000 of 10,000" in output.getvalue()
+    assert "not sealed" in output.getvalue()
+    with progress.bar(console) as update:
+        update(seen(resolved=2_500, failed=3))
+    assert "2,503 of 10,000" in output.getvalue()
+    assert "3 failed" in output.getvalue()
+    assert "waiting for acks" in output.getvalue()

@@ -1,4 +1,4 @@
-"""Requests, retries, paging, splitting and waiting, without a socket and with a clock that the test turns."""
+"""Requests, retries, paging, splitting and waiting, without a socket and with a test clock."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BATCH = {
 
 @dataclass
 class World:
-    """Drives a flow: `reply` says what comes of each request, and pauses and long polls move the clock."""
+    """Drives a flow: `reply` returns the outcome of each request, and pauses and long polls move the clock."""
 
     reply: Callable[[Request], Outcome]
     clock: float = 0.0
@@ -67,7 +67,7 @@ class World:
                 return end.value
             outcome = None
             if isinstance(step, Request):
-                # As it is now: a request that is changed for its retry must not change what was seen.
+                # A copy: a request changed for its retry must not change the record.
                 self.requests.append(replace(step, headers=dict(step.headers)))
                 outcome = self.reply(step)
             elif isinstance(step, Pause):
@@ -79,13 +79,13 @@ class World:
 
 
 def answer(status: int, body: Any = None, **headers: str) -> Answer:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Answer(status, named, b"" if body is None else json.dumps(body).encode())
+    header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(status, header_fields, b"" if body is None else json.dumps(body).encode())
 
 
 def script(*outcomes: Outcome) -> Callable[[Request], Outcome]:
-    left = iter(outcomes)
-    return lambda _: next(left)
+    remaining_outcomes = iter(outcomes)
+    return lambda _: next(remaining_outcomes)
 
 
 def problem(status: int, code: str, **headers: str) -> Answer:
@@ -126,10 +126,10 @@ def test_trouble_that_can_pass_is_tried_again_with_the_same_key(trouble: Outcome
 def test_a_refusal_is_not_tried_again(status: int, code: str) -> None:
     """It would be refused again; the error bears the code."""
     world = World(script(problem(status, code)))
-    with pytest.raises(errors.ServiceError) as caught:
+    with pytest.raises(errors.ServiceError) as excinfo:
         world.run(_calls.extend(world.service(), 7, 5, None))
-    assert (caught.value.status, caught.value.code) == (status, code)
-    assert "happened" in str(caught.value)
+    assert (excinfo.value.status, excinfo.value.code) == (status, code)
+    assert "happened" in str(excinfo.value)
 
 
 def test_two_calls_have_two_keys() -> None:
@@ -158,11 +158,11 @@ def test_a_key_that_no_header_can_carry_is_refused_before_anything_is_sent(key: 
 def test_it_gives_up_after_so_many_attempts() -> None:
     """And says where it tried, what it met and how often."""
     world = World(lambda _: Failure("connection refused"))
-    with pytest.raises(errors.ServiceUnreachable, match="http://service") as caught:
+    with pytest.raises(errors.ServiceUnreachable, match="http://service") as excinfo:
         world.run(_calls.get(world.service(retry=Retry(attempts=3)), 7))
-    assert caught.value.attempts == len(world.requests) == 3
-    assert "connection refused" in str(caught.value)
-    assert "GET /v1/batches/7" in str(caught.value)
+    assert excinfo.value.attempts == len(world.requests) == 3
+    assert "connection refused" in str(excinfo.value)
+    assert "GET /v1/batches/7" in str(excinfo.value)
 
 
 def test_a_failure_that_lasts_is_not_tried_again() -> None:
@@ -174,21 +174,21 @@ def test_a_failure_that_lasts_is_not_tried_again() -> None:
 
 
 def test_it_gives_up_before_a_wait_that_ends_beyond_the_deadline() -> None:
-    """There is nothing to be gained by waiting first; the error bears the Retry-After for those who can."""
+    """Waiting first would gain nothing; the error carries Retry-After for callers with more time."""
     world = World(lambda _: problem(503, "unavailable", retry_after="120"))
-    with pytest.raises(errors.Unavailable) as caught:
+    with pytest.raises(errors.Unavailable) as excinfo:
         world.run(_calls.get(world.service(retry=Retry(deadline=60)), 7))
-    assert caught.value.retry_after == 120
+    assert excinfo.value.retry_after == 120
     assert world.pauses == []
 
 
 def test_retry_after_is_a_lower_bound_of_the_pause() -> None:
     """In seconds or as a date."""
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    later = format_datetime(now + timedelta(seconds=7), usegmt=True)
+    retry_date = format_datetime(now + timedelta(seconds=7), usegmt=True)
     outcomes = [
         problem(503, "unavailable", retry_after="3"),
-        problem(429, "rate_limited", retry_after=later, date=format_datetime(now, usegmt=True)),
+        problem(429, "rate_limited", retry_after=retry_date, date=format_datetime(now, usegmt=True)),
         answer(200, BATCH),
     ]
     world = World(script(*outcomes))
@@ -218,7 +218,7 @@ def test_a_retry_after_is_understood_or_ignored(headers: dict[str, str], seconds
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_pauses_are_bounded(attempt: int, chance: float) -> None:
-    """However many attempts there were."""
+    """This holds for any number of attempts."""
     pause = Retry(attempts=20_000, deadline=1e9).pause(attempt, 0, None, chance)
     assert pause is not None
     assert 0 <= pause <= 10
@@ -242,22 +242,22 @@ def test_an_answer_of_something_else_is_named_as_such() -> None:
             world.run(_calls.get(world.service(), 7))
     for page in (b"<html>", b"[" * 100_000):
         world = World(script(Answer(404, {}, page)))
-        with pytest.raises(errors.NotFound, match="without saying why") as caught:
+        with pytest.raises(errors.NotFound, match="without saying why") as excinfo:
             world.run(_calls.get(world.service(), 7))
-        assert caught.value.code == "http_404"
+        assert excinfo.value.code == "http_404"
 
 
 def test_a_worker_says_at_which_epoch_it_has_drained() -> None:
     """A sync that arrives late says nothing of a later epoch."""
-    synced = {"ttl": 10.0, "assigned": [], "release": [], "release_within": 30.0}
-    world = World(script(answer(200, synced), answer(200, synced)))
+    body = {"ttl": 10.0, "assigned": [], "release": [], "release_within": 30.0}
+    world = World(script(answer(200, body), answer(200, body)))
     membership: Membership[Held] = Membership(
-        lambda granted, lease: pytest.fail("nothing was granted"), lambda: 0.0, lambda: 0.5
+        lambda grant, lease: pytest.fail("nothing was granted"), lambda: 0.0, lambda: 0.5
     )
     step = Sync(drained=((3, 7), (4, 1)), leaving=False, sent=0.0, timeout=5.0)
     world.run(beat(world.service(), "g", "w", None, membership, step))
     world.run(groups._sync(world.service(), "g", "w", "s", [5, (6, 2)], None))
-    assert [json.loads(each.body or b"")["drained"] for each in world.requests] == [
+    assert [json.loads(request.body or b"")["drained"] for request in world.requests] == [
         [{"partition": 3, "epoch": 7}, {"partition": 4, "epoch": 1}],
         [5, {"partition": 6, "epoch": 2}],
     ]
@@ -297,14 +297,14 @@ def test_a_batch_id_is_a_whole_number(batch: Any) -> None:
 
 def test_only_what_is_given_is_sent() -> None:
     """Defaults are the service's own."""
-    opened = {**BATCH, "start": 0, "count": 0, "newly": False}
-    world = World(lambda _: answer(201, opened))
+    body = {**BATCH, "start": 0, "count": 0, "newly": False}
+    world = World(lambda _: answer(201, body))
     world.run(_calls.open_batch(world.service(), None, None, None, None, False, None, None, None))
     week = timedelta(days=7)
     world.run(_calls.open_batch(world.service(), "k", {"a": "b"}, 64, 3, True, ItemId(6, 0, 1), week, None))
-    sent = [json.loads(request.body or b"null") for request in world.requests]
-    assert sent[0] == {}
-    assert sent[1] == {
+    bodies = [json.loads(request.body or b"null") for request in world.requests]
+    assert bodies[0] == {}
+    assert bodies[1] == {
         "key": "k",
         "labels": {"a": "b"},
         "group_size": 64,
@@ -328,13 +328,13 @@ def test_pages_are_followed_to_the_last_also_over_empty_ones() -> None:
     ]
     world = World(script(*pages))
     world.run(_calls.pending(world.service(), 7, 2))
-    assert [found.start for found in world.emitted] == [0, 1, 2]
+    assert [item_range.start for item_range in world.emitted] == [0, 1, 2]
     assert [dict(request.params).get("cursor") for request in world.requests] == [None, "a", "b"]
     assert {dict(request.params)["limit"] for request in world.requests} == {"2"}
 
 
 def test_labels_are_sent_one_by_one() -> None:
-    """Several mean and."""
+    """Several labels are all required."""
     world = World(script(answer(200, {"batches": [BATCH], "next": None})))
     world.run(_calls.batches(world.service(), "open", "k", {"a": "b", "c": "d:e"}, 100))
     assert world.requests[0].params == (
@@ -350,13 +350,13 @@ def test_labels_are_sent_one_by_one() -> None:
 
 
 def held(world: World, ends_at: float) -> Callable[[Request], Outcome]:
-    """A service that holds the answer back as it is asked to, until the batch completes."""
+    """A service that holds its answer for the requested wait or until the batch completes."""
 
     def reply(request: Request) -> Outcome:
-        asked = float(dict(request.params).get("wait", 0))
-        world.clock = max(world.clock, min(world.clock + asked, ends_at))
-        done = world.clock >= ends_at
-        return answer(200, {**BATCH, "state": "complete" if done else "open"})
+        seconds = float(dict(request.params).get("wait", 0))
+        world.clock = max(world.clock, min(world.clock + seconds, ends_at))
+        complete = world.clock >= ends_at
+        return answer(200, {**BATCH, "state": "complete" if complete else "open"})
 
     return reply
 
@@ -377,11 +377,11 @@ def test_a_wait_ends_in_time(timeout: float) -> None:
     """With an error that bears the batch as it was seen last."""
     world = World(script())
     world.reply = held(world, 1000)
-    with pytest.raises(errors.WaitTimeout) as caught:
+    with pytest.raises(errors.WaitTimeout) as excinfo:
         world.run(_calls.wait(world.service(), 7, timeout))
     assert world.clock == pytest.approx(timeout)
-    assert caught.value.batch.state == "open"
-    assert isinstance(caught.value, TimeoutError)
+    assert excinfo.value.batch.state == "open"
+    assert isinstance(excinfo.value, TimeoutError)
 
 
 def test_a_service_that_does_not_hold_answers_back_is_asked_once_a_second() -> None:
@@ -401,7 +401,7 @@ def test_a_short_wait_does_not_retry_for_a_minute() -> None:
     assert world.clock <= 2
 
 
-# -- what a call of ids sends
+# -- the requests of a call with ids
 
 
 def sent_items(ids: Any) -> list[str]:
@@ -409,30 +409,30 @@ def sent_items(ids: Any) -> list[str]:
 
 
 def expanded(pieces: Iterator[_masks.Piece], group_size: int) -> list[str]:
-    found = []
+    items = []
     for piece in pieces:
         for mask in piece["groups"]:
             bits = base64.b64decode(mask["bits"], validate=True)
             assert 1 <= len(bits) <= group_size // 8
-            found += [
+            items += [
                 f"{mask['batch']}:{mask['group']}:{index}"
                 for index in range(8 * len(bits))
                 if bits[index // 8] >> (index % 8) & 1
             ]
-    return found
+    return items
 
 
-@pytest.mark.parametrize("one", ["7:0:1", ItemId(7, 0, 1), ["7:0:1"], (ItemId(7, 0, 1),), {"7:0:1"}])
-def test_one_id_or_many_are_taken(one: Any) -> None:
+@pytest.mark.parametrize("ids", ["7:0:1", ItemId(7, 0, 1), ["7:0:1"], (ItemId(7, 0, 1),), {"7:0:1"}])
+def test_one_id_or_many_are_taken(ids: Any) -> None:
     """As text or taken apart, alone or in any collection."""
-    assert sent_items(one) == ["7:0:1"]
+    assert sent_items(ids) == ["7:0:1"]
 
 
 def test_nothing_to_ack_is_nothing_to_send() -> None:
     """No request, and the answer is empty."""
     world = World(script())
-    for nothing in ([], iter([]), ItemIds(7, 64, range(0))):
-        result = world.run(_calls.resolve(world.service(), "acks", _masks.pieces(nothing), None))  # type: ignore[arg-type]
+    for no_items in ([], iter([]), ItemIds(7, 64, range(0))):
+        result = world.run(_calls.resolve(world.service(), "acks", _masks.pieces(no_items), None))  # type: ignore[arg-type]
         assert (result.applied, result.completed) == (0, ())
 
 
@@ -446,9 +446,9 @@ def test_a_large_collection_is_split_and_each_id_is_sent_once() -> None:
 
 def test_the_answers_of_a_split_call_are_merged() -> None:
     """And an error on the way bears what was answered before it."""
-    done = {"batch": 7, "key": None, "newly": True, "succeeded": True, "newly_succeeded": True}
+    completion = {"batch": 7, "key": None, "newly": True, "succeeded": True, "newly_succeeded": True}
     first = {"applied": 9_999, "repeated": 1, "completed": [], "rejected": []}
-    second = {"applied": 5_000, "repeated": 0, "completed": [done], "rejected": []}
+    second = {"applied": 5_000, "repeated": 0, "completed": [completion], "rejected": []}
     ids = [item_id(7, number) for number in range(15_000)]
     world = World(script(answer(200, first), answer(200, second)))
     result = world.run(_calls.resolve(world.service(), "acks", _masks.pieces(ids), None))
@@ -456,24 +456,24 @@ def test_the_answers_of_a_split_call_are_merged() -> None:
     assert len({request.headers["idempotency-key"] for request in world.requests}) == 2
 
     world = World(script(answer(200, first), problem(403, "forbidden")))
-    with pytest.raises(errors.Forbidden) as caught:
+    with pytest.raises(errors.Forbidden) as excinfo:
         world.run(_calls.resolve(world.service(), "acks", _masks.pieces(ids), None))
-    assert caught.value.partial is not None
-    assert caught.value.partial.applied == 9_999
+    assert excinfo.value.partial is not None
+    assert excinfo.value.partial.applied == 9_999
 
 
 def test_a_malformed_id_anywhere_stops_a_collection_before_anything_is_sent() -> None:
     """The error names its position."""
     ids: list[Any] = [item_id(7, number) for number in range(20_000)]
     ids[15_000] = "7:0"
-    with pytest.raises(errors.MalformedItem, match="position 15000: '7:0' is no item id") as caught:
+    with pytest.raises(errors.MalformedItem, match="position 15000: '7:0' is no item id") as excinfo:
         _masks.pieces(ids)
-    assert caught.value.position == 15_000
+    assert excinfo.value.position == 15_000
 
 
 @pytest.mark.parametrize("wrong", ["7:0", b"7:0:1", [7], [None], ["7:0:1", ""], [("7", "0", "1")], None, 7])
 def test_what_is_no_id_is_malformed(wrong: Any) -> None:
-    """Whatever its type; the error shows it as it was given."""
+    """This holds for every type; the error shows the value unchanged."""
     first = wrong[-1] if isinstance(wrong, list) else wrong
     with pytest.raises(errors.MalformedItem, match=re.escape(f": {first!r} is no item id")):
         _masks.pieces(wrong)
@@ -526,7 +526,7 @@ def test_an_endless_iterator_is_read_piece_by_piece() -> None:
     st.sampled_from([1, 1, 1, 2, 3, 63, 64, -1, -5]),
 )
 def test_a_run_of_ids_is_sent_as_masks_of_exactly_its_bits(size: int, start: int, length: int, step: int) -> None:
-    """Whatever part of whatever groups it covers."""
+    """This holds for every range of items and groups."""
     ids = ItemIds(7, size, range(start, start + length))[::step]
     assert sorted(expanded(_masks.pieces(ids), size)) == sorted(ids)
 

@@ -1,4 +1,4 @@
-"""What `import lastbit` gives, and what it costs."""
+"""The public names of `lastbit` and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ def test_every_public_name_leads_somewhere() -> None:
     """The lazy look-up knows each name; `from lastbit import *` works."""
     for name in EXPORTED:
         assert getattr(lastbit, name) is not None
-    found: dict[str, object] = {}
-    exec("from lastbit import *", found)
-    assert set(EXPORTED) <= set(found)
+    namespace: dict[str, object] = {}
+    exec("from lastbit import *", namespace)
+    assert set(EXPORTED) <= set(namespace)
 
 
 def test_every_error_is_public() -> None:
-    """Whoever catches one can name it."""
+    """Callers can name every error they catch."""
     from lastbit import errors
 
     tree = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
@@ -160,10 +160,10 @@ def test_the_client_needs_neither_click_nor_rich() -> None:
 def test_the_command_says_what_to_install() -> None:
     """Where only the bare client is installed, the command line is a message, not a traceback."""
     code = "import sys; sys.modules['click'] = None\nfrom lastbit.__main__ import main\nmain()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "pip install 'lastbit[cli]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "pip install 'lastbit[cli]'" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

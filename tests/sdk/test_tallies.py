@@ -36,8 +36,8 @@ from tests.sdk.children import in_a_child
 
 @pytest.fixture
 def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as opened:
-        yield opened
+    with Client(service_url) as client:
+        yield client
 
 
 def read(offset: int, partition: int = 0) -> SourceChain:
@@ -45,7 +45,7 @@ def read(offset: int, partition: int = 0) -> SourceChain:
 
 
 class Window:
-    """As an `AckWindow` is acked."""
+    """A stand-in for an `AckWindow`."""
 
     def __init__(self) -> None:
         self.acked: list[int] = []
@@ -121,16 +121,16 @@ def test_a_buffer_joins_calls_and_acks_what_was_applied(client: Client) -> None:
 
 def test_a_buffer_sends_after_its_interval_though_nothing_more_comes(client: Client) -> None:
     """And what a message is acked by is where this consumer has read it, not where its root is."""
-    done = threading.Event()
+    sent_event = threading.Event()
 
     class Told:
         def ack(self, offset: int) -> None:
             assert offset == 4711
-            done.set()
+            sent_event.set()
 
     with client.tally("interval").buffer(every=0.01) as buffer:
         buffer.add({"k": 2}, read(5).hop("by-robot", 0, 4711), window=Told())
-        assert done.wait(30)
+        assert sent_event.wait(30)
     assert client.tally("interval").get("k").sources[0].offset == 5
 
 
@@ -144,14 +144,14 @@ def test_a_gatherer_never_cuts_a_message_nor_joins_deltas() -> None:
     assert gatherer.entries == 13
     calls = []
     while (call := gatherer.take()) is not None:
-        calls.append(([each["delta"] for each in call.entries], call.messages))
+        calls.append(([entry["delta"] for entry in call.entries], call.messages))
     assert calls == [([0, 0], 1), ([1, 1, 3], 3), ([4] * 5, 1), ([5, 6, 7], 4)]
     assert not gatherer
     assert gatherer.entries == 0
 
 
 def test_an_ack_that_fails_ends_the_buffer(client: Client) -> None:
-    """Nobody goes on as if it had been acked."""
+    """No caller continues as if the ack had succeeded."""
 
     class Broken:
         def ack(self, offset: int) -> None:
@@ -197,42 +197,42 @@ def test_a_fence_travels_with_the_entries(client: Client) -> None:
     assert client.tally("fenced").value("k") == 0
 
 
-def test_a_full_buffer_makes_its_callers_wait_and_a_failure_wakes_them(scripted: Any) -> None:
+def test_a_full_buffer_makes_its_callers_wait_and_a_failure_wakes_them(scripted_service: Any) -> None:
     """Ten calls' entries wait, and no more."""
-    held, asked = threading.Event(), threading.Event()
+    gate, request_arrived = threading.Event(), threading.Event()
 
     def reply(_: Any) -> Any:
-        asked.set()
-        held.wait(30)
+        request_arrived.set()
+        gate.wait(30)
         return None
 
-    scripted.reply = reply
-    with Client(scripted.url, retry=Retry(attempts=1)) as client:
+    scripted_service.reply = reply
+    with Client(scripted_service.url, retry=Retry(attempts=1)) as client:
         buffer = client.tally("t").buffer(every=0, most=1)
-        added = 0
-        over = threading.Event()
+        count = 0
+        stopping = threading.Event()
 
         def add() -> None:
-            nonlocal added
+            nonlocal count
             try:
                 for offset in range(100):
                     buffer.add({"k": 1}, read(offset))
-                    added += 1
+                    count += 1
             except ServiceUnreachable:
-                over.set()
+                stopping.set()
 
         thread = threading.Thread(target=add)
         thread.start()
-        assert asked.wait(30)
-        held.set()
-        assert over.wait(30)
+        assert request_arrived.wait(30)
+        gate.set()
+        assert stopping.wait(30)
         thread.join()
-        assert 1 <= added <= 12
+        assert 1 <= count <= 12
         with pytest.raises(ServiceUnreachable):
             buffer.close()
 
 
-def test_the_async_client_counts_alike(service_url: str, scripted: Any) -> None:
+def test_the_async_client_counts_alike(service_url: str, scripted_service: Any) -> None:
     """Same names, awaited; a buffer's failure is raised wherever it is asked for."""
 
     async def run() -> None:
@@ -249,12 +249,12 @@ def test_the_async_client_counts_alike(service_url: str, scripted: Any) -> None:
             assert window.acked == [*range(200)]
             assert await tally.value("k") == 3 + sum(1 for offset in range(6, 200) if offset % 2)
             assert (await tally.get("k")).sources[0].offset == 199
-            assert [each async for each in tally.totals()] == [TallyTotal("k", await tally.value("k"))]
+            assert [total async for total in tally.totals()] == [TallyTotal("k", await tally.value("k"))]
             with pytest.raises(BufferClosed):
                 await buffer.add({"k": 1}, read(200))
             await tally.delete()
-        scripted.replies(None)
-        async with AsyncClient(scripted.url, retry=Retry(attempts=1)) as client:
+        scripted_service.replies(None)
+        async with AsyncClient(scripted_service.url, retry=Retry(attempts=1)) as client:
             failing = client.tally("t").buffer(Window(), every=60, most=2)
             await failing.add({"k": 1}, read(0))
             for call in (failing.flush(), failing.add({"k": 1}, read(1)), failing.close()):
@@ -265,15 +265,15 @@ def test_the_async_client_counts_alike(service_url: str, scripted: Any) -> None:
 
 
 @pytest.mark.parametrize("moment", range(6))
-def test_a_buffer_whose_task_is_cancelled_hangs_nowhere(scripted: Any, moment: int) -> None:
-    """Whenever it comes, as an entry does; what was added is outstanding, and callers raise why."""
+def test_a_buffer_whose_task_is_cancelled_hangs_nowhere(scripted_service: Any, moment: int) -> None:
+    """This holds at any moment while an entry arrives. Added entries stay outstanding, and callers get the cause."""
 
     async def run() -> None:
-        async with AsyncClient(scripted.url) as client:
+        async with AsyncClient(scripted_service.url) as client:
             buffer = client.tally("t").buffer(Window(), every=60)
             await buffer.add({"k": 1}, read(0))
             await iterations(20)
-            (task,) = (each for each in asyncio.all_tasks() if each.get_name() == "lastbit-tally-buffer")
+            (task,) = (candidate for candidate in asyncio.all_tasks() if candidate.get_name() == "lastbit-tally-buffer")
             await buffer.add({"k": 1}, read(1))
             await iterations(moment)
             task.cancel()
@@ -290,26 +290,26 @@ def test_a_buffer_whose_task_is_cancelled_hangs_nowhere(scripted: Any, moment: i
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("raised", [OSError, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [OSError, SystemExit, asyncio.CancelledError])
 def test_an_awaited_buffers_window_may_raise_anything(
-    scripted: Any, raised: type[BaseException], caplog: pytest.LogCaptureFixture
+    scripted_service: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It ends the buffer, and `flush` raises the same, though not a cancellation that nobody asked for. Nothing is left
     for asyncio to log."""
-    scripted.replies((200, {}, {"applied": 1, "repeated": 0}))
+    scripted_service.replies((200, {}, {"applied": 1, "repeated": 0}))
 
     class Broken:
         def ack(self, offset: int) -> None:
-            raise raised
+            raise error
 
     async def run() -> None:
-        async with AsyncClient(scripted.url) as client:
+        async with AsyncClient(scripted_service.url) as client:
             buffer = client.tally("t").buffer(Broken(), every=60)
             await buffer.add({"k": 1}, read(0))
-            with pytest.raises(RuntimeError if raised is asyncio.CancelledError else raised):
+            with pytest.raises(RuntimeError if error is asyncio.CancelledError else error):
                 await buffer.flush()
 
-    if raised is SystemExit:
+    if error is SystemExit:
         # As with any task: it ends the event loop.
         with pytest.raises(SystemExit):
             asyncio.run(run())
@@ -319,28 +319,28 @@ def test_an_awaited_buffers_window_may_raise_anything(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-def test_a_buffer_of_the_parent_process_says_so(scripted: Any) -> None:
+def test_a_buffer_of_the_parent_process_says_so(scripted_service: Any) -> None:
     """Its thread does not exist in the child."""
-    scripted.replies((200, {}, {"applied": 1, "repeated": 0}))
-    with Client(scripted.url) as client, client.tally("t").buffer() as buffer:
+    scripted_service.replies((200, {}, {"applied": 1, "repeated": 0}))
+    with Client(scripted_service.url) as client, client.tally("t").buffer() as buffer:
         buffer.add({"k": 1}, read(0))
         for use in (lambda: buffer.add({"k": 1}, read(1)), buffer.flush, buffer.close):
             assert in_a_child(use) == "UsedAfterFork"
         buffer.flush()
 
 
-@pytest.mark.parametrize("every", [-1, float("nan"), float("inf"), 1e300])
-def test_an_interval_that_no_wait_can_last_is_refused(scripted: Any, every: float) -> None:
+@pytest.mark.parametrize("interval", [-1, float("nan"), float("inf"), 1e300])
+def test_an_interval_that_no_wait_can_last_is_refused(scripted_service: Any, interval: float) -> None:
     """At once: it would end the buffer's thread."""
-    with Client(scripted.url) as client, pytest.raises(InvalidArgument, match="every"):
-        client.tally("t").buffer(every=every)
+    with Client(scripted_service.url) as client, pytest.raises(InvalidArgument, match="every"):
+        client.tally("t").buffer(every=interval)
 
 
-def test_a_service_that_is_away_for_a_moment_counts_nothing_twice(scripted: Any) -> None:
+def test_a_service_that_is_away_for_a_moment_counts_nothing_twice(scripted_service: Any) -> None:
     """The client sends the same call again, with the same entries."""
-    scripted.replies(None, (503, {}, {"code": "unavailable"}), (200, {}, {"applied": 0, "repeated": 1}))
-    with Client(scripted.url, retry=Retry(base=0.001)) as client:
+    scripted_service.replies(None, (503, {}, {"code": "unavailable"}), (200, {}, {"applied": 0, "repeated": 1}))
+    with Client(scripted_service.url, retry=Retry(base=0.001)) as client:
         assert client.tally("t").apply([("k", 1, read(5, 2).hop("u", 0, 0, 1))]) == TallyApplied(0, 1)
-    bodies = [seen.body for seen in scripted.seen]
+    bodies = [request.body for request in scripted_service.seen]
     source = {"topic": "screws", "partition": 2, "offset": 5, "child": 1 << 34}
     assert bodies == [{"entries": [{"key": "k", "delta": 1, "source": source}]}] * 3

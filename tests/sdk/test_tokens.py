@@ -1,4 +1,4 @@
-"""Tokens: what is made can be read again, and what can't be one is refused without being shown."""
+"""Tokens: new ones parse again, and invalid ones are refused without being shown."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ KNOWN = tokens.known(SECRET, "ci", [Role.PRODUCE, Role.CONSUME], "shop-")
 
 def test_a_token_is_random_and_its_line_has_its_digest_alone() -> None:
     """256 bits, in characters that fit a header, a shell and a URL."""
-    made = {tokens.new() for _ in range(100)}
-    assert len(made) == 100
-    for token in made:
+    new_tokens = {tokens.new() for _ in range(100)}
+    assert len(new_tokens) == 100
+    for token in new_tokens:
         assert token.startswith("lastbit_")
         assert len(token.removeprefix("lastbit_")) * 6 >= 256
         assert token.replace("-", "").replace("_", "").isalnum()
@@ -43,20 +43,20 @@ def test_a_token_is_random_and_its_line_has_its_digest_alone() -> None:
             st.none() | st.integers(1, 10**9 - 1),
             st.none() | st.integers(1, 10**9 - 1),
         ),
-        unique_by=lambda each: each[0],
+        unique_by=lambda fields: fields[0],
         max_size=5,
     ),
     st.sampled_from(["\n", ";", "\n\n  # a comment\n"]),
 )
 def test_lines_are_read_as_they_were_written(
-    made: list[tuple[str, set[Role], str | None, int | None, int | None]], between: str
+    token_fields: list[tuple[str, set[Role], str | None, int | None, int | None]], separator: str
 ) -> None:
-    """Whatever the prefix is made of: blanks, semicolons, newlines, any letters."""
-    known = [
+    """The prefix may contain blanks, semicolons, newlines and any letters."""
+    token_list = [
         tokens.known(tokens.new(), name, roles, prefix, requests=requests, items=items)
-        for name, roles, prefix, requests, items in made
+        for name, roles, prefix, requests, items in token_fields
     ]
-    assert tokens.parse(between.join(token.line() for token in known)) == known
+    assert tokens.parse(separator.join(token.line() for token in token_list)) == token_list
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_lines_are_read_as_they_were_written(
 )
 def test_a_line_that_is_none_is_refused_without_being_shown(line: str) -> None:
     """It may be a token that was put in the wrong place."""
-    with pytest.raises(InvalidTokens, match=r"line [123]: ") as refused:
+    with pytest.raises(InvalidTokens, match=r"line [123]: ") as excinfo:
         tokens.parse(f"# first\n{line}")
-    assert SECRET not in str(refused.value)
+    assert SECRET not in str(excinfo.value)
 
 
 @pytest.mark.parametrize(
-    ("roles", "key", "may", "covers"),
+    ("roles", "key", "allowed", "covers"),
     [
         ([Role.READ], "shop-1", False, True),
         ([Role.CONSUME], "shop-", True, True),
@@ -98,38 +98,38 @@ def test_a_line_that_is_none_is_refused_without_being_shown(line: str) -> None:
         ([Role.ADMIN], None, True, False),
     ],
 )
-def test_a_token_may_what_it_was_made_for(roles: list[Role], key: str | None, may: bool, covers: bool) -> None:
-    """Admin may all; a limit is a limit for admins too; without one all keys are covered."""
-    limited, whole = (Token("x", frozenset(roles), b"", prefix) for prefix in ("shop-", None))
-    assert limited.has([Role.CONSUME]) is whole.has([Role.CONSUME]) is may
-    assert limited.covers(key) is covers
-    assert whole.covers(key)
+def test_a_token_may_what_it_was_made_for(roles: list[Role], key: str | None, allowed: bool, covers: bool) -> None:
+    """Admin includes every role; a prefix limits admins too; without a prefix every key is covered."""
+    restricted_token, full_token = (Token("x", frozenset(roles), b"", prefix) for prefix in ("shop-", None))
+    assert restricted_token.has([Role.CONSUME]) is full_token.has([Role.CONSUME]) is allowed
+    assert restricted_token.covers(key) is covers
+    assert full_token.covers(key)
 
 
 # The command line and the client
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[Lastbit]:
+def cli() -> Iterator[Lastbit]:
     """The command line, on a service that has tokens."""
     with sqlite_file() as url, running_service(url, LASTBIT_TOKENS=KNOWN.line()) as running:
         yield Lastbit(running.url)
 
 
-def test_the_command_makes_a_token_that_its_line_knows(guarded: Lastbit) -> None:
+def test_the_command_makes_a_token_that_its_line_knows(cli: Lastbit) -> None:
     """Both are on standard output, what to do with them beside it; a name is made where none is given."""
-    made = guarded("token", "new", "--role", "read", "--role", "consume", "--prefix", "shop ü", "--name", "me")
-    assert made.returncode == 0
-    token, line = (text.split(maxsplit=1)[1] for text in made.stdout.splitlines())
+    result = cli("token", "new", "--role", "read", "--role", "consume", "--prefix", "shop ü", "--name", "me")
+    assert result.returncode == 0
+    token, line = (text.split(maxsplit=1)[1] for text in result.stdout.splitlines())
     assert tokens.parse(line) == [tokens.known(token, "me", [Role.READ, Role.CONSUME], "shop ü")]
-    assert "LASTBIT_TOKENS_FILE" in made.stderr
-    told = guarded.json("token", "new", "--role", "admin")
-    (known,) = tokens.parse(told["line"])
-    assert (known.name, known.digest) == (told["name"], tokens.digest(told["token"].encode()))
-    limited = guarded.json("token", "new", "--role", "consume", "--requests", "20", "--items", "5000")
-    (known,) = tokens.parse(limited["line"])
-    assert (known.requests, known.items) == (20, 5000)
-    assert limited["line"].endswith(" requests=20/s items=5000/s")
+    assert "LASTBIT_TOKENS_FILE" in result.stderr
+    output = cli.json("token", "new", "--role", "admin")
+    (token_entry,) = tokens.parse(output["line"])
+    assert (token_entry.name, token_entry.digest) == (output["name"], tokens.digest(output["token"].encode()))
+    output_with_limits = cli.json("token", "new", "--role", "consume", "--requests", "20", "--items", "5000")
+    (token_entry,) = tokens.parse(output_with_limits["line"])
+    assert (token_entry.requests, token_entry.items) == (20, 5000)
+    assert output_with_limits["line"].endswith(" requests=20/s items=5000/s")
     for wrong in (
         ["--role", "write"],
         [],
@@ -137,10 +137,10 @@ def test_the_command_makes_a_token_that_its_line_knows(guarded: Lastbit) -> None
         ["--role", "read", "--prefix", ""],
         ["--role", "read", "--items", "0"],
     ):
-        assert guarded("token", "new", *wrong).returncode == 2
+        assert cli("token", "new", *wrong).returncode == 2
 
 
-def test_a_token_is_given_by_a_file(guarded: Lastbit, tmp_path: Path) -> None:
+def test_a_token_is_given_by_a_file(cli: Lastbit, tmp_path: Path) -> None:
     """Before or after the command; without one, or with one that may not, the command says what to do."""
     file = tmp_path / "token"
     file.write_text(f"{SECRET}\n")
@@ -149,13 +149,13 @@ def test_a_token_is_given_by_a_file(guarded: Lastbit, tmp_path: Path) -> None:
         ["open", "--key", "shop-1", "--token-file", str(file)],
         ["--token", "wrong", "open", "--key", "shop-1", "--token-file", str(file)],
     ):
-        assert guarded(*arguments).returncode == 0
+        assert cli(*arguments).returncode == 0
 
     def refused(*arguments: str, code: int = 1) -> str:
-        done: subprocess.CompletedProcess[str] = guarded(*arguments)
-        assert done.returncode == code, done.stderr
-        assert SECRET not in done.stderr
-        return done.stderr
+        result: subprocess.CompletedProcess[str] = cli(*arguments)
+        assert result.returncode == code, result.stderr
+        assert SECRET not in result.stderr
+        return result.stderr
 
     assert "LASTBIT_TOKEN" in refused("list")
     assert "not known here" in refused("list", "--token", "wrong")
@@ -167,12 +167,12 @@ def test_a_token_is_given_by_a_file(guarded: Lastbit, tmp_path: Path) -> None:
     assert "use one" in refused("list", "--token", SECRET, "--token-file", str(file), code=2)
 
 
-def test_a_refusal_is_an_error_of_its_own_and_is_not_tried_again(guarded: Lastbit) -> None:
+def test_a_refusal_is_an_error_of_its_own_and_is_not_tried_again(cli: Lastbit) -> None:
     """By its class and by its code."""
-    with Client(guarded.url) as client, pytest.raises(Unauthorized) as unauthorized:
+    with Client(cli.url) as client, pytest.raises(Unauthorized) as excinfo:
         client.ack("1:0:0")
-    assert unauthorized.value.code == "unauthorized"
-    with Client(guarded.url, token=SECRET) as client:
+    assert excinfo.value.code == "unauthorized"
+    with Client(cli.url, token=SECRET) as client:
         batch = client.open(key="shop-sdk", items=1, sealed=True)
         assert client.ack(batch.ids).completed[0].succeeded
         assert batch.refresh().succeeded

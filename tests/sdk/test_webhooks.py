@@ -31,13 +31,13 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
-    with Client(url) as opened:
-        yield opened
+    with Client(url) as client:
+        yield client
 
 
 def append(url: str, id: str) -> int:
-    appended = httpx.post(f"{url}/v1/events", json={"events": [{"id": id, "type": "card.charged"}]}).json()
-    position: int = appended["events"][0]["position"]
+    receipt = httpx.post(f"{url}/v1/events", json={"events": [{"id": id, "type": "card.charged"}]}).json()
+    position: int = receipt["events"][0]["position"]
     return position
 
 
@@ -49,32 +49,32 @@ def settle(client: Client, webhook: int) -> list[Any]:
 
 def test_a_webhook_from_its_creation_to_its_end(url: str, client: Client, receiver: Receiver) -> None:
     """Made, tested, delivered, dead, redelivered, deleted."""
-    created = client.webhooks.create(receiver.url, types=["card.charged"], label="books")
-    receiver.secrets.append(created.secret)
-    assert created.secret not in repr(created)
-    webhook = client.webhooks.get(created.id)
-    assert webhook == Webhook(*(getattr(created, name) for name in Webhook.__slots__))
+    new_webhook = client.webhooks.create(receiver.url, types=["card.charged"], label="books")
+    receiver.secrets.append(new_webhook.secret)
+    assert new_webhook.secret not in repr(new_webhook)
+    webhook = client.webhooks.get(new_webhook.id)
+    assert webhook == Webhook(*(getattr(new_webhook, name) for name in Webhook.__slots__))
     assert webhook in list(client.webhooks.list(page_size=1))
-    tested = client.webhooks.test(webhook.id)
-    assert (tested.delivered, tested.status) == (True, 204)
+    outcome = client.webhooks.test(webhook.id)
+    assert (outcome.delivered, outcome.status) == (True, 204)
     append(url, "one")
     receiver.wait_for(2)
     receiver.reply = status(500)
     append(url, "two")
     position = append(url, "three")
     receiver.wait_for(4)
-    found = settle(client, webhook.id)
-    assert [(each.event, each.state, each.log[0].status) for each in found] == [
+    deliveries = settle(client, webhook.id)
+    assert [(delivery.event, delivery.state, delivery.log[0].status) for delivery in deliveries] == [
         *(("three", "dead", 500), ("two", "dead", 500), ("one", "delivered", 204)),
     ]
     receiver.reply = status(200)
     assert client.webhooks.redeliver(webhook.id, position=position) == 1
     assert client.webhooks.redeliver(webhook.id, event="one") == 1
     receiver.wait_for(6)
-    assert [each.state for each in settle(client, webhook.id)] == ["delivered", "dead", "delivered"]
+    assert [delivery.state for delivery in settle(client, webhook.id)] == ["delivered", "dead", "delivered"]
     assert client.webhooks.redeliver(webhook.id) == 1
     receiver.wait_for(7)
-    assert all(got.valid for got in receiver.got)
+    assert all(request.valid for request in receiver.got)
     client.webhooks.delete(webhook.id)
     with pytest.raises(WebhookNotFound):
         client.webhooks.get(webhook.id)
@@ -85,13 +85,13 @@ def test_the_async_client_does_the_same(url: str, receiver: Receiver) -> None:
 
     async def run() -> None:
         async with AsyncClient(url) as client:
-            created = await client.webhooks.create(receiver.url)
-            assert (await client.webhooks.get(created.id)).types is None
-            assert created.id in [each.id async for each in client.webhooks.list()]
-            assert (await client.webhooks.test(created.id)).delivered
-            assert [each async for each in client.webhooks.deliveries(created.id)] == []
-            assert await client.webhooks.redeliver(created.id) == 0
-            await client.webhooks.delete(created.id)
+            webhook = await client.webhooks.create(receiver.url)
+            assert (await client.webhooks.get(webhook.id)).types is None
+            assert webhook.id in [item.id async for item in client.webhooks.list()]
+            assert (await client.webhooks.test(webhook.id)).delivered
+            assert [item async for item in client.webhooks.deliveries(webhook.id)] == []
+            assert await client.webhooks.redeliver(webhook.id) == 0
+            await client.webhooks.delete(webhook.id)
 
     asyncio.run(run())
 
@@ -106,13 +106,13 @@ def test_what_can_not_be_meant_is_refused(client: Client) -> None:
         client.webhooks.create("ftp://127.0.0.1/")
 
 
-def test_making_one_is_not_insisted_on(scripted: Any) -> None:
-    """A second one, whose secret nobody was told, would go on for ever."""
-    scripted.replies(None)
-    client = Client(scripted.url, retry=Retry(attempts=5, deadline=30))
+def test_making_one_is_not_insisted_on(scripted_service: Any) -> None:
+    """A retry could create a second webhook whose secret nobody received and which would never stop."""
+    scripted_service.replies(None)
+    client = Client(scripted_service.url, retry=Retry(attempts=5, deadline=30))
     with pytest.raises(ServiceUnreachable):
         client.webhooks.create("http://127.0.0.1/")
-    assert len(scripted.seen) == 1
+    assert len(scripted_service.seen) == 1
 
 
 def test_the_command_line(url: str, receiver: Receiver) -> None:
@@ -120,18 +120,18 @@ def test_the_command_line(url: str, receiver: Receiver) -> None:
 
     def lastbit(*arguments: str, code: int = 0) -> str:
         environment = {**os.environ, "LASTBIT_URL": url, "COLUMNS": "120", "NO_PROXY": "*"}
-        done = run_module("lastbit", "webhooks", *arguments, environment=environment)
-        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
-        return done.stdout
+        result = run_module("lastbit", "webhooks", *arguments, environment=environment)
+        assert (result.returncode, "Traceback" in result.stderr) == (code, False), result.stderr
+        return result.stdout
 
-    said = lastbit("create", receiver.url, "--type", "card.charged", "--label", "[red]books")
-    secret = said.split("secret ")[1].split()[0]
+    text = lastbit("create", receiver.url, "--type", "card.charged", "--label", "[red]books")
+    secret = text.split("secret ")[1].split()[0]
     Verifier(secret)
-    webhook = said.split("webhook ")[1].split()[0]
-    assert "[red]books" in said
-    listed = lastbit("list")
-    assert receiver.url in listed
-    assert secret not in listed
+    webhook = text.split("webhook ")[1].split()[0]
+    assert "[red]books" in text
+    text = lastbit("list")
+    assert receiver.url in text
+    assert secret not in text
     assert json.loads(lastbit("list", "--json"))["webhooks"][0]["types"] == ["card.charged"]
     assert "delivered: 204" in lastbit("test", webhook)
     receiver.reply = status(500)
