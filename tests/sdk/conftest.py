@@ -48,7 +48,7 @@ class ScriptedService:
 
 
 @pytest.fixture
-def scripted_service() -> Iterator[ScriptedService]:
+def scripted() -> Iterator[ScriptedService]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

@@ -136,14 +136,14 @@ def test_each_future_is_told_its_own_outcome() -> None:
 class Gate:
     """Holds each request until the test releases it, and records the requests."""
 
-    def __init__(self, scripted_service: Any) -> None:
+    def __init__(self, scripted: Any) -> None:
         self.arrived: Any = threading.Semaphore(0)
         self.open = threading.Semaphore(0)
         self.sent: list[tuple[str, list[str]]] = []
         self.completes: set[int] = set()
         self.refuses: set[str] = set()
         self.rejects: set[str] = set()
-        scripted_service.reply = self.reply
+        scripted.reply = self.reply
 
     def reply(self, request: Any) -> Any:
         items = request.body["items"]
@@ -170,13 +170,13 @@ class Gate:
 
 
 @pytest.fixture
-def gate(scripted_service: Any) -> Gate:
-    return Gate(scripted_service)
+def gate(scripted: Any) -> Gate:
+    return Gate(scripted)
 
 
-def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted_service: Any, gate: Gate) -> None:
+def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted: Any, gate: Gate) -> None:
     """There is no timer: acks made during a call go into the next one."""
-    with Client(scripted_service.url) as client, client.acker() as acker:
+    with Client(scripted.url) as client, client.acker() as acker:
         first = acker.ack("7:0:0")
         gate.arrived.acquire()
         rest = [acker.ack(f"7:0:{number}") for number in range(1, 500)]
@@ -190,7 +190,7 @@ def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted_service: An
     assert [len(items) for _, items in gate.sent] == [1, 499]
 
 
-def test_a_completion_is_told_before_the_futures_are_done(scripted_service: Any, gate: Gate) -> None:
+def test_a_completion_is_told_before_the_futures_are_done(scripted: Any, gate: Gate) -> None:
     """The callback runs once for each batch and answer. The message may be removed only after it."""
     gate.completes = {7}
     gate.open.release()
@@ -202,14 +202,14 @@ def test_a_completion_is_told_before_the_futures_are_done(scripted_service: Any,
         future_set.wait()
         completions.append((completed, future.done()))
 
-    with Client(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
+    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
         future = acker.ack("7:0:0")
         future_set.set()
         assert future.result() == completions[0][0]
     assert [(completed.batch, was_done) for completed, was_done in completions] == [(7, False)]
 
 
-def test_what_on_completed_raises_is_told_to_the_futures_of_that_batch(scripted_service: Any, gate: Gate) -> None:
+def test_what_on_completed_raises_is_told_to_the_futures_of_that_batch(scripted: Any, gate: Gate) -> None:
     """Other futures don't get the error. The message stays, and its redelivery reports the completion again."""
     gate.completes = {7, 8}
 
@@ -217,7 +217,7 @@ def test_what_on_completed_raises_is_told_to_the_futures_of_that_batch(scripted_
         if completed.batch == 7:
             raise OSError("disk full")
 
-    with Client(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
+    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
         acker.ack("9:0:0")
         gate.arrived.acquire()
         seven, also_seven, eight, nine = (acker.ack(item) for item in ("7:0:0", "7:0:1", "8:0:0", "9:0:1"))
@@ -231,11 +231,11 @@ def test_what_on_completed_raises_is_told_to_the_futures_of_that_batch(scripted_
         assert nine.result() is None
 
 
-def test_a_rejected_item_fails_its_own_future_alone(scripted_service: Any, gate: Gate) -> None:
+def test_a_rejected_item_fails_its_own_future_alone(scripted: Any, gate: Gate) -> None:
     """The error has the service's reason."""
     gate.rejects = {"7:0:1"}
     gate.open.release(9)
-    with Client(scripted_service.url) as client, client.acker() as acker:
+    with Client(scripted.url) as client, client.acker() as acker:
         good, bad = acker.ack("7:0:0"), acker.ack("7:0:1")
         assert good.result() is None
         with pytest.raises(errors.ItemRejected, match="unknown_item") as excinfo:
@@ -243,34 +243,34 @@ def test_a_rejected_item_fails_its_own_future_alone(scripted_service: Any, gate:
         assert excinfo.value.item == "7:0:1"
 
 
-def test_a_refused_call_fails_its_own_futures_alone(scripted_service: Any, gate: Gate) -> None:
+def test_a_refused_call_fails_its_own_futures_alone(scripted: Any, gate: Gate) -> None:
     """The acker goes on."""
     gate.refuses = {"7:0:0"}
     gate.open.release(9)
-    with Client(scripted_service.url) as client, client.acker() as acker:
+    with Client(scripted.url) as client, client.acker() as acker:
         with pytest.raises(errors.Forbidden):
             acker.ack("7:0:0").result()
         assert acker.ack("7:0:1").result() is None
 
 
-def test_a_malformed_id_is_refused_at_once(scripted_service: Any, gate: Gate) -> None:
+def test_a_malformed_id_is_refused_at_once(scripted: Any, gate: Gate) -> None:
     """It never shares a call with good ones."""
-    with Client(scripted_service.url) as client, client.acker() as acker, pytest.raises(errors.MalformedItem):
+    with Client(scripted.url) as client, client.acker() as acker, pytest.raises(errors.MalformedItem):
         acker.ack("7:0")
     assert gate.sent == []
 
 
 @pytest.mark.parametrize("reason", [["moved"], b"moved", "\ud800"], ids=repr)
-def test_a_reason_that_is_no_text_is_refused_at_once(scripted_service: Any, gate: Gate, reason: Any) -> None:
+def test_a_reason_that_is_no_text_is_refused_at_once(scripted: Any, gate: Gate, reason: Any) -> None:
     """The acker continues."""
     gate.open.release()
-    with Client(scripted_service.url) as client, client.acker() as acker:
+    with Client(scripted.url) as client, client.acker() as acker:
         with pytest.raises(errors.InvalidArgument, match="a reason is a text"):
             acker.fail("7:0:0", reason)
         assert acker.fail("7:0:1", "moved").result(20) is None
 
 
-def test_closing_sends_what_waits_and_then_nothing_more(scripted_service: Any, gate: Gate) -> None:
+def test_closing_sends_what_waits_and_then_nothing_more(scripted: Any, gate: Gate) -> None:
     """Pending acks are sent even if the block ends with an error, because their items were processed."""
     futures = []
 
@@ -282,7 +282,7 @@ def test_closing_sends_what_waits_and_then_nothing_more(scripted_service: Any, g
             gate.open.release(3)
             raise KeyError("mine")
 
-    with Client(scripted_service.url) as client:
+    with Client(scripted.url) as client:
         acker = client.acker()
         with pytest.raises(KeyError, match="mine"):
             consume(acker)
@@ -292,9 +292,9 @@ def test_closing_sends_what_waits_and_then_nothing_more(scripted_service: Any, g
         acker.ack("7:0:3")
 
 
-def test_a_full_acker_blocks_until_there_is_room(scripted_service: Any, gate: Gate) -> None:
+def test_a_full_acker_blocks_until_there_is_room(scripted: Any, gate: Gate) -> None:
     """This bounds memory: the consumer slows down to the service's pace."""
-    with Client(scripted_service.url) as client, client.acker(max_pending=2) as acker:
+    with Client(scripted.url) as client, client.acker(max_pending=2) as acker:
         futures = [acker.ack("7:0:0"), acker.ack("7:0:1")]
         filling = threading.Event()
 
@@ -312,30 +312,30 @@ def test_a_full_acker_blocks_until_there_is_room(scripted_service: Any, gate: Ga
         assert futures[2].result() is None
 
 
-def test_on_completed_may_ack_more_even_when_the_acker_is_full(scripted_service: Any, gate: Gate) -> None:
+def test_on_completed_may_ack_more_even_when_the_acker_is_full(scripted: Any, gate: Gate) -> None:
     """A batch that completes another's item must not wait for itself."""
     gate.completes = {7}
     gate.open.release(9)
     parents = []
-    with Client(scripted_service.url) as client:
+    with Client(scripted.url) as client:
         with client.acker(on_completed=lambda completed: parents.append(acker.ack("6:0:0")), max_pending=1) as acker:
             acker.ack("7:0:0").result()
         assert parents[0].result() is None
 
 
-def test_a_service_that_is_gone_fails_the_futures(scripted_service: Any) -> None:
+def test_a_service_that_is_gone_fails_the_futures(scripted: Any) -> None:
     """They get the error of the call; nothing hangs."""
-    scripted_service.replies(None)
-    with Client(scripted_service.url, retry=Retry(attempts=2, base=0)) as client, client.acker() as acker:
+    scripted.replies(None)
+    with Client(scripted.url, retry=Retry(attempts=2, base=0)) as client, client.acker() as acker:
         future = acker.ack("7:0:0")
         with pytest.raises(errors.ServiceUnreachable):
             future.result()
 
 
-def test_many_threads_share_one_acker(scripted_service: Any, gate: Gate) -> None:
+def test_many_threads_share_one_acker(scripted: Any, gate: Gate) -> None:
     """Every future is done and every id is sent, once."""
     gate.open.release(10_000)
-    with Client(scripted_service.url) as client, client.acker(max_pending=50) as acker:
+    with Client(scripted.url) as client, client.acker(max_pending=50) as acker:
         futures: list[Future[Any]] = []
 
         def consume(worker: int) -> None:
@@ -364,14 +364,14 @@ class Falsy(Exception):
 
 @pytest.mark.parametrize("error", ANYTHING)
 def test_whatever_a_callback_raises_the_other_futures_finish(
-    scripted_service: Any, gate: Gate, error: type[BaseException]
+    scripted: Any, gate: Gate, error: type[BaseException]
 ) -> None:
     """This holds for futures of the same call and for those in the queue."""
 
     def callback(_: object) -> None:
         raise error
 
-    with Client(scripted_service.url) as client, client.acker() as acker:
+    with Client(scripted.url) as client, client.acker() as acker:
         first = acker.ack("7:0:0")
         gate.arrived.acquire()
         with_callback, neighbour = acker.ack("7:0:1"), acker.ack("7:0:2")
@@ -386,7 +386,7 @@ def test_whatever_a_callback_raises_the_other_futures_finish(
 
 @pytest.mark.parametrize("error", [*ANYTHING, Falsy])
 def test_whatever_on_completed_raises_reaches_the_futures_and_the_acker_continues(
-    scripted_service: Any, gate: Gate, error: type[BaseException]
+    scripted: Any, gate: Gate, error: type[BaseException]
 ) -> None:
     """This holds for every exception class."""
     gate.completes = {7}
@@ -395,7 +395,7 @@ def test_whatever_on_completed_raises_reaches_the_futures_and_the_acker_continue
     def publish(_: Completed) -> None:
         raise error
 
-    with Client(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
+    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
         assert isinstance(acker.ack("7:0:0").exception(60), error)
         assert acker.ack("8:0:0").result(20) is None
 
@@ -403,7 +403,7 @@ def test_whatever_on_completed_raises_reaches_the_futures_and_the_acker_continue
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("exception", [*ANYTHING, Falsy])
 def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_acker_continues(
-    scripted_service: Any, gate: Gate, exception: type[BaseException], asynchronous: bool
+    scripted: Any, gate: Gate, exception: type[BaseException], asynchronous: bool
 ) -> None:
     """A future cannot carry `StopIteration`, and `CancelledError` would look like a cancellation of its reader: they
     are raised as a `RuntimeError`."""
@@ -419,7 +419,7 @@ def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_ack
         raise exception
 
     async def consume() -> None:
-        async with AsyncClient(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
+        async with AsyncClient(scripted.url) as client, client.acker(on_completed=publish) as acker:
             first = await acker.ack("6:0:0")
             await asyncio.to_thread(gate.arrived.acquire)
             failed = await acker.ack("7:0:0")
@@ -438,7 +438,7 @@ def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_ack
     asyncio.run(consume())
 
 
-def test_an_acker_of_the_parent_process_says_so(scripted_service: Any, gate: Gate) -> None:
+def test_an_acker_of_the_parent_process_says_so(scripted: Any, gate: Gate) -> None:
     """Its thread does not exist in the child, where futures would never finish. An exception that leaves the block
     there is not replaced."""
     gate.open.release(9)
@@ -447,7 +447,7 @@ def test_an_acker_of_the_parent_process_says_so(scripted_service: Any, gate: Gat
         with acker:
             raise SystemExit(3)
 
-    with Client(scripted_service.url) as client, client.acker() as acker:
+    with Client(scripted.url) as client, client.acker() as acker:
         acker.ack("7:0:0").result(20)
         for use in (lambda: acker.ack("7:0:1"), lambda: acker.fail("7:0:1"), acker.close):
             assert in_a_child(use) == "UsedAfterFork"
@@ -458,7 +458,7 @@ def test_an_acker_of_the_parent_process_says_so(scripted_service: Any, gate: Gat
 # -- awaited
 
 
-def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted_service: Any, gate: Gate) -> None:
+def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted: Any, gate: Gate) -> None:
     """The guarantees are the same: one call at a time, completions first, errors only where they belong."""
     gate.completes = {7, 8}
     gate.rejects = {"9:0:1"}
@@ -471,7 +471,7 @@ def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted_service: Any
             raise OSError("disk full")
 
     async def consume() -> None:
-        async with AsyncClient(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
+        async with AsyncClient(scripted.url) as client, client.acker(on_completed=publish) as acker:
             first = await acker.ack("9:0:0")
             await asyncio.to_thread(gate.arrived.acquire)
             seven, eight, nine = [await acker.ack(item) for item in ("7:0:0", "8:0:0", "9:0:1")]
@@ -498,7 +498,7 @@ def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted_service: Any
     ]
 
 
-def test_a_full_awaited_acker_lets_its_task_wait(scripted_service: Any, gate: Gate) -> None:
+def test_a_full_awaited_acker_lets_its_task_wait(scripted: Any, gate: Gate) -> None:
     """Tasks continue in the order of the service's answers; on_completed itself never waits for room."""
     gate.open.release(1000)
     gate.completes = {6}
@@ -509,7 +509,7 @@ def test_a_full_awaited_acker_lets_its_task_wait(scripted_service: Any, gate: Ga
         async def publish(completed: Completed) -> None:
             own_acks.append(await acker.ack("5:0:0"))
 
-        async with AsyncClient(scripted_service.url) as client:
+        async with AsyncClient(scripted.url) as client:
             async with client.acker(on_completed=publish, max_pending=3) as acker:
                 futures = [await acker.ack(f"6:0:{number}") for number in range(20)]
             results = await asyncio.gather(*futures)
@@ -519,11 +519,11 @@ def test_a_full_awaited_acker_lets_its_task_wait(scripted_service: Any, gate: Ga
     asyncio.run(consume())
 
 
-def test_a_task_that_is_cancelled_takes_nothing_back(scripted_service: Any, gate: Gate) -> None:
+def test_a_task_that_is_cancelled_takes_nothing_back(scripted: Any, gate: Gate) -> None:
     """The ack that it awaited goes on, and so does the acker."""
 
     async def consume() -> None:
-        async with AsyncClient(scripted_service.url) as client, client.acker() as acker:
+        async with AsyncClient(scripted.url) as client, client.acker() as acker:
             first = await acker.ack("7:0:0")
             await asyncio.to_thread(gate.arrived.acquire)
             first.cancel()
@@ -535,12 +535,12 @@ def test_a_task_that_is_cancelled_takes_nothing_back(scripted_service: Any, gate
     assert [items for _, items in gate.sent] == [["7:0:0"], ["7:0:1"]]
 
 
-def test_a_loop_that_ends_leaves_no_future_waiting(scripted_service: Any, gate: Gate) -> None:
+def test_a_loop_that_ends_leaves_no_future_waiting(scripted: Any, gate: Gate) -> None:
     """The futures of a call in flight are cancelled."""
     futures = []
 
     async def consume() -> None:
-        client = AsyncClient(scripted_service.url)
+        client = AsyncClient(scripted.url)
         acker = client.acker()
         futures.append(await acker.ack("7:0:0"))
         await asyncio.to_thread(gate.arrived.acquire)

@@ -46,7 +46,7 @@ def client(service_url: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def losing_answers(scripted_service: Any, service_url: str) -> Iterator[Any]:
+def losing_answers(scripted: Any, service_url: str) -> Iterator[Any]:
     """In front of the real service: the first answer to each distinct request is lost on its way back."""
     lost_answers: set[str] = set()
     with httpx.Client(base_url=service_url, timeout=60) as real:
@@ -65,8 +65,8 @@ def losing_answers(scripted_service: Any, service_url: str) -> Iterator[Any]:
             answer_headers = {name: answer.headers[name] for name in ("content-type",) if name in answer.headers}
             return answer.status_code, answer_headers, answer.json() if answer.content else None
 
-        scripted_service.reply = reply
-        yield scripted_service
+        scripted.reply = reply
+        yield scripted
 
 
 # -- a batch's life
@@ -324,16 +324,16 @@ def test_an_empty_batch_whose_seal_was_lost_is_told_as_newly_complete(losing_ans
         assert (sealed.complete, sealed.newly) == (True, True)
 
 
-def test_an_overloaded_service_is_waited_for(scripted_service: Any) -> None:
+def test_an_overloaded_service_is_waited_for(scripted: Any) -> None:
     """The client waits as long as Retry-After asks; the final error has the service's message."""
     problem = {"code": "unavailable", "detail": "the database is away", "status": 503}
-    scripted_service.replies((503, {"retry-after": "0", "content-type": "application/problem+json"}, problem))
+    scripted.replies((503, {"retry-after": "0", "content-type": "application/problem+json"}, problem))
     with (
-        Client(scripted_service.url, retry=FAST) as client,
+        Client(scripted.url, retry=FAST) as client,
         pytest.raises(Unavailable, match="the database is away") as excinfo,
     ):
         client.ack("7:0:1")
-    assert len(scripted_service.seen) == 4
+    assert len(scripted.seen) == 4
     assert excinfo.value.retry_after == 0
 
 
@@ -350,13 +350,13 @@ def test_a_service_that_is_not_there_is_named(unused_port: int) -> None:
     assert "LASTBIT_URL" in message
 
 
-def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(scripted_service: Any) -> None:
+def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(scripted: Any) -> None:
     """The error gives the timeout in seconds."""
     release = threading.Event()
-    scripted_service.reply = lambda _: (release.wait(), None)[1]
+    scripted.reply = lambda _: (release.wait(), None)[1]
     try:
         with (
-            Client(scripted_service.url, timeout=0.05, retry=Retry(attempts=1)) as client,
+            Client(scripted.url, timeout=0.05, retry=Retry(attempts=1)) as client,
             pytest.raises(ServiceUnreachable, match=r"nothing came within 0\.05 s"),
         ):
             client.ack("7:0:1")
@@ -364,15 +364,15 @@ def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(scripted_servic
         release.set()
 
 
-def test_the_token_is_sent_and_its_refusal_is_an_error(scripted_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent_and_its_refusal_is_an_error(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the argument, or else from the environment."""
-    scripted_service.replies((403, {}, {"code": "forbidden", "detail": "this token may only read", "status": 403}))
+    scripted.replies((403, {}, {"code": "forbidden", "detail": "this token may only read", "status": 403}))
     monkeypatch.setenv("LASTBIT_TOKEN", "from-the-environment")
-    monkeypatch.setenv("LASTBIT_URL", scripted_service.url)
+    monkeypatch.setenv("LASTBIT_URL", scripted.url)
     for token in (None, "given"):
         with Client(token=token) as client, pytest.raises(Forbidden):
             client.ack("7:0:1")
-    tokens = [request.headers["authorization"] for request in scripted_service.seen]
+    tokens = [request.headers["authorization"] for request in scripted.seen]
     assert tokens == ["Bearer from-the-environment", "Bearer given"]
 
 

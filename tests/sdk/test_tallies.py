@@ -197,7 +197,7 @@ def test_a_fence_travels_with_the_entries(client: Client) -> None:
     assert client.tally("fenced").value("k") == 0
 
 
-def test_a_full_buffer_makes_its_callers_wait_and_a_failure_wakes_them(scripted_service: Any) -> None:
+def test_a_full_buffer_makes_its_callers_wait_and_a_failure_wakes_them(scripted: Any) -> None:
     """Ten calls' entries wait, and no more."""
     gate, request_arrived = threading.Event(), threading.Event()
 
@@ -206,8 +206,8 @@ def test_a_full_buffer_makes_its_callers_wait_and_a_failure_wakes_them(scripted_
         gate.wait(30)
         return None
 
-    scripted_service.reply = reply
-    with Client(scripted_service.url, retry=Retry(attempts=1)) as client:
+    scripted.reply = reply
+    with Client(scripted.url, retry=Retry(attempts=1)) as client:
         buffer = client.tally("t").buffer(every=0, most=1)
         count = 0
         stopping = threading.Event()
@@ -232,7 +232,7 @@ def test_a_full_buffer_makes_its_callers_wait_and_a_failure_wakes_them(scripted_
             buffer.close()
 
 
-def test_the_async_client_counts_alike(service_url: str, scripted_service: Any) -> None:
+def test_the_async_client_counts_alike(service_url: str, scripted: Any) -> None:
     """Same names, awaited; a buffer's failure is raised wherever it is asked for."""
 
     async def run() -> None:
@@ -253,8 +253,8 @@ def test_the_async_client_counts_alike(service_url: str, scripted_service: Any) 
             with pytest.raises(BufferClosed):
                 await buffer.add({"k": 1}, read(200))
             await tally.delete()
-        scripted_service.replies(None)
-        async with AsyncClient(scripted_service.url, retry=Retry(attempts=1)) as client:
+        scripted.replies(None)
+        async with AsyncClient(scripted.url, retry=Retry(attempts=1)) as client:
             failing = client.tally("t").buffer(Window(), every=60, most=2)
             await failing.add({"k": 1}, read(0))
             for call in (failing.flush(), failing.add({"k": 1}, read(1)), failing.close()):
@@ -265,11 +265,11 @@ def test_the_async_client_counts_alike(service_url: str, scripted_service: Any) 
 
 
 @pytest.mark.parametrize("moment", range(6))
-def test_a_buffer_whose_task_is_cancelled_hangs_nowhere(scripted_service: Any, moment: int) -> None:
+def test_a_buffer_whose_task_is_cancelled_hangs_nowhere(scripted: Any, moment: int) -> None:
     """This holds at any moment while an entry arrives. Added entries stay outstanding, and callers get the cause."""
 
     async def run() -> None:
-        async with AsyncClient(scripted_service.url) as client:
+        async with AsyncClient(scripted.url) as client:
             buffer = client.tally("t").buffer(Window(), every=60)
             await buffer.add({"k": 1}, read(0))
             await iterations(20)
@@ -292,18 +292,18 @@ def test_a_buffer_whose_task_is_cancelled_hangs_nowhere(scripted_service: Any, m
 
 @pytest.mark.parametrize("error", [OSError, SystemExit, asyncio.CancelledError])
 def test_an_awaited_buffers_window_may_raise_anything(
-    scripted_service: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
+    scripted: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It ends the buffer, and `flush` raises the same, though not a cancellation that nobody asked for. Nothing is left
     for asyncio to log."""
-    scripted_service.replies((200, {}, {"applied": 1, "repeated": 0}))
+    scripted.replies((200, {}, {"applied": 1, "repeated": 0}))
 
     class Broken:
         def ack(self, offset: int) -> None:
             raise error
 
     async def run() -> None:
-        async with AsyncClient(scripted_service.url) as client:
+        async with AsyncClient(scripted.url) as client:
             buffer = client.tally("t").buffer(Broken(), every=60)
             await buffer.add({"k": 1}, read(0))
             with pytest.raises(RuntimeError if error is asyncio.CancelledError else error):
@@ -319,10 +319,10 @@ def test_an_awaited_buffers_window_may_raise_anything(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-def test_a_buffer_of_the_parent_process_says_so(scripted_service: Any) -> None:
+def test_a_buffer_of_the_parent_process_says_so(scripted: Any) -> None:
     """Its thread does not exist in the child."""
-    scripted_service.replies((200, {}, {"applied": 1, "repeated": 0}))
-    with Client(scripted_service.url) as client, client.tally("t").buffer() as buffer:
+    scripted.replies((200, {}, {"applied": 1, "repeated": 0}))
+    with Client(scripted.url) as client, client.tally("t").buffer() as buffer:
         buffer.add({"k": 1}, read(0))
         for use in (lambda: buffer.add({"k": 1}, read(1)), buffer.flush, buffer.close):
             assert in_a_child(use) == "UsedAfterFork"
@@ -330,17 +330,17 @@ def test_a_buffer_of_the_parent_process_says_so(scripted_service: Any) -> None:
 
 
 @pytest.mark.parametrize("interval", [-1, float("nan"), float("inf"), 1e300])
-def test_an_interval_that_no_wait_can_last_is_refused(scripted_service: Any, interval: float) -> None:
+def test_an_interval_that_no_wait_can_last_is_refused(scripted: Any, interval: float) -> None:
     """At once: it would end the buffer's thread."""
-    with Client(scripted_service.url) as client, pytest.raises(InvalidArgument, match="every"):
+    with Client(scripted.url) as client, pytest.raises(InvalidArgument, match="every"):
         client.tally("t").buffer(every=interval)
 
 
-def test_a_service_that_is_away_for_a_moment_counts_nothing_twice(scripted_service: Any) -> None:
+def test_a_service_that_is_away_for_a_moment_counts_nothing_twice(scripted: Any) -> None:
     """The client sends the same call again, with the same entries."""
-    scripted_service.replies(None, (503, {}, {"code": "unavailable"}), (200, {}, {"applied": 0, "repeated": 1}))
-    with Client(scripted_service.url, retry=Retry(base=0.001)) as client:
+    scripted.replies(None, (503, {}, {"code": "unavailable"}), (200, {}, {"applied": 0, "repeated": 1}))
+    with Client(scripted.url, retry=Retry(base=0.001)) as client:
         assert client.tally("t").apply([("k", 1, read(5, 2).hop("u", 0, 0, 1))]) == TallyApplied(0, 1)
-    bodies = [request.body for request in scripted_service.seen]
+    bodies = [request.body for request in scripted.seen]
     source = {"topic": "screws", "partition": 2, "offset": 5, "child": 1 << 34}
     assert bodies == [{"entries": [{"key": "k", "delta": 1, "source": source}]}] * 3

@@ -106,13 +106,13 @@ def test_what_can_not_be_meant_is_refused(client: Client) -> None:
         client.webhooks.create("ftp://127.0.0.1/")
 
 
-def test_making_one_is_not_insisted_on(scripted_service: Any) -> None:
+def test_making_one_is_not_insisted_on(scripted: Any) -> None:
     """A retry could create a second webhook whose secret nobody received and which would never stop."""
-    scripted_service.replies(None)
-    client = Client(scripted_service.url, retry=Retry(attempts=5, deadline=30))
+    scripted.replies(None)
+    client = Client(scripted.url, retry=Retry(attempts=5, deadline=30))
     with pytest.raises(ServiceUnreachable):
         client.webhooks.create("http://127.0.0.1/")
-    assert len(scripted_service.seen) == 1
+    assert len(scripted.seen) == 1
 
 
 def test_the_command_line(url: str, receiver: Receiver) -> None:
