@@ -55,13 +55,13 @@ def _answer(response: httpx.Response) -> Answer:
 
 
 def _failure(error: httpx.HTTPError | httpx.InvalidURL, request: Request) -> Failure:
-    said = str(error)
+    message = str(error)
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
         return Failure(f"no connection within {request.timeout:g} s")
     if isinstance(error, httpx.TimeoutException):
         return Failure(f"nothing came within {request.timeout:g} s")
     lasting = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.InvalidURL)
-    return Failure(said or type(error).__name__, lasting or "CERTIFICATE_VERIFY_FAILED" in said)
+    return Failure(message or type(error).__name__, lasting or "CERTIFICATE_VERIFY_FAILED" in message)
 
 
 class Client:

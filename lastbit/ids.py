@@ -37,11 +37,11 @@ class InvalidItemId(ValueError):
 
     def __init__(self, text: object) -> None:
         self.text = text
-        shown = repr(text)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
+        literal = repr(text)
+        if len(literal) > 80:
+            literal = literal[:77] + "..."
         super().__init__(
-            f"{shown} is no item id: expected batch:group:index, three decimal integers below 2^53 without leading "
+            f"{literal} is no item id: expected batch:group:index, three decimal integers below 2^53 without leading "
             "zeros, like 7:0:42"
         )
 
@@ -71,10 +71,10 @@ class ItemId(NamedTuple):
     def parse_all(cls, texts: Sequence[str]) -> list[tuple[int, int, int]] | None:
         """The parts of many ids, several times as fast as one by one; None where any of them is not exactly an id:
         `parse` says which."""
-        joined = "\n".join(texts)
-        if joined.count("\n") != len(texts) - 1 or not _ITEM_IDS.fullmatch(joined):
+        text_lines = "\n".join(texts)
+        if text_lines.count("\n") != len(texts) - 1 or not _ITEM_IDS.fullmatch(text_lines):
             return None
-        numbers = list(map(int, joined.replace("\n", ":").split(":")))
+        numbers = list(map(int, text_lines.replace("\n", ":").split(":")))
         if max(numbers) >= INTEGER_LIMIT:
             return None
         return list(zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True))
@@ -159,11 +159,11 @@ class ItemIds(Sequence[str]):
 
     def _position(self, candidate: object) -> int | None:
         try:
-            parsed = ItemId.parse(candidate)  # type: ignore[arg-type]  # anything may be asked of `in`
+            item = ItemId.parse(candidate)  # type: ignore[arg-type]  # anything may be asked of `in`
         except InvalidItemId:
             return None
-        number = parsed.number(self.group_size)
-        if parsed.batch != self.batch or number is None or number not in self.numbers:
+        number = item.number(self.group_size)
+        if item.batch != self.batch or number is None or number not in self.numbers:
             return None
         return self.numbers.index(number)
 

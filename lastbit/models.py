@@ -214,10 +214,10 @@ class AckResult:
 
     def merged(self, later: AckResult) -> AckResult:
         """Merge two results of one call; each complete batch is listed once."""
-        completed = {done.batch: done for done in self.completed}
-        for done in later.completed:
-            earlier = completed.get(done.batch)
-            completed[done.batch] = done if earlier is None else earlier.merged(done)
+        completed = {batch_result.batch: batch_result for batch_result in self.completed}
+        for batch_result in later.completed:
+            earlier = completed.get(batch_result.batch)
+            completed[batch_result.batch] = batch_result if earlier is None else earlier.merged(batch_result)
         return AckResult(
             self.applied + later.applied,
             self.repeated + later.repeated,
@@ -412,8 +412,8 @@ class Event:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        at = _time(data["at"])
-        return cls(data["position"], data["id"], data["type"], data["batch"], data["key"], data["data"], at)
+        time = _time(data["at"])
+        return cls(data["position"], data["id"], data["type"], data["batch"], data["key"], data["data"], time)
 
 
 @dataclass(frozen=True, slots=True)

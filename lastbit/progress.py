@@ -108,7 +108,7 @@ def bar(console: Console | None = None) -> Iterator[Callable[[Batch], None]]:
 
 
 @contextmanager
-def counter(what: str, console: Console | None = None) -> Iterator[Callable[[int], None]]:
+def counter(noun: str, console: Console | None = None) -> Iterator[Callable[[int], None]]:
     """A counter, by default on standard error: a live line on a terminal, else a plain line every five seconds. Call
     the yielded function with the number. Raises `MissingExtra` without rich."""
     try:
@@ -119,7 +119,7 @@ def counter(what: str, console: Console | None = None) -> Iterator[Callable[[int
     console = console or Console(stderr=True)
     if console.is_terminal:
         with console.status("") as status:
-            yield lambda number: status.update(f"{number:,} {what}")
+            yield lambda number: status.update(f"{number:,} {noun}")
         return
     last = time.monotonic()
 
@@ -127,7 +127,7 @@ def counter(what: str, console: Console | None = None) -> Iterator[Callable[[int
         nonlocal last
         if time.monotonic() - last >= EVERY:
             last = time.monotonic()
-            console.print(f"{number:,} {what}", highlight=False)
+            console.print(f"{number:,} {noun}", highlight=False)
 
     yield count
 

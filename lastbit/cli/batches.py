@@ -27,7 +27,7 @@ Labels = tuple[tuple[str, str], ...]
 @click.option("--parent", metavar="ITEM", help="The item of another batch that this batch resolves.")
 @click.option("--expires-in", type=DURATION, help="Idleness after which it expires: seconds, or 15m, 12h, 7d.")
 @click.option("--idempotency-key", help="The same key returns the same batch instead of opening another.")
-@click.option("--ids", "each", is_flag=True, help="Print each issued id on a line, and nothing else.")
+@click.option("--ids", "ids_only", is_flag=True, help="Print each issued id on a line, and nothing else.")
 @session
 def open_batch(
     s: Session,
@@ -39,7 +39,7 @@ def open_batch(
     parent: str | None,
     expires_in: int | None,
     idempotency_key: str | None,
-    each: bool,
+    ids_only: bool,
 ) -> None:
     """Open a batch."""
     batch = s.client.open(
@@ -54,15 +54,15 @@ def open_batch(
     )
     if s.output.as_json:
         head = {**plain(batch.info), "replayed": batch.replayed}
-        if each:
+        if ids_only:
             s.output.stream(head, "ids", batch.ids)
         else:
             s.output.document(head)
-    elif each:
+    elif ids_only:
         s.output.lines(batch.ids)
     else:
-        again = ", opened before with this idempotency key" if batch.replayed else ""
-        s.output.say(f"{rendering.title(batch.id, batch.key)}  {rendering.state(batch.info)}{again}")
+        replay_note = ", opened before with this idempotency key" if batch.replayed else ""
+        s.output.say(f"{rendering.title(batch.id, batch.key)}  {rendering.state(batch.info)}{replay_note}")
         if batch.ids:
             s.output.say(rendering.issued(batch.ids))
 
@@ -71,19 +71,19 @@ def open_batch(
 @click.argument("batch", type=BATCH)
 @click.argument("count", type=COUNT)
 @click.option("--idempotency-key", help="The same key returns the same items instead of issuing more.")
-@click.option("--ids", "each", is_flag=True, help="Print each id on a line, and nothing else.")
+@click.option("--ids", "ids_only", is_flag=True, help="Print each id on a line, and nothing else.")
 @session
-def extend(s: Session, batch: int, count: int, idempotency_key: str | None, each: bool) -> None:
+def extend(s: Session, batch: int, count: int, idempotency_key: str | None, ids_only: bool) -> None:
     """Issue COUNT more items of BATCH."""
     ids = s.client.batch(batch).extend(count, idempotency_key=idempotency_key)
     if s.output.as_json:
         head = {"batch": batch, "group_size": ids.group_size, "start": ids.numbers.start, "count": len(ids)}
-        if each:
+        if ids_only:
             s.output.stream(head, "ids", ids)
         else:
             ends = {"first": ids[0], "last": ids[-1]} if ids else {"first": None, "last": None}
             s.output.document({**head, **ends})
-    elif each:
+    elif ids_only:
         s.output.lines(ids)
     else:
         s.output.say(rendering.issued(ids))
@@ -117,11 +117,11 @@ def cancel(s: Session, batch: int) -> None:
 @session
 def status(s: Session, batch: int) -> None:
     """Show the current state of BATCH."""
-    seen = s.client.batch(batch).refresh()
+    current = s.client.batch(batch).refresh()
     if s.output.as_json:
-        s.output.document(seen)
+        s.output.document(current)
     else:
-        s.output.console.print(rendering.batch_lines(seen))
+        s.output.console.print(rendering.batch_lines(current))
 
 
 @click.command()
@@ -156,71 +156,73 @@ def list_batches(s: Session, state: str | None, key: str | None, label_pairs: La
     page_size = min(limit + 1, 1000)
     matching = s.client.batches(state=state, key=key, labels=labels(label_pairs), page_size=page_size)
     shown: list[Batch] = list(islice(matching, limit))
-    more = next(matching, None) is not None
+    has_more = next(matching, None) is not None
     if s.output.as_json:
-        s.output.document({"batches": shown, "more": more})
+        s.output.document({"batches": shown, "more": has_more})
     elif not shown:
         s.output.say("no batches")
     else:
         s.output.console.print(rendering.batch_table(shown))
-        if more:
+        if has_more:
             s.output.say("[dim]There are more; --limit shows more of them.[/]")
 
 
 @click.command()
 @click.argument("batch", type=BATCH, required=False)
-@click.option("--all", "every", is_flag=True, help="Verify all batches, one after the other.")
+@click.option("--all", "all_batches", is_flag=True, help="Verify all batches, one after the other.")
 @session
-def verify(s: Session, batch: int | None, every: bool) -> None:
+def verify(s: Session, batch: int | None, all_batches: bool) -> None:
     """Recount the bits of BATCH and compare them with its counts."""
-    if every:
+    if all_batches:
         if batch is not None:
             raise click.UsageError("expected either BATCH or --all")
         _verify_all(s)
         return
     if batch is None:
         raise click.UsageError("expected BATCH, or --all")
-    found = s.client.batch(batch).verify()
+    result = s.client.batch(batch).verify()
     if s.output.as_json:
-        s.output.document(found)
-    elif found.ok:
+        s.output.document(result)
+    elif result.ok:
         s.output.say(
             f"[bold]batch {batch}[/]  [green]ok[/], the bits agree with the counts: "
-            f"{rendering.number(found.items, 'item')}, {found.acked:,} acked, {found.failed:,} failed, "
-            f"{found.pending:,} pending"
+            f"{rendering.number(result.items, 'item')}, {result.acked:,} acked, {result.failed:,} failed, "
+            f"{result.pending:,} pending"
         )
     else:
-        for line in rendering.inconsistency(batch, found):
+        for line in rendering.inconsistency(batch, result):
             s.output.say(line)
-    if not found.ok:
+    if not result.ok:
         end(NOT_SUCCEEDED)
 
 
 def _verify_all(s: Session) -> None:
-    batches = items = gone = 0
+    batches = items = deleted_count = 0
     inconsistent: list[dict[str, Any]] = []
     with progress.counter("batches recounted") as count:
         for batch in s.client.batches(page_size=1000):
             try:
-                found = s.client.batch(batch.id).verify()
+                result = s.client.batch(batch.id).verify()
             except BatchNotFound:  # deleted since it was listed
-                gone += 1
+                deleted_count += 1
                 continue
             batches += 1
-            items += found.items
+            items += result.items
             count(batches)
-            if not found.ok:
-                inconsistent.append({"batch": batch.id, **plain(found)})
+            if not result.ok:
+                inconsistent.append({"batch": batch.id, **plain(result)})
                 if not s.output.as_json:
-                    for line in rendering.inconsistency(batch.id, found):
+                    for line in rendering.inconsistency(batch.id, result):
                         s.output.say(line)
     if s.output.as_json:
-        head = {"ok": not inconsistent, "batches": batches, "items": items, "gone": gone}
+        head = {"ok": not inconsistent, "batches": batches, "items": items, "gone": deleted_count}
         s.output.document({**head, "inconsistent": inconsistent})
     else:
-        told = f"[red]{len(inconsistent):,} inconsistent[/]" if inconsistent else "[green]ok[/]"
+        verdict = f"[red]{len(inconsistent):,} inconsistent[/]" if inconsistent else "[green]ok[/]"
         counted = f"{batches:,} batch{'' if batches == 1 else 'es'}, {rendering.number(items, 'item')}"
-        s.output.say(f"{counted}: {told}" + (f"; {gone:,} were deleted in the meantime" if gone else ""))
+        s.output.say(
+            f"{counted}: {verdict}" + (f"; {deleted_count:,} were deleted in the meantime" if deleted_count else "")
+        )
     if inconsistent:
         end(NOT_SUCCEEDED)
 

@@ -65,8 +65,8 @@ def events(
 def _before_the_last(s: Session, count: int) -> int:
     """The position before the last `count` stored events."""
     page = s.client.events(limit=1)
-    kept = page.events[0].position if page.events else page.last + 1
-    return max(kept - 1, page.last - count)
+    oldest = page.events[0].position if page.events else page.last + 1
+    return max(oldest - 1, page.last - count)
 
 
 @contextmanager
@@ -96,6 +96,6 @@ def append(s: Session, id: str, type: str, key: str | None, data: Any) -> None:
 
     ID makes it one event: the same again is a repeat.
     """
-    appended = s.client.append_event(id=id, type=type, key=key, data=data)
-    again = ", where it stood before" if appended.repeated else ""
-    s.output.answer(appended, f"position [bold]{appended.position}[/]{again}")
+    result = s.client.append_event(id=id, type=type, key=key, data=data)
+    repeat_note = ", where it stood before" if result.repeated else ""
+    s.output.answer(result, f"position [bold]{result.position}[/]{repeat_note}")

@@ -43,9 +43,9 @@ def create(s: Session, name: str, partitions: int, ttl: float | None, release: f
 
 @groups.command()
 @click.argument("name")
-@click.option("--partitions", "each", is_flag=True, help="Show each partition on its own line.")
+@click.option("--partitions", "by_partition", is_flag=True, help="Show each partition on its own line.")
 @session
-def show(s: Session, name: str, each: bool) -> None:
+def show(s: Session, name: str, by_partition: bool) -> None:
     """Show the owners of the partitions of consumer group NAME, since when, and their lag."""
     details = s.client.groups.get(name)
     if s.output.as_json:
@@ -53,7 +53,7 @@ def show(s: Session, name: str, each: bool) -> None:
         return
     now = datetime.now(UTC)
     s.output.say(_head(details))
-    s.output.console.print(_partitions(details, now) if each else _workers(details, now))
+    s.output.console.print(_partitions(details, now) if by_partition else _workers(details, now))
 
 
 @groups.command()
@@ -72,7 +72,7 @@ def delete(s: Session, name: str) -> None:
 def kick(s: Session, name: str, worker: str) -> None:
     """Free all that WORKER holds in the group NAME, at once.
 
-    What it still writes is refused. If it lives, it joins again with its next heartbeat.
+    Its later writes are refused. If it lives, it joins again with its next heartbeat.
     """
     s.client.groups.leave(name, worker)
     s.output.answer({"kicked": worker}, f"{safe(worker)} holds nothing in {safe(name)}")
@@ -80,10 +80,10 @@ def kick(s: Session, name: str, worker: str) -> None:
 
 def _summary(group: model.GroupSummary) -> str:
     free = group.partitions - group.owned
-    without = f", [yellow]{free:,} without an owner[/]" if free else ""
+    unowned = f", [yellow]{free:,} without an owner[/]" if free else ""
     return (
         f"[bold]{safe(group.name)}[/]  {number(group.workers, 'worker')}, "
-        f"{number(group.partitions, 'partition')}{without}"
+        f"{number(group.partitions, 'partition')}{unowned}"
     )
 
 
@@ -109,13 +109,13 @@ def _workers(group: model.GroupDetails, now: datetime) -> Table:
     """A line for each worker, and one for partitions without an owner."""
     table = _table("worker", "holds", "to release", "partitions", "lag", "since", "seen")
     for worker in group.workers:
-        held = [position for position in group.positions if position.owner == worker.worker]
+        positions_held = [position for position in group.positions if position.owner == worker.worker]
         name = safe(worker.worker) if worker.live else f"[red]{safe(worker.worker)}, silent[/]"
         releasing = f"[yellow]{worker.releasing:,}[/]" if worker.releasing else ""
-        seen = f"{duration(max(0.0, (now - worker.last_seen).total_seconds()))} ago"
+        last_seen = f"{duration(max(0.0, (now - worker.last_seen).total_seconds()))} ago"
         table.add_row(
-            *(name, f"{worker.partitions:,}", releasing, ranges(held), _lag(held)),
-            *(_since(worker.started_at, now), seen),
+            *(name, f"{worker.partitions:,}", releasing, ranges(positions_held), _lag(positions_held)),
+            *(_since(worker.started_at, now), last_seen),
         )
     if free := [position for position in group.positions if position.owner is None]:
         table.add_row("[yellow]nobody[/]", f"{len(free):,}", "", ranges(free), _lag(free), "", "")
@@ -124,18 +124,20 @@ def _workers(group: model.GroupDetails, now: datetime) -> Table:
 
 def _partitions(group: model.GroupDetails, now: datetime) -> Table:
     table = _table("partition", "owner", "epoch", "since", "floor", "outstanding", "lag")
-    for each in group.positions:
-        owner = "[yellow]nobody[/]" if each.owner is None else safe(each.owner)
-        if each.release_by is not None:
+    for position in group.positions:
+        owner = "[yellow]nobody[/]" if position.owner is None else safe(position.owner)
+        if position.release_by is not None:
             owner += " [yellow]to release[/]"
-        counts = ("" if count is None else f"{count:,}" for count in (each.floor, each.outstanding, each.lag))
-        table.add_row(str(each.partition), owner, f"{each.epoch:,}", _since(each.since, now), *counts)
+        counts = (
+            "" if count is None else f"{count:,}" for count in (position.floor, position.outstanding, position.lag)
+        )
+        table.add_row(str(position.partition), owner, f"{position.epoch:,}", _since(position.since, now), *counts)
     return table
 
 
 def _lag(positions: list[model.GroupPosition]) -> str:
-    known = [position.lag for position in positions if position.lag is not None]
-    return f"{sum(known):,}" if known else ""
+    lags = [position.lag for position in positions if position.lag is not None]
+    return f"{sum(lags):,}" if lags else ""
 
 
 def ranges(positions: list[model.GroupPosition]) -> str:

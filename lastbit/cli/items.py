@@ -41,14 +41,14 @@ def fail(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
 
 def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckResult], verb: str) -> None:
     result = AckResult()
-    sent = 0
+    count = 0
     try:
         for chunk in chunks(ids):
             result = result.merged(send(chunk))
-            sent += len(chunk)
+            count += len(chunk)
     except errors.LastbitError:
-        if sent:
-            click.echo(f"The first {sent:,} ids were sent; sending them again is safe.", err=True)
+        if count:
+            click.echo(f"The first {count:,} ids were sent; sending them again is safe.", err=True)
         raise
     s.output.answer(result, *rendering.resolved(result, verb))
     if result.rejected:
@@ -58,18 +58,18 @@ def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckRe
 @click.command()
 @click.argument("batch", type=BATCH)
 @click.option("--failed", is_flag=True, help="Show the failed items and their reasons instead.")
-@click.option("--ids", "each", is_flag=True, help="Print each id on a line, and nothing else.")
+@click.option("--ids", "ids_only", is_flag=True, help="Print each id on a line, and nothing else.")
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of ranges.  [default: all]")
 @session
-def pending(s: Session, batch: int, failed: bool, each: bool, limit: int | None) -> None:
+def pending(s: Session, batch: int, failed: bool, ids_only: bool, limit: int | None) -> None:
     """Show the pending items of BATCH, as ranges of ids."""
     handle = s.client.batch(batch)
     page_size = min(limit or 1000, 1000)
-    found = handle.failed(page_size=page_size) if failed else handle.pending(page_size=page_size)
-    limited = islice(found, limit)
+    matching = handle.failed(page_size=page_size) if failed else handle.pending(page_size=page_size)
+    ranges_shown = islice(matching, limit)
     # Fetch the first page before writing, so that an error does not leave half a document.
-    ranges = chain(list(islice(limited, 1)), limited)
-    if each:
+    ranges = chain(list(islice(ranges_shown, 1)), ranges_shown)
+    if ids_only:
         ids = chain.from_iterable(one.ids for one in ranges)
         if s.output.as_json:
             s.output.stream({"batch": batch}, "ids", ids)

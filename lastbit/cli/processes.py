@@ -112,8 +112,8 @@ def commands(
         return
     page = s.client.processes.commands(after=after, types=types, process=process, limit=min(limit or 50, 1000))
     if s.output.as_json:
-        shown: dict[str, Any] = {"commands": list(page.commands), "next": page.next, "last": page.last}
-        s.output.document(shown)
+        document: dict[str, Any] = {"commands": list(page.commands), "next": page.next, "last": page.last}
+        s.output.document(document)
         return
     for command in page.commands:
         s.output.say(_command(command))

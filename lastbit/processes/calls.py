@@ -72,8 +72,8 @@ def _handle(service: Service, name: str, instance: str, body: Mapping[str, Any])
 def _commands(
     service: Service, after: int | None, types: str | Iterable[str], process: str | None, wait: float, limit: int | None
 ) -> Flow[CommandPage]:
-    asked = [("after", after), ("process", process), ("wait", wait or None), ("limit", limit)]
-    params = [(name, str(value)) for name, value in asked if value is not None]
+    options = [("after", after), ("process", process), ("wait", wait or None), ("limit", limit)]
+    params = [(name, str(value)) for name, value in options if value is not None]
     params += [("type", name) for name in ((types,) if isinstance(types, str) else types)]
     return _ask(service, "GET", "/v1/commands", CommandPage.from_json, params=tuple(params), hold=wait)
 

@@ -109,11 +109,11 @@ class Process:
         if field is None:
             return []
         if field == "key":
-            found: Any = event.key
+            value: Any = event.key
         else:
-            found = event.data.get(field) if isinstance(event.data, Mapping) else None
-        named = [_name(each) for each in (found if isinstance(found, list) else [found])]
-        return list(dict.fromkeys(name for name in named if name is not None))
+            value = event.data.get(field) if isinstance(event.data, Mapping) else None
+        names = [_name(each) for each in (value if isinstance(value, list) else [value])]
+        return list(dict.fromkeys(name for name in names if name is not None))
 
     def decide(self, state: Any, event: Event) -> dict[str, Any]:
         """The function's result for the event, as fields of a `handle` call's body."""

@@ -125,11 +125,11 @@ class ProcessWorker:
         """Define the process and work until `stop` is called; then release all partitions, leave, and return. Raises
         errors that make continuing impossible; if the service is unreachable, it keeps trying."""
         ttl, release = self._times
-        defined = self._client.processes.define(
+        definition = self._client.processes.define(
             self._process.name, partitions=self._partitions, ttl=ttl, release=release
         )
-        self._count, self._after = defined.partitions, defined.after
-        self._group = ConsumerGroup(self._client, defined.group, self._name)
+        self._count, self._after = definition.partitions, definition.after
+        self._group = ConsumerGroup(self._client, definition.group, self._name)
         if self._stopping.is_set():
             return
         threads = [threading.Thread(target=self._guarded, args=(self._read,), name="lastbit-read", daemon=True)]
@@ -170,12 +170,12 @@ class ProcessWorker:
 
     def _assigned(self, assignment: Assignment) -> None:
         # A new window is empty: start where the process starts.
-        reached = assignment.floor if assignment.window.high >= 0 else self._after
+        position = assignment.floor if assignment.window.high >= 0 else self._after
         with self._changed:
             lanes_in_use = [each.lane for each in self._ours.values()]
             lane = min(range(len(self._lanes)), key=lanes_in_use.count)
             outstanding = set(assignment.window.outstanding)
-            self._ours[assignment.partition] = _Partition(assignment, reached, lane, outstanding)
+            self._ours[assignment.partition] = _Partition(assignment, position, lane, outstanding)
             self._changed.notify_all()
 
     def _released(self, assignment: Assignment) -> None:
@@ -234,14 +234,14 @@ class ProcessWorker:
         """Whether to handle the event. If the partition is being released, it is cut off here."""
         while partition.open and not self._stopping.is_set():
             try:
-                tracked = partition.assignment.window.track(position, timeout=PAUSE)
+                is_new = partition.assignment.window.track(position, timeout=PAUSE)
             except WindowFull as full:
                 log.warning("partition %d waits for its event at %d", partition.assignment.partition, full.oldest)
             except WindowClosed:
                 break
             else:
                 partition.left.discard(position)
-                return tracked
+                return is_new
         partition.cut = True
         return False
 
@@ -275,10 +275,10 @@ class ProcessWorker:
         event, assignment = job.event, job.partition.assignment
         if event.type == self._process.retry_type:
             event = Event.from_json(event.data["event"])
-        refused: str | None = None
+        refusal: str | None = None
         while job.partition.open and not assignment.lost:
             version, state = self._states.get(instance, (0, "null"))
-            outcome = self._process.decide(json.loads(state), event) if refused is None else {"error": refused}
+            outcome = self._process.decide(json.loads(state), event) if refusal is None else {"error": refusal}
             try:
                 handled = self._client.processes.handle(
                     *(self._process.name, instance),
@@ -298,9 +298,9 @@ class ProcessWorker:
                 return False
             except (errors.InvalidRequest, errors.InvalidArgument) as error:
                 # The service does not accept what the function returned: as if the function had raised.
-                if refused is not None:
+                if refusal is not None:
                     raise
-                refused = str(error)
+                refusal = str(error)
             except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
                 if not _passes(error):
                     raise
@@ -351,9 +351,9 @@ def _pass_over(partition: _Partition, position: int) -> None:
         return
     window = partition.assignment.window
     with suppress(WindowClosed):
-        for gone in sorted(each for each in partition.left if each <= position):
-            window.ack(gone)  # of a type that the process wanted once
-            partition.left.discard(gone)
+        for offset in sorted(each for each in partition.left if each <= position):
+            window.ack(offset)  # of a type that the process wanted once
+            partition.left.discard(offset)
         if position > window.high and window.track(position):
             window.ack(position)
     partition.reached = position

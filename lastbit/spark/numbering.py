@@ -85,14 +85,14 @@ def with_item_ids(
     order = [*keys, *(name for name in _comparable(df) if name not in keys)]
     window = Window.partitionBy(_BUCKET).orderBy(_HASH, *(_name(name) for name in order))
     ranked = hashed.withColumn(_RANK, sf.row_number().over(window) - 1).join(sf.broadcast(begins), _BUCKET, "left")
-    moved = sf.raise_error(
+    error = sf.raise_error(
         sf.lit(
             "with_item_ids: the frame's rows are not those that were counted, so their ids would not be stable. It is "
             "not deterministic or its source has changed: write it down first, and number what was written"
         )
     ).cast("string")
     fits = sf.col(_RANK) < sf.col(_COUNT)
-    found = sf.when(fits, item_id(ids.batch, sf.col(_START) + sf.col(_RANK), ids.group_size)).otherwise(moved)
+    found = sf.when(fits, item_id(ids.batch, sf.col(_START) + sf.col(_RANK), ids.group_size)).otherwise(error)
     return ranked.select(*(_name(name) for name in df.columns), found.alias(column))
 
 

@@ -128,18 +128,18 @@ class Poster:
         """The bits within the batch's group size; others are counted as rejected."""
         if len(bits) * 8 <= MIN_GROUP_SIZE:
             return bits
-        seen = self._batch(batch)
-        room = (MAX_GROUP_SIZE if seen is None else seen.group_size) // 8
+        details = self._batch(batch)
+        room = (MAX_GROUP_SIZE if details is None else details.group_size) // 8
         if len(bits) > room:
             self.posted.rejected[self._reason_beyond(batch)] += int.from_bytes(bits[room:], "little").bit_count()
         return bits[:room].rstrip(b"\0")
 
     def _reason_beyond(self, batch: int) -> str:
         """The reason for rejecting an index beyond its group, as the service would report it."""
-        seen = self._batch(batch)
-        if seen is None:
+        details = self._batch(batch)
+        if details is None:
             return "unknown_batch"
-        return seen.state if seen.state in {"expired", "cancelled"} else "unknown_item"
+        return details.state if details.state in {"expired", "cancelled"} else "unknown_item"
 
     def _batch(self, batch: int) -> models.Batch | None:
         if batch not in self._batches:
@@ -161,7 +161,7 @@ class Poster:
         self.posted.repeated += result.repeated
         for rejection in result.rejected:
             self.posted.rejected[rejection.reason] += rejection.count
-        self.posted.completed |= {done.batch for done in result.completed}
+        self.posted.completed |= {completion.batch for completion in result.completed}
 
 
 @dataclass(slots=True)

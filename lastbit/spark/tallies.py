@@ -143,8 +143,10 @@ def _rows(
         rows = brought.select(sf.col(_ROW).alias("row"), *(column.alias(name) for name, column in columns.items()))
         schema = rows.schema
     except AnalysisException as error:
-        shown = ", ".join(df.columns) or "none"
-        raise InvalidArgument(f"there is no such column as asked for (the columns are {shown}): {error}") from error
+        column_names = ", ".join(df.columns) or "none"
+        raise InvalidArgument(
+            f"there is no such column as asked for (the columns are {column_names}): {error}"
+        ) from error
     for field in schema:
         wanted = StringType if field.name in ("key", "topic") else IntegralType
         if not isinstance(field.dataType, wanted):

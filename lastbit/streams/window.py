@@ -75,13 +75,13 @@ class AckWindow:
     ) -> Self:
         """Make a window from a snapshot. Outstanding offsets can be acked at once, and tracked again when the source
         delivers them again. Raises `CorruptSnapshot`."""
-        decoded = snapshot if isinstance(snapshot, Snapshot) else Snapshot.decode(snapshot)
+        state = snapshot if isinstance(snapshot, Snapshot) else Snapshot.decode(snapshot)
         window = cls(capacity=capacity, clock=clock)
-        window._high = window._restored = decoded.high
-        window._start = None if decoded.high < 0 else 0
-        window._offsets.extend(decoded.outstanding)
-        window._since.extend([clock()] * len(decoded.outstanding))
-        window._resolved.extend(bytes(len(decoded.outstanding)))
+        window._high = window._restored = state.high
+        window._start = None if state.high < 0 else 0
+        window._offsets.extend(state.outstanding)
+        window._since.extend([clock()] * len(state.outstanding))
+        window._resolved.extend(bytes(len(state.outstanding)))
         return window
 
     def track(self, offset: int, timeout: float | None = 0.0) -> bool:

@@ -4,8 +4,8 @@ XREADGROUP, not XREAD: Redis keeps a list of the group's pending entries, which 
 restarted reader needs no stored position: it first reads its pending entries, in order, and then new ones. With XREAD
 it would store one id, and all entries above it would replay.
 
-What could go wrong is a lost response: Redis has added its entries to the list, but the reader has never seen them. A
-second request for new entries would return later ones. So no request is repeated: a connection failure ends the
+One thing could go wrong, a lost response: Redis has added its entries to the list, but the reader has never seen them.
+A second request for new entries would return later ones. So no request is repeated: a connection failure ends the
 reading, and the next reader starts with the list.
 """
 
