@@ -65,11 +65,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="listen where others can reach it, without tokens"
     )
-    given = vars(parser.parse_args(arguments))
-    command, as_json, finish = given.pop("command"), given.pop("json"), given.pop("finish")
+    options = vars(parser.parse_args(arguments))
+    command, as_json, finish = options.pop("command"), options.pop("json"), options.pop("finish")
     if finish and command != "migrate":
         parser.error("--finish goes with migrate")
-    settings = settings_of(parser, given)
+    settings = settings_of(parser, options)
     logs.configure(settings.log_level)
     try:
         if command == "serve":
@@ -86,8 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"lastbit: {error}", file=sys.stderr)  # noqa: T201
         return 1
     if command == "migrate":
-        served = ", and serves no earlier release any more" if finish else ""
-        print(f"lastbit: the schema is current{served}", file=sys.stderr)  # noqa: T201
+        addition = ", and serves no earlier release any more" if finish else ""
+        print(f"lastbit: the schema is current{addition}", file=sys.stderr)  # noqa: T201
         return 0
     if settings.session_key is None:
         # One for all of the worker processes.
@@ -101,15 +101,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check(database: Database, workers: int, as_json: bool) -> int:
-    found = checks.check(database, workers=workers)
+    findings = checks.check(database, workers=workers)
     if as_json:
-        print(json.dumps(checks.as_json(found)))  # noqa: T201
+        print(json.dumps(checks.as_json(findings)))  # noqa: T201
     else:
-        for each in found:
-            print(f"{each.verdict.value:<7} {each.about:<14} {each.says}")  # noqa: T201
-            if each.do is not None:
-                print(f"{'':<22} → {each.do}")  # noqa: T201
-    return 0 if all(each.verdict is checks.Verdict.FINE for each in found) else 1
+        for finding in findings:
+            print(f"{finding.verdict.value:<7} {finding.about:<14} {finding.says}")  # noqa: T201
+            if finding.do is not None:
+                print(f"{'':<22} → {finding.do}")  # noqa: T201
+    return 0 if all(finding.verdict is checks.Verdict.FINE for finding in findings) else 1
 
 
 def _check_access(settings: Settings) -> None:
@@ -165,8 +165,8 @@ def configuration(settings: Settings) -> uvicorn.Config:
 
 def listening(config: uvicorn.Config) -> list[socket.socket]:
     """The bound socket, as often as the event loop is to have it."""
-    bound = config.bind_socket()
-    return [bound, *(bound.dup() for _ in range(DOORS - 1 if config.workers == 1 else 0))]
+    listener = config.bind_socket()
+    return [listener, *(listener.dup() for _ in range(DOORS - 1 if config.workers == 1 else 0))]
 
 
 @contextlib.contextmanager

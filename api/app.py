@@ -207,7 +207,9 @@ def _document_access(app: FastAPI, document: dict[str, Any]) -> None:
             continue
         operation["security"] = [] if rule.everybody else [{"token": [str(role)]} for role in rule.roles]
         if not rule.everybody:
-            operation["responses"] |= {str(status): each for status, each in problems.documented(401, 403, 429).items()}
+            operation["responses"] |= {
+                str(status): response for status, response in problems.documented(401, 403, 429).items()
+            }
 
 
 @contextlib.contextmanager

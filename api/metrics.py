@@ -63,13 +63,15 @@ class DatabaseGauges(Collector):
         self._begun = 0.0
 
     def collect(self) -> Iterable[Metric]:
-        reading, begun = self._latest()
+        reading, start = self._latest()
         try:
-            found = reading.result(max(0.0, begun + PATIENCE - time.monotonic()))
+            families = reading.result(max(0.0, start + PATIENCE - time.monotonic()))
         except (TimeoutError, errors.CoreError):
-            found = None
-        yield GaugeMetricFamily("lastbit_database_up", "Whether the database answered this scrape", found is not None)
-        yield from found or ()
+            families = None
+        yield GaugeMetricFamily(
+            "lastbit_database_up", "Whether the database answered this scrape", families is not None
+        )
+        yield from families or ()
 
     def _latest(self) -> tuple[Future[Sequence[Metric]], float]:
         """The reading that is under way or good enough, else a new one, and when it began."""
@@ -92,10 +94,10 @@ class DatabaseGauges(Collector):
 
 def exposition(database: DatabaseGauges) -> bytes:
     """All that is measured, as Prometheus text. May take `PATIENCE`."""
-    own: Collector = REGISTRY
+    collector: Collector = REGISTRY
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         # Each worker writes to files there, and any of them may be asked. Files of workers that died stay: what they
         # counted has happened.
-        own = CollectorRegistry()
-        MultiProcessCollector(own)  # type: ignore[no-untyped-call]
-    return generate_latest(own) + generate_latest(database)
+        collector = CollectorRegistry()
+        MultiProcessCollector(collector)  # type: ignore[no-untyped-call]
+    return generate_latest(collector) + generate_latest(database)

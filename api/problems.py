@@ -101,8 +101,8 @@ class Problem(Exception):  # it is called what it is on the wire
 def invalid(places: Sequence[Place]) -> Problem:
     """A 422 that names the places; the detail is the first of them."""
     first = f"{places[0].place}: {places[0].expected}"
-    more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-    return Problem("invalid_request", first + more, places=places)
+    rest = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+    return Problem("invalid_request", first + rest, places=places)
 
 
 def from_core(error: errors.CoreError) -> Problem:
@@ -140,11 +140,11 @@ def _place(location: Sequence[str | int]) -> str:
 
 def _from_pydantic(error: RequestValidationError) -> Problem:
     places = []
-    for each in error.errors():
-        location = each["loc"]
-        expected = each["msg"].removeprefix("Value error, ")
+    for fault in error.errors():
+        location = fault["loc"]
+        expected = fault["msg"].removeprefix("Value error, ")
         expected = {"extra_forbidden": "no such field here", "missing": "this field is required"}.get(
-            each["type"], re.sub("^Input should", "it should", expected)
+            fault["type"], re.sub("^Input should", "it should", expected)
         )
         places.append(Place(_place([p for p in location if p != "[key]"]), expected))
     return invalid(places)
@@ -220,7 +220,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses=` of a route that can answer these beside its own."""
     result: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 503}):
-        codes = sorted(code for code, of in STATUS.items() if of == status)
+        codes = sorted(code for code, status_of_code in STATUS.items() if status_of_code == status)
         result[status] = {
             "description": " or ".join(f"`{code}`" for code in codes),
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},

@@ -174,10 +174,10 @@ def read(
     types: Collection[str] = (),
     batch: int | None = None,
     prefix: str | None = None,
-    most: int | None = None,
+    size_limit: int | None = None,
 ) -> EventPage:
-    """Events above `after` (None: all that are kept), at most `limit`, and `most` bytes of data; with `prefix`, only
-    those whose key begins with it. `snapshot` must be a snapshot, so that trimmed events don't look like a gap.
+    """Events above `after` (None: all that are kept), at most `limit`, and `size_limit` bytes of data; with `prefix`,
+    only those whose key begins with it. `snapshot` must be a snapshot, so that trimmed events don't look like a gap.
 
     Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position beyond the feed's end.
     """
@@ -200,8 +200,8 @@ def read(
         start = after if last is None else last.position
         return [event(row) for row in snapshot.execute(query.where(_feed.position > start).limit(count))]
 
-    rows = limits.stepwise(above, size, first=min(limit, FIRST), most=most)
-    events, has_more = limits.within(rows, size, limit, most)
+    rows = limits.stepwise(above, size, first=min(limit, FIRST), most=size_limit)
+    events, has_more = limits.within(rows, size, limit, size_limit)
     return EventPage(events, events[-1].position if has_more else position, position)
 
 

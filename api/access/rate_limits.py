@@ -61,8 +61,8 @@ class Rates:
         with self._lock:
             self._buckets = {key: bucket for key, bucket in self._buckets.items() if key[0] in tokens}
 
-    def _take(self, caller: Token, what: str, rate: int, amount: int) -> None:
-        key = caller.digest, what
+    def _take(self, caller: Token, unit: str, rate: int, amount: int) -> None:
+        key = caller.digest, unit
         with self._lock:
             bucket = self._buckets.get(key)
             if bucket is None or bucket.rate != rate:
@@ -72,6 +72,6 @@ class Rates:
             REFUSED.labels("rate").inc()
             raise Problem(
                 "rate_limited",
-                f"the token {caller.name} has a rate of {rate:,} {what} a second",
+                f"the token {caller.name} has a rate of {rate:,} {unit} a second",
                 headers={"Retry-After": str(math.ceil(seconds))},
             )

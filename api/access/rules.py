@@ -53,9 +53,9 @@ NOBODY: Final = Token("", frozenset(), b"")
 """Who calls a route that is open to everybody: it was not asked."""
 
 
-def needs(*roles: Role, limited: bool = False) -> Callable[[E], E]:
-    """Declares who may call a route: whoever has one of these roles, or admin. `limited`: tokens with a prefix too."""
-    return lambda endpoint: _declare(endpoint, Rule(roles, limited))
+def needs(*roles: Role, is_limited: bool = False) -> Callable[[E], E]:
+    """Declares who may call a route: whoever has one of these roles, or admin. `is_limited`: tokens with a prefix too."""
+    return lambda endpoint: _declare(endpoint, Rule(roles, is_limited))
 
 
 def open_to_all(endpoint: E) -> E:
@@ -89,13 +89,13 @@ class Access:
     def enter(self, scope: Scope, rule: Rule) -> Token:
         """Who calls. Raises `Problem`: `unauthorized`, `forbidden`, `rate_limited`."""
         headers = first_headers(scope)
-        given = digest_of(headers.get(b"authorization"))
-        if given is None and scope["method"] not in _SAFE:
+        digest = digest_of(headers.get(b"authorization"))
+        if digest is None and scope["method"] not in _SAFE:
             _refuse_other_sites(headers)
         if rule.everybody:
             return NOBODY
-        if given is not None or not self.tokens.required:
-            caller = self.tokens.find(given or b"")
+        if digest is not None or not self.tokens.required:
+            caller = self.tokens.find(digest or b"")
         else:
             caller = self.tokens.find(self.sessions.read(headers.get(b"cookie", b"")))
             if caller is not None and scope["method"] not in _SAFE:
@@ -153,9 +153,9 @@ def digest_of(authorization: bytes | None) -> bytes | None:
     return hashlib.sha256(authorization[7:].strip()).digest()
 
 
-def unauthorized(sent: bool) -> Problem:
-    """401. `sent`: there was a token, or what should be one."""
-    if sent:
+def unauthorized(has_token: bool) -> Problem:
+    """401. `has_token`: there was a token, or what should be one."""
+    if has_token:
         detail = "the token is not known here: it was mistyped, or removed, or it belongs to another service"
         challenge = 'Bearer realm="lastbit", error="invalid_token"'
     else:
@@ -168,20 +168,20 @@ def forbidden(detail: str) -> Problem:
     return Problem("forbidden", detail)
 
 
-def outside(caller: Token, place: str, what: str) -> Problem:
+def outside(caller: Token, place: str, name: str) -> Problem:
     """403 for a thing that a limited token may not make."""
-    return forbidden(f"{place}: the token {caller.name} is limited to {what} with the prefix {caller.prefix!r}")
+    return forbidden(f"{place}: the token {caller.name} is limited to {name} with the prefix {caller.prefix!r}")
 
 
 def _judge(caller: Token, rule: Rule) -> None:
     if not rule.roles:
         raise forbidden("this route doesn't say who may call it")
     if not caller.has(rule.roles):
-        wanted, has = _named(rule.roles, "or"), _named((role for role in Role if role in caller.roles), "and")
+        required, actual = _named(rule.roles, "or"), _named((role for role in Role if role in caller.roles), "and")
         challenge = f'Bearer realm="lastbit", error="insufficient_scope", scope="{" ".join(rule.roles)}"'
         raise Problem(
             "forbidden",
-            f"this needs the role {wanted}; the token {caller.name} has {has}",
+            f"this needs the role {required}; the token {caller.name} has {actual}",
             headers={"WWW-Authenticate": challenge},
         )
     if caller.prefix is not None and not rule.limited:

@@ -36,11 +36,11 @@ class Sessions:
 
     def read(self, cookie_header: bytes) -> bytes:
         """The digest of the token that signed in; that of none where there is no good cookie."""
-        found: dict[str, str] = {}
+        cookies: dict[str, str] = {}
         for part in cookie_header.decode("latin-1").split(";"):
             name, _, value = part.strip().partition("=")
-            found.setdefault(name, value)
-        text, _, signature = (found.get(SECURE_NAME) or found.get(NAME, "")).rpartition(".")
+            cookies.setdefault(name, value)
+        text, _, signature = (cookies.get(SECURE_NAME) or cookies.get(NAME, "")).rpartition(".")
         until, _, digest = text.partition(".")
         if not hmac.compare_digest(signature.encode("latin-1"), self._signature(text).encode()):
             return b""

@@ -67,24 +67,24 @@ class Tokens:
         if self._file is None:
             return None
         try:
-            found = self._file.stat()
+            status = self._file.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> dict[bytes, Token]:
-        known: list[Token] = []
-        for text, said in self._texts():
+        loaded_tokens: list[Token] = []
+        for text, text_ in self._texts():
             try:
-                known += tokens.parse(text())
+                loaded_tokens += tokens.parse(text())
             except (OSError, ValueError) as error:
                 # Of a file that is no text the error would say a part.
-                what = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-                raise errors.Misconfigured(f"the tokens of {said} can't be read: {what}") from None
-        if self.required and not known:
-            said = " and ".join(said for _, said in self._texts())
-            raise errors.Misconfigured(f"there is no token in {said}; `lastbit token new` makes one")
-        return {token.digest: self._rated(token) for token in known}
+                problem = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+                raise errors.Misconfigured(f"the tokens of {text_} can't be read: {problem}") from None
+        if self.required and not loaded_tokens:
+            text_ = " and ".join(text_ for _, text_ in self._texts())
+            raise errors.Misconfigured(f"there is no token in {text_}; `lastbit token new` makes one")
+        return {token.digest: self._rated(token) for token in loaded_tokens}
 
     def _rated(self, token: Token) -> Token:
         """With the settings' rates where its line says nothing else."""

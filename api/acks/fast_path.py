@@ -78,12 +78,12 @@ class _Exchange:
     def response_started(self) -> bool:
         return self.response_complete  # it is one write
 
-    def __call__(self, over: Pending) -> None:
+    def __call__(self, result: Pending) -> None:
         """The call is over: answer."""
-        if over.error is not None:
-            self.refuse(over.error)
+        if result.error is not None:
+            self.refuse(result.error)
         else:
-            self._answer(self._protocol.acks.encoded(over.answer))
+            self._answer(self._protocol.acks.encoded(result.answer))
 
     def refuse(self, error: Exception) -> None:
         self._answer_with(refusal(self.verb, error, self.request_id))
@@ -146,9 +146,9 @@ def _busy() -> bytes:
     problem = problems.from_core(errors.Overloaded(TOO_MANY))
     content = problem.body()
     headers = {"content-type": problems.MEDIA_TYPE, "content-length": len(content), **problem.headers}
-    more = "".join(f"{name.lower()}: {value}\r\n" for name, value in headers.items())
-    named = WIRE_HEADER + b": %b\r\n\r\n"
-    return STATUS_LINE[problem.status] + b"%b" + USUAL_LINES + more.encode() + named + content.replace(b"%", b"%%")
+    lines = "".join(f"{name.lower()}: {value}\r\n" for name, value in headers.items())
+    id_line = WIRE_HEADER + b": %b\r\n\r\n"
+    return STATUS_LINE[problem.status] + b"%b" + USUAL_LINES + lines.encode() + id_line + content.replace(b"%", b"%%")
 
 
 _BUSY: Final = _busy()
@@ -159,8 +159,8 @@ _LONGEST_HEAD: Final = 4096
 class AckProtocol(WatchedProtocol):
     """See the module."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.acks: AckRoutes = self.app
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -176,30 +176,30 @@ class AckProtocol(WatchedProtocol):
             return
         end = data.find(b"\r\n\r\n") + 4
         head = data[:end]
-        known = _heads.get(head)
-        if known is not None and len(data) == end + known.length:
-            caller = self.acks.access.consumer(known.digest)
+        cached = _heads.get(head)
+        if cached is not None and len(data) == end + cached.length:
+            caller = self.acks.access.consumer(cached.digest)
             if caller is not None:
-                exchange = _Exchange(self, known.verb, caller, None)
+                exchange = _Exchange(self, cached.verb, caller, None)
                 self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
                 self._begin(exchange, data[end:])
                 return
         heads = self.heads
         super().data_received(data)
-        made: Any = self.cycle
+        cycle: Any = self.cycle
         if (
             # Of two requests the first may be over by now, and what was made is of the second.
             self.heads == heads + 1
             and end <= _LONGEST_HEAD
             # The parser skips blank lines before a request; `end` is behind them then, and no head's.
             and data.startswith(b"POST ")
-            and type(made) is _Exchange
-            and made.key is made.request_id is None
-            and len(data) == end + made.length
+            and type(cycle) is _Exchange
+            and cycle.key is cycle.request_id is None
+            and len(data) == end + cycle.length
         ):
             if len(_heads) >= _MOST_HEADS:
                 _heads.clear()
-            _heads[head] = _Head(made.verb, made.length, made.caller.digest)
+            _heads[head] = _Head(cycle.verb, cycle.length, cycle.caller.digest)
 
     def open_cycle(self) -> None:
         verb = _VERBS.get(self.url)
@@ -283,7 +283,7 @@ class AckProtocol(WatchedProtocol):
     def _begin(self, exchange: _Exchange, content: bytes) -> None:
         """The request is here: queue it, or refuse it."""
         room = self.acks.state.room
-        held, exchange.held = exchange.held, 0
+        size, exchange.held = exchange.held, 0
         try:
             if self.acks.is_full():
                 self.acks.send_away(exchange.send_away)
@@ -295,19 +295,19 @@ class AckProtocol(WatchedProtocol):
                 self.acks.submit(call, exchange)
                 return
             # It will wait for a thread, with all that it brought.
-            if not held:
+            if not size:
                 room.take(len(content))
-                held = len(content)
-            task = self.loop.create_task(self._check_first(exchange, call, check, held))
-            held = 0
+                size = len(content)
+            task = self.loop.create_task(self._check_first(exchange, call, check, size))
+            size = 0
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
         except Exception as error:  # noqa: BLE001  # the outermost place there is: all becomes a problem
             exchange.refuse(error)
         finally:
-            room.give(held)
+            room.give(size)
 
-    async def _check_first(self, exchange: _Exchange, call: Call, check: Check, held: int) -> None:
+    async def _check_first(self, exchange: _Exchange, call: Call, check: Check, size: int) -> None:
         try:
             await run_in_threadpool(check)
             self.acks.submit(call, exchange)
@@ -317,7 +317,7 @@ class AckProtocol(WatchedProtocol):
             self.transport.close()
             raise
         finally:
-            self.acks.state.room.give(held)
+            self.acks.state.room.give(size)
 
     def answered(self) -> None:
         """After an answer on the short way: as `on_response_complete`, but the timer of an idle connection runs on, and
@@ -329,9 +329,9 @@ class AckProtocol(WatchedProtocol):
             self.server_state.total_requests += 1
 
     def timeout_keep_alive_handler(self) -> None:
-        left = self.last + self.timeout_keep_alive - self.loop.time()
-        if left > 0 or not self.at_rest:
-            again = max(left, 1.0)
-            self.timeout_keep_alive_task = self.loop.call_later(again, self.timeout_keep_alive_handler)
+        remaining = self.last + self.timeout_keep_alive - self.loop.time()
+        if remaining > 0 or not self.at_rest:
+            delay = max(remaining, 1.0)
+            self.timeout_keep_alive_task = self.loop.call_later(delay, self.timeout_keep_alive_handler)
         else:
             super().timeout_keep_alive_handler()

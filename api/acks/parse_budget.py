@@ -38,11 +38,14 @@ class Turns:
     `call_soon` does: callbacks wait until all who have sent something were heard."""
 
     def __init__(
-        self, after: float, soon: Callable[[Callable[[], object]], Any], clock: Callable[[], float] = time.perf_counter
+        self,
+        after: float,
+        call_soon: Callable[[Callable[[], object]], Any],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`after`: seconds; 0: nobody is ever sent away."""
         self._after = after
-        self._soon = soon
+        self._soon = call_soon
         self._clock = clock
         self._heard = 0
         """Calls of this turn."""
@@ -68,8 +71,8 @@ class Turns:
         however long it takes to parse them: so many consumers who each wait for their answers are no overload. Of more,
         `FEWEST` never are."""
         self._heard += 1
-        few = FEWEST if self._behind and self._heard_before > LEAST else LEAST
-        if self._calls < few or self._spent < self._share:
+        limit = FEWEST if self._behind and self._heard_before > LEAST else LEAST
+        if self._calls < limit or self._spent < self._share:
             return False
         if not self._behind and not self._is_too_long():
             return False
@@ -88,11 +91,11 @@ class Turns:
     def _is_too_long(self) -> bool:
         """Whether this turn alone is so long that the next ones would be cut. Then it is itself, as the last who is
         heard in it waits for all of it."""
-        took = self._clock() - self._began
-        if not self._after or took <= max(CROWD, ALONE * self._after):
+        seconds = self._clock() - self._began
+        if not self._after or seconds <= max(CROWD, ALONE * self._after):
             return False
         self._behind = True
-        self._long = took, self._calls
+        self._long = seconds, self._calls
         return True
 
     def begin(self) -> float:
@@ -104,16 +107,16 @@ class Turns:
         self._calls += 1
         return now
 
-    def end(self, begun: float) -> None:
-        self._spent += self._clock() - begun
+    def end(self, start: float) -> None:
+        self._spent += self._clock() - start
 
-    def _say(self, event: str, took: float, calls: int) -> None:
-        log.warning(event, turn=round(took, 3), calls=calls)
+    def _say(self, event: str, seconds: float, calls: int) -> None:
+        log.warning(event, turn=round(seconds, 3), calls=calls)
 
     def _over(self) -> None:
         now = self._clock()
-        took, calls = now - self._began, self._calls
-        self._share = min(max(SHARES[0], (took - self._spent) / 2), SHARES[1])
+        seconds, calls = now - self._began, self._calls
+        self._share = min(max(SHARES[0], (seconds - self._spent) / 2), SHARES[1])
         self._heard_before, self._heard = self._heard, 0
         self._calls, self._spent = 0, 0.0
         if self._behind:
@@ -122,12 +125,12 @@ class Turns:
                 self._long_since = None
                 if self._said:
                     self._said = False
-                    self._say("acks_shed_no_more", took, calls)
-        elif took <= CROWD or calls <= LEAST or not self._after:
+                    self._say("acks_shed_no_more", seconds, calls)
+        elif seconds <= CROWD or calls <= LEAST or not self._after:
             self._long_since = None
         elif self._long_since is None:
             self._long_since = self._began
         elif now - self._long_since >= self._after:
             self._behind = True
-            self._long = took, calls
+            self._long = seconds, calls
             self._refused_at = now

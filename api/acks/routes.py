@@ -183,15 +183,15 @@ class AckRoutes:
         loop: asyncio.AbstractEventLoop = self.state.loop
         future: asyncio.Future[Pending] = loop.create_future()
 
-        def tell(over: Pending) -> None:
+        def tell(result: Pending) -> None:
             if not future.done():  # it is, when the client has left
-                future.set_result(over)
+                future.set_result(result)
 
         self.submit(call, tell)
-        over = await future
-        if over.error is not None:
-            raise over.error
-        return self.encoded(over.answer)
+        result = await future
+        if result.error is not None:
+            raise result.error
+        return self.encoded(result.answer)
 
     def parse(
         self, verb: Verb, idempotency_key: bytes | None, content: bytes, caller: Token
@@ -201,11 +201,11 @@ class AckRoutes:
         turns: Turns = self.state.turns
         if self.over and turns.is_of_large_calls():
             self.tell()
-        begun = turns.begin()
+        start = turns.begin()
         try:
             call, check = parse(verb, idempotency_key, content, caller, self.state.service)
         finally:
-            turns.end(begun)
+            turns.end(start)
         if caller.items is not None:
             self.access.rates.bring(caller, call.items)
         return call, check
@@ -216,9 +216,9 @@ class AckRoutes:
         turns: Turns = self.state.turns
         return service.acks.is_full() or turns.is_full()
 
-    def submit(self, call: Call, to: Callable[[Pending], object]) -> None:
-        """Queue the call; `to` is told in the event loop when it is over. Raises `errors.Overloaded`."""
-        self.state.service.acks.submit(call, self._receive, to)
+    def submit(self, call: Call, recipient: Callable[[Pending], object]) -> None:
+        """Queue the call; `recipient` is told in the event loop when it is over. Raises `errors.Overloaded`."""
+        self.state.service.acks.submit(call, self._receive, recipient)
 
     def send_away(self, tell: Callable[[], object]) -> None:
         """`tell` somebody to come back, after a pause. Answers that are there don't wait until all who have sent
@@ -234,9 +234,9 @@ class AckRoutes:
             return _PLAIN % (answer.applied, answer.repeated)
         return _encoder.encode(_shown(answer))
 
-    def _deliver(self, over: Sequence[Pending]) -> None:
+    def _deliver(self, results: Sequence[Pending]) -> None:
         """From the combiner's thread: one call into the loop for all that a commit ended, as each of them wakes it."""
-        self.over.append(over)
+        self.over.append(results)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left who could be answered
             self.state.loop.call_soon_threadsafe(self.tell)
 
@@ -257,22 +257,22 @@ def parse(
     if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
         raise problems.invalid([Place("header Idempotency-Key", "expected 1 to 255 visible ASCII characters")])
     key = None if idempotency_key is None else str(idempotency_key, "ascii")
-    wanted = bodies.decoded(_DECODERS[verb], content)
-    if wanted.items is msgspec.UNSET and wanted.groups is msgspec.UNSET:
+    body = bodies.decoded(_DECODERS[verb], content)
+    if body.items is msgspec.UNSET and body.groups is msgspec.UNSET:
         raise problems.invalid([Place("body", "expected items or groups, or both")])
-    texts = wanted.items or ()
-    groups = wanted.groups or ()
+    texts = body.items or ()
+    groups = body.groups or ()
     if len(texts) > MAX_IDS:
         raise Problem("too_large", f"body.items: expected at most {MAX_IDS:,} ids, got {len(texts):,}")
     if len(groups) > MAX_GROUPS:
         raise Problem("too_large", f"body.groups: expected at most {MAX_GROUPS:,} groups, got {len(groups):,}")
     ids = _ids(texts)
     masks = [
-        (each.batch, each.group, bodies.from_base64(f"body.groups[{position}].bits", each.bits))
-        for position, each in enumerate(groups)
+        (mask.batch, mask.group, bodies.from_base64(f"body.groups[{position}].bits", mask.bits))
+        for position, mask in enumerate(groups)
     ]
     places: MaskPlaces = [(f"body.groups[{i}].bits", batch, bits) for i, (batch, _, bits) in enumerate(masks)]
-    call = Call.of(verb, ids, masks, reason=getattr(wanted, "reason", None), idempotency_key=key)
+    call = Call.of(verb, ids, masks, reason=getattr(body, "reason", None), idempotency_key=key)
     if not places and caller.prefix is None:
         return call, None
     check = functools.partial(service.acks.check, call, places, caller.prefix)
@@ -291,19 +291,19 @@ def _ids(texts: Sequence[str]) -> list[tuple[int, int, int]]:
             return ids
     try:
         position = 0
-        parsed: list[tuple[int, int, int]] = []
+        numbers: list[tuple[int, int, int]] = []
         for position, text in enumerate(texts):  # noqa: B007  # it is named below
-            parsed.append(ItemId.parse(text))
+            numbers.append(ItemId.parse(text))
     except InvalidItemId as error:
         raise problems.invalid([Place(f"body.items[{position}]", str(error))]) from None
-    return parsed
+    return numbers
 
 
-def refusal(verb: Verb, error: Exception, given: bytes | None) -> Problem:
-    """The answer to a call that went wrong, under its id: the caller's, if it `given` one. It is counted, and logged
+def refusal(verb: Verb, error: Exception, own_id: bytes | None) -> Problem:
+    """The answer to a call that went wrong, under its id: the caller's, if it `own_id` one. It is counted, and logged
     where it is not the caller's doing; the ack routes log nothing else. Who is refused because too much comes isn't
     logged: there are thousands of them a second, and the combiner says once that it began."""
-    name = request_id(given)
+    name = request_id(own_id)
     if isinstance(error, Problem):
         problem = error
     elif isinstance(error, errors.CoreError):
@@ -324,30 +324,34 @@ def refusal(verb: Verb, error: Exception, given: bytes | None) -> Problem:
 
 def _shown(answer: AckResult) -> AckAnswer:
     completed = [
-        CompletedBatch(each.batch, each.key, each.newly, each.succeeded, each.newly_succeeded)
-        for each in answer.completed.values()
+        CompletedBatch(
+            completion.batch, completion.key, completion.newly, completion.succeeded, completion.newly_succeeded
+        )
+        for completion in answer.completed.values()
     ]
-    return AckAnswer(answer.applied, answer.repeated, completed, [_rejected(each) for each in answer.rejected])
+    return AckAnswer(
+        answer.applied, answer.repeated, completed, [_rejected(rejection) for rejection in answer.rejected]
+    )
 
 
-def _rejected(each: Rejected) -> RejectedItem:
-    if each.item is not None:
-        return RejectedItem(each.reason, item=str(each.item))
-    assert each.group is not None
-    return RejectedItem(each.reason, group=f"{each.group[0]}:{each.group[1]}", count=each.count)
+def _rejected(rejection: Rejected) -> RejectedItem:
+    if rejection.item is not None:
+        return RejectedItem(rejection.reason, item=str(rejection.item))
+    assert rejection.group is not None
+    return RejectedItem(rejection.reason, group=f"{rejection.group[0]}:{rejection.group[1]}", count=rejection.count)
 
 
-def _tell(over: Sequence[Pending]) -> None:
+def _tell(results: Sequence[Pending]) -> None:
     counts: dict[tuple[Verb, str], int] = {}
     acks = failures = 0
-    for pending in over:
+    for pending in results:
         if pending.error is None:
             answer, verb = pending.answer, pending.verb
             if verb is Verb.ACK:
                 acks += 1
             else:
                 failures += 1
-            rejected = sum(each.count for each in answer.rejected) if answer.rejected else 0
+            rejected = sum(rejection.count for rejection in answer.rejected) if answer.rejected else 0
             for result, count in zip(RESULTS, (answer.applied, answer.repeated, rejected), strict=True):
                 if count:
                     counts[verb, result] = counts.get((verb, result), 0) + count
@@ -393,7 +397,7 @@ def document(openapi: dict[str, Any]) -> None:
                         "description": "applied + repeated + rejected = the distinct items sent",
                         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AckAnswer"}}},
                     },
-                    **{str(status): each for status, each in problems.documented(413, 415, 422).items()},
+                    **{str(status): response for status, response in problems.documented(413, 415, 422).items()},
                 },
             }
         }

@@ -45,12 +45,12 @@ class File:
 
 def read_files() -> dict[str, File]:
     """What the page consists of, by name."""
-    found = {}
+    files = {}
     for path in sorted(FOLDER.iterdir()):
         if path.suffix in TYPES:
             content = path.read_bytes()
-            found[path.name] = File(content, TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
-    return found
+            files[path.name] = File(content, TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return files
 
 
 def routes() -> APIRouter:
@@ -87,7 +87,7 @@ def _answer(request: Request, file: File, policy: str = POLICY) -> Response:
         "Content-Security-Policy": policy,
         "Cross-Origin-Opener-Policy": "same-origin",
     }
-    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
-    if file.etag in known:
+    tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if file.etag in tags:
         return Response(status_code=304, headers=headers)
     return Response(file.content, headers=headers, media_type=file.media_type)

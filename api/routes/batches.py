@@ -53,7 +53,7 @@ def _waiting(request: Request) -> Waiting:
 @router.post(
     "", status_code=201, response_model=models.OpenedBatch, responses={201: REPLAYED, **documented(409, 413, 415, 422)}
 )
-@needs(Role.PRODUCE, limited=True)
+@needs(Role.PRODUCE, is_limited=True)
 def open_batch(
     body: models.OpenBody, request: Request, response: Response, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
@@ -61,14 +61,14 @@ def open_batch(
     caller = caller_of(request)
     if not caller.covers(body.key):
         raise outside(caller, "body.key", "batches whose key begins")
-    opened = _service(request).batches.open(body.opening(), idempotency_key, prefix=caller.prefix)
-    response.headers["Location"] = f"/v1/batches/{opened.batch.id}"
-    _say_replayed(response, opened.replayed)
-    return {**models.shown(opened.batch), "start": opened.start, "count": opened.count, "newly": opened.newly}
+    result = _service(request).batches.open(body.opening(), idempotency_key, prefix=caller.prefix)
+    response.headers["Location"] = f"/v1/batches/{result.batch.id}"
+    _say_replayed(response, result.replayed)
+    return {**models.shown(result.batch), "start": result.start, "count": result.count, "newly": result.newly}
 
 
 @router.get("", response_model=models.BatchPage, responses=documented(422))
-@needs(Role.READ, limited=True)
+@needs(Role.READ, is_limited=True)
 def list_batches(
     request: Request,
     state: models.StateName | None = None,
@@ -91,7 +91,7 @@ def list_batches(
 
 
 @router.get("/{id}", response_model=models.Batch, responses=documented(404, 422))
-@needs(*ANY, limited=True)
+@needs(*ANY, is_limited=True)
 async def get_batch(
     batch: BatchId,
     request: Request,
@@ -101,12 +101,12 @@ async def get_batch(
     service = _service(request)
     if not wait:
         return models.shown(await run_in_threadpool(service.batches.get, batch))
-    async with _waiting(request).watch(batch) as ended:
-        found = await run_in_threadpool(service.batches.get, batch)
-        if found.state in TERMINAL:
-            return models.shown(found)
+    async with _waiting(request).watch(batch) as end_event:
+        state = await run_in_threadpool(service.batches.get, batch)
+        if state.state in TERMINAL:
+            return models.shown(state)
         try:
-            await asyncio.wait_for(ended.wait(), wait)
+            await asyncio.wait_for(end_event.wait(), wait)
         except TimeoutError:
             return models.shown(await run_in_threadpool(service.batches.get, batch))
     return Response(await _waiting(request).look(batch), media_type="application/json")
@@ -118,7 +118,7 @@ async def get_batch(
     response_model=models.Extension,
     responses={201: REPLAYED, **documented(404, 409, 413, 415, 422)},
 )
-@needs(Role.PRODUCE, limited=True)
+@needs(Role.PRODUCE, is_limited=True)
 def extend_batch(
     batch: BatchId,
     body: models.ExtendBody,
@@ -127,20 +127,20 @@ def extend_batch(
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Issue `count` more items."""
-    extended = _service(request).batches.extend(batch, body.count, idempotency_key)
-    _say_replayed(response, extended.replayed)
-    now = extended.batch
+    result = _service(request).batches.extend(batch, body.count, idempotency_key)
+    _say_replayed(response, result.replayed)
+    now = result.batch
     return {
         "batch": now.id,
         "group_size": now.group_size,
-        "start": extended.start,
-        "count": extended.count,
+        "start": result.start,
+        "count": result.count,
         "items": now.items,
     }
 
 
 @router.post("/{id}/seal", response_model=models.SealedBatch, responses=documented(404, 409, 413, 415, 422))
-@needs(Role.PRODUCE, limited=True)
+@needs(Role.PRODUCE, is_limited=True)
 def seal_batch(
     batch: BatchId, body: models.EmptyBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
@@ -150,14 +150,14 @@ def seal_batch(
 
 
 @router.post("/{id}/cancel", response_model=models.Batch, responses=documented(404, 409, 413, 415, 422))
-@needs(Role.PRODUCE, limited=True)
+@needs(Role.PRODUCE, is_limited=True)
 def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
     """End a batch that is open or sealed; it stays as a tombstone."""
     return models.shown(_service(request).batches.cancel(batch))
 
 
 @router.delete("/{id}", status_code=204, responses=documented(404, 422))
-@needs(Role.ADMIN, limited=True)
+@needs(Role.ADMIN, is_limited=True)
 def delete_batch(batch: BatchId, request: Request) -> Response:
     """Cancel the batch if it is live, then remove it altogether."""
     _service(request).batches.delete(batch)
@@ -165,38 +165,38 @@ def delete_batch(batch: BatchId, request: Request) -> Response:
 
 
 @router.get("/{id}/pending", response_model=models.PendingPage, responses=documented(404, 422))
-@needs(Role.READ, limited=True)
+@needs(Role.READ, is_limited=True)
 def pending(batch: BatchId, request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
     """The pending items, as ranges of numbers."""
     return _ranges(request, batch, "pending", limit, cursor)
 
 
 @router.get("/{id}/failed", response_model=models.FailedPage, responses=documented(404, 422))
-@needs(Role.READ, limited=True)
+@needs(Role.READ, is_limited=True)
 def failed(batch: BatchId, request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
     """The failed items, as ranges of numbers, with the reasons that were given."""
     return _ranges(request, batch, "failed", limit, cursor)
 
 
 def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, cursor: str | None) -> dict[str, Any]:
-    of = f"{kind}:{batch_id}"
-    batch, page = _service(request).batches.ranges(batch_id, kind, cursors.decode(of, cursor) or 0, limit)
+    subject = f"{kind}:{batch_id}"
+    batch, page = _service(request).batches.ranges(batch_id, kind, cursors.decode(subject, cursor) or 0, limit)
 
     def name(number: int) -> str:
         return item_id(batch.id, number, batch.group_size)
 
-    found: list[dict[str, Any]] = [
-        {"start": each.start, "end": each.end, "first": name(each.start), "last": name(each.end - 1)}
-        for each in page.ranges
+    documents: list[dict[str, Any]] = [
+        {"start": range.start, "end": range.end, "first": name(range.start), "last": name(range.end - 1)}
+        for range in page.ranges
     ]
     if kind == "failed":
-        for shown, each in zip(found, page.ranges, strict=True):
-            shown["reasons"] = {name(number): reason for number, reason in each.reasons.items()}
-    return {"ranges": found, "next": None if page.next is None else cursors.encode(of, page.next)}
+        for document, range in zip(documents, page.ranges, strict=True):
+            document["reasons"] = {name(number): reason for number, reason in range.reasons.items()}
+    return {"ranges": documents, "next": None if page.next is None else cursors.encode(subject, page.next)}
 
 
 @router.get("/{id}/groups", response_model=models.Picture, responses=documented(404, 422))
-@needs(Role.READ, limited=True)
+@needs(Role.READ, is_limited=True)
 def groups(
     batch: BatchId,
     request: Request,
@@ -205,59 +205,59 @@ def groups(
     per: Annotated[int, Query(ge=1, le=group_counts.GROUPS, description="groups a tile"), models.Decimal] = 1,
 ) -> dict[str, Any]:
     """How much of each group is resolved, a tile for each `per` of them. An answer covers at most 131,072 groups."""
-    found, seen = _service(request).batches.picture(batch, start, limit, per)
+    batch_state, picture = _service(request).batches.picture(batch, start, limit, per)
     return {
-        "batch": found.id,
-        "group_size": found.group_size,
-        "items": found.items,
-        "groups": seen.groups,
-        "tiles": [asdict(tile) for tile in seen.tiles],
-        "next": seen.next,
+        "batch": batch_state.id,
+        "group_size": batch_state.group_size,
+        "items": batch_state.items,
+        "groups": picture.groups,
+        "tiles": [asdict(tile) for tile in picture.tiles],
+        "next": picture.next,
     }
 
 
 @router.get("/{id}/groups/{group}", response_model=models.GroupBits, responses=documented(404, 422))
-@needs(Role.READ, limited=True)
+@needs(Role.READ, is_limited=True)
 def group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> dict[str, Any]:
     """The bits of one group."""
-    found = _service(request).batches.bits(batch, group)
-    fields = {"resolved": found.resolved, "failed": found.failed}
+    result = _service(request).batches.bits(batch, group)
+    fields = {"resolved": result.resolved, "failed": result.failed}
     bits = {name: base64.b64encode(field).decode() for name, field in fields.items()}
-    return {"batch": batch, **asdict(found.tile), "bits": bits}
+    return {"batch": batch, **asdict(result.tile), "bits": bits}
 
 
 @router.get("/{id}/verify", response_model=models.Verification, responses=documented(404, 422))
-@needs(Role.READ, limited=True)
+@needs(Role.READ, is_limited=True)
 def verify(batch: BatchId, request: Request) -> dict[str, Any]:
     """Recount the batch's bits and compare them with its counts."""
-    found = _service(request).batches.verify(batch)
+    verification = _service(request).batches.verify(batch)
     return {
-        "ok": found.ok,
-        "items": found.items,
-        "acked": found.acked,
-        "failed": found.failed,
-        "pending": found.pending,
-        "counted": {"acked": found.counted_acked, "failed": found.counted_failed},
-        "faults": found.faults,
+        "ok": verification.ok,
+        "items": verification.items,
+        "acked": verification.acked,
+        "failed": verification.failed,
+        "pending": verification.pending,
+        "counted": {"acked": verification.counted_acked, "failed": verification.counted_failed},
+        "faults": verification.faults,
     }
 
 
 @router.post("/{id}/repair", response_model=models.Repair, responses=documented(404, 409, 413, 415, 422))
-@needs(Role.ADMIN, limited=True)
+@needs(Role.ADMIN, is_limited=True)
 def repair(
     batch: BatchId, body: models.RepairBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
     """Restore the counts and the state of a batch from its bits, where verify finds that they disagree."""
-    done = _service(request).batches.repair(batch, idempotency_key, dry_run=body.dry_run)
+    result = _service(request).batches.repair(batch, idempotency_key, dry_run=body.dry_run)
     return {
         "dry_run": body.dry_run,
-        "needed": bool(done.faults),
-        "faults": done.faults,
-        "groups": done.groups,
-        "before": _counts(done.before),
-        "after": _counts(done.after),
-        "newly": done.newly,
-        "newly_succeeded": done.newly_succeeded,
+        "needed": bool(result.faults),
+        "faults": result.faults,
+        "groups": result.groups,
+        "before": _counts(result.before),
+        "after": _counts(result.after),
+        "newly": result.newly,
+        "newly_succeeded": result.newly_succeeded,
     }
 
 
@@ -266,25 +266,25 @@ def _counts(batch: Batch) -> dict[str, Any]:
 
 
 @router.get("/{id}/watermark", response_model=models.Watermark, responses=documented(404, 422))
-@needs(Role.READ, limited=True)
+@needs(Role.READ, is_limited=True)
 def watermark(batch: BatchId, request: Request) -> dict[str, Any]:
     """The smallest pending number."""
-    found, number = _service(request).batches.watermark(batch)
-    item = item_id(found.id, number, found.group_size) if number < found.items else None
+    state, number = _service(request).batches.watermark(batch)
+    item = item_id(state.id, number, state.group_size) if number < state.items else None
     return {"watermark": number, "item": item}
 
 
 @router.get("/{id}/explain", response_model=models.Explanation, responses=documented(404, 422))
-@needs(Role.READ, limited=True)
+@needs(Role.READ, is_limited=True)
 def explain(batch: BatchId, request: Request) -> dict[str, Any]:
     """Why the batch is not done, in words and as facts."""
-    found = _service(request).batches.explain(batch)
-    reasons = _shown_to(caller_of(request), found.reasons)
+    explanation = _service(request).batches.explain(batch)
+    reasons = _shown_to(caller_of(request), explanation.reasons)
     return {
-        "batch": found.batch.id,
-        "state": found.batch.state,
-        "done": found.batch.complete,
-        "reasons": [{"code": each.code, "text": each.text, **each.facts} for each in reasons],
+        "batch": explanation.batch.id,
+        "state": explanation.batch.state,
+        "done": explanation.batch.complete,
+        "reasons": [{"code": reason.code, "text": reason.text, **reason.facts} for reason in reasons],
     }
 
 
@@ -299,6 +299,6 @@ def _shown_to(caller: Token, reasons: list[Reason]) -> Iterator[Reason]:
         yield reason
 
 
-def _say_replayed(response: Response, replayed: bool) -> None:
-    if replayed:
+def _say_replayed(response: Response, is_replay: bool) -> None:
+    if is_replay:
         response.headers["Idempotency-Replayed"] = "true"

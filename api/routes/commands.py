@@ -66,7 +66,7 @@ async def read_commands(
     if not wait:
         return _page(await run_in_threadpool(read))
     until = time.monotonic() + wait
-    async with waiting.follow([f"{feed.COMMAND}.{each}" for each in types], beginning=f"{feed.COMMAND}.") as follower:
+    async with waiting.follow([f"{feed.COMMAND}.{type}" for type in types], beginning=f"{feed.COMMAND}.") as follower:
         page = await run_in_threadpool(read)
         while not page.commands and await woken(follower, until) and not waiting.closed:
             follower.woken.clear()
@@ -75,4 +75,6 @@ async def read_commands(
 
 
 def _page(page: outbox.CommandPage) -> Response:
-    return response({"commands": [command_json(each) for each in page.commands], "next": page.next, "last": page.last})
+    return response(
+        {"commands": [command_json(command) for command in page.commands], "next": page.next, "last": page.last}
+    )

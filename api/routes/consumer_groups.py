@@ -210,8 +210,8 @@ def _service(request: Request) -> Service:
 
 
 def _group(group: groups.ConsumerGroup) -> dict[str, Any]:
-    shown = {name: getattr(group, name) for name in Group.model_fields}
-    return {**shown, "ttl": group.ttl.total_seconds(), "release": group.release.total_seconds()}
+    document = {name: getattr(group, name) for name in Group.model_fields}
+    return {**document, "ttl": group.ttl.total_seconds(), "release": group.release.total_seconds()}
 
 
 def _seconds(value: float | None) -> timedelta | None:
@@ -238,11 +238,11 @@ def _snapshot(text: str) -> Snapshot:
 def put_group(group: GroupName, body: GroupBody, request: Request, response: Response) -> dict[str, Any]:
     """Make a group, or change how long its workers may be silent and may take to drain. The number of partitions is
     fixed. 201 where it is new, else 200."""
-    made, new = _service(request).consumer_groups.put(
+    created_group, new = _service(request).consumer_groups.put(
         group, body.partitions, _seconds(body.ttl), _seconds(body.release)
     )
     response.status_code = 201 if new else 200
-    return _group(made)
+    return _group(created_group)
 
 
 @router.get("", response_model=GroupPage, responses=documented(422))
@@ -253,9 +253,12 @@ def list_groups(
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The groups, by name; the service's own too."""
-    found = _service(request).consumer_groups.page(cursors.decode_name("groups", cursor), limit)
-    shown = [{**_group(each.group), "workers": each.workers, "owned": each.owned} for each in found]
-    return {"groups": shown, "next": cursors.encode("groups", found[-1].group.name) if len(found) == limit else None}
+    summaries = _service(request).consumer_groups.page(cursors.decode_name("groups", cursor), limit)
+    documents = [{**_group(summary.group), "workers": summary.workers, "owned": summary.owned} for summary in summaries]
+    return {
+        "groups": documents,
+        "next": cursors.encode("groups", summaries[-1].group.name) if len(summaries) == limit else None,
+    }
 
 
 @router.get("/{group}", response_model=GroupDetails, responses=documented(404, 422))
@@ -265,8 +268,10 @@ def get_group(group: AnyGroup, request: Request) -> dict[str, Any]:
     details = _service(request).consumer_groups.get(group)
     return {
         **_group(details.group),
-        "workers": [{name: getattr(each, name) for name in Worker.model_fields} for each in details.workers],
-        "positions": [{name: getattr(each, name) for name in Position.model_fields} for each in details.positions],
+        "workers": [{name: getattr(worker, name) for name in Worker.model_fields} for worker in details.workers],
+        "positions": [
+            {name: getattr(position, name) for name in Position.model_fields} for position in details.positions
+        ],
     }
 
 
@@ -283,22 +288,22 @@ def delete_group(group: GroupName, request: Request) -> Response:
 def sync(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
     """Join or stay: renew the worker's lease, give back what is drained, take what its share asks for. May be repeated
     at any time; the answer is all that it holds."""
-    drained = [(each.partition, each.epoch) for each in body.drained]
-    synced = _service(request).consumer_groups.sync(
+    drained = [(lease.partition, lease.epoch) for lease in body.drained]
+    result = _service(request).consumer_groups.sync(
         group, leases.Caller(body.worker, body.session, body.capacity, drained)
     )
     assigned = [
         {
-            **{name: getattr(each, name) for name in Held.model_fields if name != "outstanding"},
-            "outstanding": _base64(each.outstanding),
+            **{name: getattr(lease, name) for name in Held.model_fields if name != "outstanding"},
+            "outstanding": _base64(lease.outstanding),
         }
-        for each in synced.assigned
+        for lease in result.assigned
     ]
     return {
-        "ttl": synced.ttl.total_seconds(),
+        "ttl": result.ttl.total_seconds(),
         "assigned": assigned,
-        "release": synced.release,
-        "release_within": synced.release_within.total_seconds(),
+        "release": result.release,
+        "release_within": result.release_within.total_seconds(),
     }
 
 

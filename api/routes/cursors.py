@@ -21,30 +21,30 @@ Cursor = Annotated[
 ]
 
 
-def encode(of: str, place: int | str) -> str:
-    """`of` names the list, e.g. `pending:7`."""
-    return base64.urlsafe_b64encode(f"{of}:{place}".encode()).decode().rstrip("=")
+def encode(subject: str, place: int | str) -> str:
+    """`subject` names the list, e.g. `pending:7`."""
+    return base64.urlsafe_b64encode(f"{subject}:{place}".encode()).decode().rstrip("=")
 
 
-def decode(of: str, cursor: str | None) -> int | None:
+def decode(subject: str, cursor: str | None) -> int | None:
     """The position, or None without a cursor. Raises `errors.InvalidRequest`."""
-    found = _decode(of, cursor, "0|[1-9][0-9]{0,15}")
-    return None if found is None else int(found)
+    position = _decode(subject, cursor, "0|[1-9][0-9]{0,15}")
+    return None if position is None else int(position)
 
 
-def decode_name(of: str, cursor: str | None) -> str | None:
+def decode_name(subject: str, cursor: str | None) -> str | None:
     """The same of a list that is by name."""
-    return _decode(of, cursor, "(?s:.{1,255})")
+    return _decode(subject, cursor, "(?s:.{1,255})")
 
 
-def _decode(of: str, cursor: str | None, place: str) -> str | None:
+def _decode(subject: str, cursor: str | None, place: str) -> str | None:
     if cursor is None:
         return None
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         text = ""
-    match = re.fullmatch(f"{re.escape(of)}:({place})", text)
-    if match is None or encode(of, match[1]) != cursor:
+    match = re.fullmatch(f"{re.escape(subject)}:({place})", text)
+    if match is None or encode(subject, match[1]) != cursor:
         raise errors.InvalidRequest("query.cursor", "expected the `next` of an earlier page of this very list")
     return match[1]

@@ -44,7 +44,7 @@ OfBatch = Annotated[int | None, Query(ge=0, lt=INTEGER_LIMIT), models.Decimal]
 
 
 def _words(beginnings: Sequence[str]) -> str:
-    return ", ".join(f"`{each}`" for each in beginnings[:-1]) + f" or `{beginnings[-1]}`"
+    return ", ".join(f"`{beginning}`" for beginning in beginnings[:-1]) + f" or `{beginnings[-1]}`"
 
 
 class NewEvent(Body):
@@ -105,24 +105,24 @@ class AppendedEvents(BaseModel):
 
 
 @router.post("", response_model=AppendedEvents, responses=documented(404, 409, 413, 415, 422))
-@needs(Role.PRODUCE, limited=True)
+@needs(Role.PRODUCE, is_limited=True)
 def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
     """Append events of your own, in one transaction. An id that was there before is a repeat."""
     caller = caller_of(request)
     fence = _fence(body, caller)
-    for place, each in enumerate(body.events):
-        for name, value in (("key", each.key), ("id", each.id)):
+    for place, new_event in enumerate(body.events):
+        for name, value in (("key", new_event.key), ("id", new_event.id)):
             # The id too: who appends somebody else's first has the other's event taken for a repeat.
             if not caller.covers(value):
                 raise outside(caller, f"body.events[{place}].{name}", "events whose key and id begin")
     access: Access = request.app.state.access
     access.rates.bring(caller, len(body.events))
-    new = [feed.NewEvent(each.id, each.type, each.key, each.data) for each in body.events]
-    appended = _service(request).feed.append(new, fence)
+    new = [feed.NewEvent(event.id, event.type, event.key, event.data) for event in body.events]
+    results = _service(request).feed.append(new, fence)
     return {
         "events": [
-            {"id": event.id, "position": where.position, "repeated": where.repeated}
-            for event, where in zip(new, appended, strict=True)
+            {"id": event.id, "position": result.position, "repeated": result.repeated}
+            for event, result in zip(new, results, strict=True)
         ]
     }
 
@@ -139,7 +139,7 @@ def _fence(body: NewEvents, caller: Token) -> groups.Fence | None:
 
 
 @router.get("", response_model=EventPage, responses=documented(410, 422))
-@needs(Role.READ, limited=True)
+@needs(Role.READ, is_limited=True)
 async def read_events(
     request: Request,
     after: Annotated[Position | None, Query(description="by default all that are kept")] = None,
@@ -177,7 +177,7 @@ async def read_events(
         **documented(410, 422),
     },
 )
-@needs(Role.READ, limited=True)
+@needs(Role.READ, is_limited=True)
 async def stream_events(
     request: Request,
     after: Annotated[Position | None, Query(description="by default the feed's end, as it is now")] = None,

@@ -27,34 +27,34 @@ _LONG: Final = re.compile(rb"[0-9]{309}")
 """The shortest integers that no double holds have 309 digits."""
 
 
-def text(value: Any, most: int) -> str | None:
+def text(value: Any, limit: int) -> str | None:
     """`value` as JSON; None for null. Raises `ValueError`."""
     if value is None:
         return None
     try:
-        found = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        content = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except ValueError:
         raise ValueError(_NOT_PORTABLE) from None
-    if len(found) > most:
-        raise ValueError(f"expected at most {most:,} bytes of JSON, got {len(found):,}")
-    if found.count(b"[") + found.count(b"{") > DEPTH and _is_deeper(value, DEPTH):
+    if len(content) > limit:
+        raise ValueError(f"expected at most {limit:,} bytes of JSON, got {len(content):,}")
+    if content.count(b"[") + content.count(b"{") > DEPTH and _is_deeper(value, DEPTH):
         raise ValueError(_TOO_DEEP)
-    if _LONG.search(found) and not all(map(_is_finite, _leaves(value))):
+    if _LONG.search(content) and not all(map(_is_finite, _leaves(value))):
         raise ValueError(_NOT_PORTABLE)
-    return found.decode()
+    return content.decode()
 
 
 _TOO_DEEP: Final = f"expected JSON of at most {DEPTH} levels of nesting"
 _NOT_PORTABLE: Final = "expected JSON with finite numbers and Unicode text"
 
 
-def _is_deeper(value: Any, most: int) -> bool:
-    """Whether more than `most` arrays and objects are nested."""
+def _is_deeper(value: Any, limit: int) -> bool:
+    """Whether more than `limit` arrays and objects are nested."""
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(most):
-        level = [child for each in level for child in _children(each) if isinstance(child, dict | list)]
+    for _ in range(limit):
+        level = [child for value in level for child in _children(value) if isinstance(child, dict | list)]
     return bool(level)
 
 

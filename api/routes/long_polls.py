@@ -170,28 +170,33 @@ class Waiting:
         return await asyncio.shield(look)
 
     async def _look(self, batch: int) -> bytes:
-        found = await run_in_threadpool(self._service.batches.get, batch)
-        return models.Batch.model_validate(models.shown(found)).model_dump_json().encode()
+        state = await run_in_threadpool(self._service.batches.get, batch)
+        return models.Batch.model_validate(models.shown(state)).model_dump_json().encode()
 
-    async def read(self, follower: Follower, after: int, limit: int, most: int | None = None) -> feed.EventPage:
+    async def read(self, follower: Follower, after: int, limit: int, size_limit: int | None = None) -> feed.EventPage:
         """What there is for a follower: from what is at hand, if that goes back so far, else from the database.
 
         Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future.
         """
-        position, wanted = self._position, follower.filter
+        position, wanted_filter = self._position, follower.filter
         if follower.wanted_until <= after <= position:
             return feed.EventPage([], position, position)
         if after < position and self._kept and self._kept[0].position <= after + 1:
-            asked = (wanted, after, limit, most)
-            page = self._pages.get(asked)
+            key = (wanted_filter, after, limit, size_limit)
+            page = self._pages.get(key)
             if page is None:
-                above = filter(wanted.wants, _above(self._kept, after))
-                found, cut = limits.within(above, feed.size, limit, most)
-                page = self._pages[asked] = SharedPage(found, found[-1].position if cut else position, position)
+                newer = filter(wanted_filter.wants, _above(self._kept, after))
+                events, is_cut = limits.within(newer, feed.size, limit, size_limit)
+                page = self._pages[key] = SharedPage(events, events[-1].position if is_cut else position, position)
             return page
         return await run_in_threadpool(
             lambda: self._service.feed.read(
-                after, limit, types=wanted.types, batch=wanted.batch, prefix=wanted.prefix, most=most
+                after,
+                limit,
+                types=wanted_filter.types,
+                batch=wanted_filter.batch,
+                prefix=wanted_filter.prefix,
+                size_limit=size_limit,
             )
         )
 
@@ -217,26 +222,26 @@ class Waiting:
         if position > self._position:
             self._appended.set()
 
-    async def _begin(self, woken: asyncio.Event) -> None:
+    async def _begin(self, event: asyncio.Event) -> None:
         if self._closed:
-            woken.set()
+            event.set()
             return
         if self._begun is None or self._reader is None or self._reader.done():
             self._begun = self._loop.create_future()
             self._reader = asyncio.create_task(self._run(self._begun))
         await asyncio.shield(self._begun)
 
-    async def _run(self, begun: asyncio.Future[None]) -> None:
+    async def _run(self, started: asyncio.Future[None]) -> None:
         self._forget()
         try:
             self._position = await run_in_threadpool(self._service.feed.head)
         except Exception as error:  # noqa: BLE001  # it is theirs who asked
-            begun.set_exception(error)
-            begun.exception()  # whoever asked may be gone
+            started.set_exception(error)
+            started.exception()  # whoever asked may be gone
             return
         for follower in self._followers:
             follower.wanted_until = self._position
-        begun.set_result(None)
+        started.set_result(None)
         while (self._batches or self._followers) and not self._closed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._appended.wait(), POLL)
@@ -253,12 +258,12 @@ class Waiting:
         while True:
             try:
                 page = await run_in_threadpool(self._service.feed.read, self._position, READ)
-            except errors.PositionTrimmed as gone:
+            except errors.PositionTrimmed as error:
                 # We were away for long: everybody looks for himself.
                 self._forget()
-                self._position = gone.trimmed
+                self._position = error.trimmed
                 for follower in self._followers:
-                    follower.wanted_until = gone.trimmed
+                    follower.wanted_until = error.trimmed
                 self._wake_all()
                 continue
             self._position = page.next
@@ -286,32 +291,32 @@ class Waiting:
             if event.batch is not None and ended(event):
                 for waiter in self._batches.get(event.batch, ()):
                     waiter.set()
-        wanted: dict[Filter, int | None] = {}
-        found = []
+        starts: dict[Filter, int | None] = {}
+        pages = []
         for follower in self._followers:
-            if follower.filter not in wanted:
-                wanted[follower.filter] = follower.filter.last_wanted(events, types, batches)
-            last = wanted[follower.filter]
+            if follower.filter not in starts:
+                starts[follower.filter] = follower.filter.last_wanted(events, types, batches)
+            last = starts[follower.filter]
             if last is not None:
                 follower.wanted_until = last
-                found.append(follower)
-        return found
+                pages.append(follower)
+        return pages
 
     async def _wake(self, followers: list[Follower]) -> None:
         """Some at a time."""
-        for some in chunks(followers, SLICE):
-            for follower in some:
+        for chunk in chunks(followers, SLICE):
+            for follower in chunk:
                 follower.woken.set()
             if self._closed:
                 return
-            await self._pause(len(some) * min(PAUSE, POLL / len(followers)))
+            await self._pause(len(chunk) * min(PAUSE, POLL / len(followers)))
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def _above(kept: deque[feed.Event], after: int) -> Iterable[feed.Event]:
+def _above(events: deque[feed.Event], after: int) -> Iterable[feed.Event]:
     """Those above a position, ascending. Followers are mostly near the end, where a deque is quick."""
-    first = after + 1 - kept[0].position
-    for place in range(first, len(kept)):
-        yield kept[place]
+    first = after + 1 - events[0].position
+    for place in range(first, len(events)):
+        yield events[place]

@@ -259,16 +259,16 @@ def shown(batch: batches.Batch) -> dict[str, Any]:
     return {name: getattr(batch, name) for name in _SHOWN}
 
 
-def wanted_labels(given: list[str]) -> dict[str, str]:
+def wanted_labels(texts: list[str]) -> dict[str, str]:
     """From `label=name:value`; several mean and. Raises `errors.InvalidRequest`."""
-    wanted: dict[str, str] = {}
-    for label in given:
+    labels: dict[str, str] = {}
+    for label in texts:
         name, colon, value = label.partition(":")
         if not colon or not name:
             raise errors.InvalidRequest("query.label", f"expected name:value, got {label!r}")
-        if wanted.setdefault(name, value) != value:
+        if labels.setdefault(name, value) != value:
             raise errors.InvalidRequest("query.label", f"{name!r} can't have two values at once")
-    return wanted
+    return labels
 
 
 def state_of(name: StateName | None) -> State | None:

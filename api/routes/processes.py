@@ -224,8 +224,8 @@ def _definition(definition: definitions.Definition) -> dict[str, Any]:
 
 
 def _instance(instance: instances.Instance) -> dict[str, Any]:
-    shown = {name: getattr(instance, name) for name in ProcessInstance.model_fields}
-    return {**shown, "state": free_json.stored(instance.state)}
+    document = {name: getattr(instance, name) for name in ProcessInstance.model_fields}
+    return {**document, "state": free_json.stored(instance.state)}
 
 
 @router.put(
@@ -237,7 +237,7 @@ def _instance(instance: instances.Instance) -> dict[str, Any]:
 def put_process(process: ProcessName, body: ProcessBody, request: Request, response: Response) -> dict[str, Any]:
     """Define a process, with the consumer group of its workers, or change how long these may be silent and may take to
     drain. 201 where it is new, else 200."""
-    defined, new = _service(request).processes.define(
+    definition, new = _service(request).processes.define(
         process,
         partitions=body.partitions,
         ttl=_seconds(body.ttl),
@@ -245,18 +245,19 @@ def put_process(process: ProcessName, body: ProcessBody, request: Request, respo
         after=body.after,
     )
     response.status_code = 201 if new else 200
-    return _definition(defined)
+    return _definition(definition)
 
 
 @router.get("", response_model=Processes, responses=documented())
 @needs(*ANY)
 def list_processes(request: Request) -> dict[str, Any]:
     """The processes, by name, with the numbers of their instances."""
-    found = _service(request).processes.summaries()
+    summaries = _service(request).processes.summaries()
     counts = ("running", "finished", "parked", "timers", "floor")
     return {
         "processes": [
-            {**_definition(each.definition), **{name: getattr(each, name) for name in counts}} for each in found
+            {**_definition(summary.definition), **{name: getattr(summary, name) for name in counts}}
+            for summary in summaries
         ]
     }
 
@@ -271,13 +272,13 @@ def list_instances(
     cursor: cursors.Cursor = None,
 ) -> Response:
     """The instances of a process, by name."""
-    of = f"instances:{process}"
-    wanted = None if status is None or status == "parked" else instances.Status(status)
-    found, cut = _service(request).processes.page(
-        process, wanted, cursors.decode_name(of, cursor), limit, parked=status == "parked"
+    subject = f"instances:{process}"
+    instance_status = None if status is None or status == "parked" else instances.Status(status)
+    instances_, is_cut = _service(request).processes.page(
+        process, instance_status, cursors.decode_name(subject, cursor), limit, parked=status == "parked"
     )
-    following = cursors.encode(of, found[-1].instance) if cut else None
-    return free_json.response({"instances": [_instance(each) for each in found], "next": following})
+    following = cursors.encode(subject, instances_[-1].instance) if is_cut else None
+    return free_json.response({"instances": [_instance(instance) for instance in instances_], "next": following})
 
 
 @router.delete("/{process}", status_code=204, responses=documented(404, 409, 422))
@@ -312,8 +313,8 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
             body.fence.epoch,
             body.version,
             body.state,
-            [outbox.NewCommand(each.step or each.type, each.type, each.data) for each in body.commands],
-            [timers.TimerChange(each.timer, _seconds(each.after), each.data) for each in body.timers],
+            [outbox.NewCommand(command.step or command.type, command.type, command.data) for command in body.commands],
+            [timers.TimerChange(timer.timer, _seconds(timer.after), timer.data) for timer in body.timers],
             body.finish,
             body.error,
         )
@@ -324,7 +325,7 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
             "repeated": handled.repeated,
             "instance": None if handled.instance is None else _instance(handled.instance),
             "commands": [
-                {name: getattr(each, name) for name in IssuedCommand.model_fields} for each in handled.commands
+                {name: getattr(command, name) for name in IssuedCommand.model_fields} for command in handled.commands
             ],
         }
     )
@@ -345,11 +346,11 @@ def get_instance(process: ProcessName, instance: InstanceName, request: Request)
     return free_json.response(
         {
             **_instance(details.instance),
-            "history": [{name: getattr(each, name) for name in InboxEntry.model_fields} for each in details.history],
+            "history": [{name: getattr(entry, name) for name in InboxEntry.model_fields} for entry in details.history],
             "timers": [
-                {"timer": each.timer, "due_at": each.due_at, "data": free_json.stored(each.data)}
-                for each in details.timers
+                {"timer": timer.timer, "due_at": timer.due_at, "data": free_json.stored(timer.data)}
+                for timer in details.timers
             ],
-            "commands": [command_json(each) for each in details.commands],
+            "commands": [command_json(command) for command in details.commands],
         }
     )

@@ -58,10 +58,10 @@ class GuardedRoute(APIRoute):
 
     def _refuse_repeated(self, query: str) -> None:
         """FastAPI would take the last one, and whoever said the others would not hear of it."""
-        seen = Counter(name for name, _ in parse_qsl(query, keep_blank_values=True))
-        repeated = [name for name, count in seen.items() if count > 1 and name in self._once]
-        if repeated:
-            raise invalid([Place(f"query.{name}", f"expected once, got {seen[name]} times") for name in repeated])
+        counts = Counter(name for name, _ in parse_qsl(query, keep_blank_values=True))
+        duplicates = [name for name, count in counts.items() if count > 1 and name in self._once]
+        if duplicates:
+            raise invalid([Place(f"query.{name}", f"expected once, got {counts[name]} times") for name in duplicates])
 
 
 class _Parsed(Request):

@@ -35,10 +35,10 @@ def _access(request: Request) -> Access:
 
 
 def _who(access: Access, token: Token | None) -> Who:
-    needed = access.tokens.required
+    is_required = access.tokens.required
     if token is None:
-        return Who(needed=needed)
-    return Who(needed=needed, name=token.name or None, roles=sorted(token.roles), prefix=token.prefix)
+        return Who(needed=is_required)
+    return Who(needed=is_required, name=token.name or None, roles=sorted(token.roles), prefix=token.prefix)
 
 
 @router.get("")
@@ -58,7 +58,7 @@ async def sign_in(body: SignIn, request: Request, response: Response) -> Any:
     digest = digest_of(b"Bearer " + body.token.strip().encode())
     token = None if digest is None else access.tokens.find(digest)
     if token is None:
-        raise unauthorized(sent=True)
+        raise unauthorized(has_token=True)
     if access.tokens.required:
         _set(request, response, access.sessions.make(token.digest))
     return _who(access, token)

@@ -124,27 +124,25 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
     """Add each entry once, all in one transaction: those that are at or below their guard had been added before. The
     messages of one source must come to a key in their order."""
     async with bodies.reading(request.scope, request.receive, request.app.state.room) as content:
-        wanted = bodies.decoded(_DECODER, content)
-    if len(wanted.entries) > MAX_ENTRIES:
-        raise Problem(
-            "too_large", f"body.entries: expected at most {MAX_ENTRIES:,} entries, got {len(wanted.entries):,}"
-        )
+        body = bodies.decoded(_DECODER, content)
+    if len(body.entries) > MAX_ENTRIES:
+        raise Problem("too_large", f"body.entries: expected at most {MAX_ENTRIES:,} entries, got {len(body.entries):,}")
     entries = [
         tallies.Entry(
-            each.key,
-            each.delta,
-            each.source.topic,
-            each.source.partition,
-            each.source.generation,
-            each.source.offset,
-            each.source.child,
+            entry.key,
+            entry.delta,
+            entry.source.topic,
+            entry.source.partition,
+            entry.source.generation,
+            entry.source.offset,
+            entry.source.child,
         )
-        for each in wanted.entries
+        for entry in body.entries
     ]
     access: Access = request.app.state.access
     access.rates.bring(caller_of(request), len(entries))
-    held = wanted.fence
-    fence = None if held is None else groups.Fence(held.group, held.partition, held.worker, held.epoch)
+    lease = body.fence
+    fence = None if lease is None else groups.Fence(lease.group, lease.partition, lease.worker, lease.epoch)
     answer = await run_in_threadpool(_service(request).tallies.apply, tally, entries, fence)
     return Response(b'{"applied":%d,"repeated":%d}' % (answer.applied, answer.repeated), media_type="application/json")
 
@@ -153,9 +151,9 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
 @needs(Role.READ)
 def get_value(tally: TallyName, key: TallyKey, request: Request) -> dict[str, Any]:
     """The total of a key and the sub-counters that it is the sum of; 0 where nothing was ever added."""
-    found = _service(request).tallies.get(tally, key)
-    sources = [{name: getattr(each, name) for name in SubCounter.model_fields} for each in found.sources]
-    return {"key": found.key, "value": found.value, "sources": sources}
+    result = _service(request).tallies.get(tally, key)
+    sources = [{name: getattr(source, name) for name in SubCounter.model_fields} for source in result.sources]
+    return {"key": result.key, "value": result.value, "sources": sources}
 
 
 @router.get("/{tally}", response_model=TallyPage, responses=documented(422))
@@ -168,12 +166,12 @@ def list_totals(
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The totals of the keys, by their bytes."""
-    of = f"tally:{tally}:{len(prefix)}:{prefix}"
-    after = cursors.decode_name(of, cursor)
-    found = _service(request).tallies.page(tally, prefix, after, limit)
+    subject = f"tally:{tally}:{len(prefix)}:{prefix}"
+    after = cursors.decode_name(subject, cursor)
+    totals = _service(request).tallies.page(tally, prefix, after, limit)
     return {
-        "totals": [{"key": each.key, "value": each.value} for each in found],
-        "next": cursors.encode(of, found[-1].key) if len(found) == limit else None,
+        "totals": [{"key": total.key, "value": total.value} for total in totals],
+        "next": cursors.encode(subject, totals[-1].key) if len(totals) == limit else None,
     }
 
 

@@ -124,8 +124,11 @@ def _service(request: Request) -> Service:
 
 
 def _delivery(delivery: subscriptions.Delivery) -> dict[str, Any]:
-    shown = {name: getattr(delivery, name) for name in Delivery.model_fields}
-    return {**shown, "log": [{name: getattr(each, name) for name in Attempt.model_fields} for each in delivery.log]}
+    document = {name: getattr(delivery, name) for name in Delivery.model_fields}
+    return {
+        **document,
+        "log": [{name: getattr(attempt, name) for name in Attempt.model_fields} for attempt in delivery.log],
+    }
 
 
 def _webhook(webhook: subscriptions.Webhook) -> dict[str, Any]:
@@ -136,19 +139,19 @@ def _webhook(webhook: subscriptions.Webhook) -> dict[str, Any]:
 @needs(Role.ADMIN)
 def create_webhook(body: NewWebhook, request: Request, response: Response) -> dict[str, Any]:
     """Subscribe a URL to the events from now on. The answer has the secret, and no later one has it again."""
-    created = _service(request).webhooks.create(body.url, body.types, body.label)
-    response.headers["Location"] = f"/v1/webhooks/{created.webhook.id}"
+    result = _service(request).webhooks.create(body.url, body.types, body.label)
+    response.headers["Location"] = f"/v1/webhooks/{result.webhook.id}"
     response.headers["Cache-Control"] = "no-store"
-    return {**_webhook(created.webhook), "secret": created.secret}
+    return {**_webhook(result.webhook), "secret": result.secret}
 
 
 @router.get("", response_model=WebhookPage, responses=documented(422))
 @needs(Role.ADMIN)
 def list_webhooks(request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
     """The webhooks, newest first."""
-    found, before = _service(request).webhooks.page(cursors.decode("webhooks", cursor), limit)
+    webhooks_, before = _service(request).webhooks.page(cursors.decode("webhooks", cursor), limit)
     following = None if before is None else cursors.encode("webhooks", before)
-    return {"webhooks": [_webhook(webhook) for webhook in found], "next": following}
+    return {"webhooks": [_webhook(webhook) for webhook in webhooks_], "next": following}
 
 
 @router.get("/{id}", response_model=Webhook, responses=documented(404, 422))
@@ -176,11 +179,13 @@ def list_deliveries(
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """What was sent and what is to be sent, newest event first, with every attempt."""
-    of = f"deliveries:{webhook}"
-    wanted = None if state is None else Progress(state)
-    found, before = _service(request).webhooks.deliveries(webhook, wanted, cursors.decode(of, cursor), limit)
-    following = None if before is None else cursors.encode(of, before)
-    return {"deliveries": [_delivery(each) for each in found], "next": following}
+    subject = f"deliveries:{webhook}"
+    progress = None if state is None else Progress(state)
+    deliveries_, before = _service(request).webhooks.deliveries(
+        webhook, progress, cursors.decode(subject, cursor), limit
+    )
+    following = None if before is None else cursors.encode(subject, before)
+    return {"deliveries": [_delivery(delivery) for delivery in deliveries_], "next": following}
 
 
 @router.post("/{id}/redeliver", response_model=Redelivered, responses=documented(404, 409, 410, 413, 415, 422))
@@ -209,4 +214,4 @@ def test_webhook(webhook: WebhookId, body: models.EmptyBody, request: Request) -
 @needs(Role.READ)
 def deliveries_of_a_batch(batch: BatchId, request: Request) -> dict[str, Any]:
     """Who was told of the batch's events, and what came of it."""
-    return {"deliveries": [_delivery(each) for each in _service(request).webhooks.deliveries_of_batch(batch)]}
+    return {"deliveries": [_delivery(delivery) for delivery in _service(request).webhooks.deliveries_of_batch(batch)]}

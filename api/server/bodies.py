@@ -26,8 +26,8 @@ class Room:
     """Bytes of bodies that are being read, or wait to be handled; bounded, as a crowd of large ones could fill the
     memory. Belongs to one event loop."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.most = limit
         self.taken = 0
 
     def take(self, size: int) -> None:
@@ -63,15 +63,15 @@ async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[b
     parts: list[bytes] = []
     size = 0
     try:
-        more = True
-        while more:
+        is_incomplete = True
+        while is_incomplete:
             message = await receive()
             if message["type"] == "http.disconnect":
                 # What came is not what was meant: without this, a call that broke off before its body would be done as
                 # one that has none.
                 raise invalid([Place("body", "expected its end; the connection was closed before it")])
             part: bytes = message.get("body", b"")
-            more = message.get("more_body", False)
+            is_incomplete = message.get("more_body", False)
             if size + len(part) > LIMIT:
                 raise _too_large()
             room.take(len(part))
@@ -80,8 +80,8 @@ async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[b
         # A page of any site can have a browser send a POST without a body, and say cancel with it. To say
         # application/json the browser has to ask us first, and is refused.
         if (size or from_browser) and not is_json(content_type):
-            got = content_type.decode("latin-1") or "none"
-            raise Problem("unsupported_media_type", f"header Content-Type: expected application/json, got {got}")
+            actual = content_type.decode("latin-1") or "none"
+            raise Problem("unsupported_media_type", f"header Content-Type: expected application/json, got {actual}")
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         yield body or b"{}"
@@ -118,13 +118,13 @@ def _not_json(error: Exception) -> Problem:
 def from_base64(place: str, text: str) -> bytes:
     """Raises `Problem`, which names the place in the body."""
     try:
-        found = binascii.a2b_base64(text, strict_mode=True)
+        content = binascii.a2b_base64(text, strict_mode=True)
         # Strict as it is, it takes padding where none is due.
-        if len(text) != (len(found) + 2) // 3 * 4:
+        if len(text) != (len(content) + 2) // 3 * 4:
             raise ValueError("Excess padding")
     except ValueError as error:
         raise problems.invalid([Place(place, f"expected base64: {error}")]) from None
-    return found
+    return content
 
 
 def is_json(content_type: bytes) -> bool:

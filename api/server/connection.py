@@ -30,8 +30,8 @@ USUAL_LINES: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items()
 class WatchedProtocol(Http1Protocol):
     """See the module. The application's `state.connections` looks after it."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         application: Any = self.app
         self._watch: Connections = application.state.connections
         self.between = True
@@ -77,9 +77,9 @@ class WatchedProtocol(Http1Protocol):
         if not self.flow.write_paused:
             self._unsent = 0
             return None
-        unsent = self.transport.get_write_buffer_size()
-        if unsent != self._unsent:
-            self._unsent, self._unsent_since = unsent, self.loop.time()
+        size = self.transport.get_write_buffer_size()
+        if size != self._unsent:
+            self._unsent, self._unsent_since = size, self.loop.time()
         return self._unsent_since
 
     def end(self) -> None:
@@ -178,23 +178,23 @@ class WatchedProtocol(Http1Protocol):
         return self._headers
 
     def say_problem(self, problem: Problem, *, keep_alive: bool) -> None:
-        more = b"".join(
+        lines = b"".join(
             b"%b: %b\r\n" % (name.lower().encode(), value.encode())
             for name, value in problem.headers.items()
             if name != "Connection"
         )
         media_type = problems.MEDIA_TYPE.encode()
-        self.say(STATUS_LINE[problem.status], media_type, problem.body(), more, keep_alive=keep_alive)
+        self.say(STATUS_LINE[problem.status], media_type, problem.body(), lines, keep_alive=keep_alive)
 
-    def say(self, status: bytes, media_type: bytes, content: bytes, more: bytes = b"", *, keep_alive: bool) -> None:
-        """Write a whole answer; `status` and `more` are whole lines. Unless it is kept alive, end the connection."""
+    def say(self, status: bytes, media_type: bytes, content: bytes, lines: bytes = b"", *, keep_alive: bool) -> None:
+        """Write a whole answer; `status` and `lines` are whole lines. Unless it is kept alive, end the connection."""
         if self.transport.is_closing():
             return
         if not keep_alive:
-            more += b"connection: close\r\n"
+            lines += b"connection: close\r\n"
         self.transport.write(
             b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
-            % (status, self.default_headers(), USUAL_LINES, media_type, len(content), more, content)
+            % (status, self.default_headers(), USUAL_LINES, media_type, len(content), lines, content)
         )
         if not keep_alive:
             self.transport.close()

@@ -35,9 +35,9 @@ _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST"
 log = structlog.get_logger(__name__)
 
 
-def request_id(given: bytes | None) -> str:
+def request_id(value: bytes | None) -> str:
     """The one that the caller gave, if it can be one, else a new one."""
-    return given.decode() if given is not None and _GIVEN.fullmatch(given) else uuid.uuid4().hex
+    return value.decode() if value is not None and _GIVEN.fullmatch(value) else uuid.uuid4().hex
 
 
 def given_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -79,15 +79,15 @@ class Requests:
         name = request_id(given_id(scope["headers"]))
         method, path = scope["method"], scope["path"]
         status = 500
-        begun = time.perf_counter()
+        start = time.perf_counter()
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = message["headers"]
-                said = {name for name, _ in headers}
-                usual = [header for header in USUAL.items() if header[0] not in said]
+                names = {name for name, _ in headers}
+                usual = [header for header in USUAL.items() if header[0] not in names]
                 message["headers"] = [*headers, *usual, (WIRE_HEADER, name.encode())]
             await send(message)
 
@@ -104,7 +104,7 @@ class Requests:
                     await self.app(scope, receive, send_named)
             except Exception:  # FastAPI has answered it
                 log.exception("request_failed", method=method, path=path)
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start
             log.info("request", method=method, path=path, status=status, ms=round(seconds * 1000, 1))
         # By the route, not by the path: each path would be series of its own.
         route = getattr(scope.get("route"), "path", "none")

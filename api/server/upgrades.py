@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 class Http1Protocol(HttpToolsProtocol):
     """See the module."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.parser = _Parser(self)
         # As uvicorn has it of its own parser: the first of two requests is answered, though it closes.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -55,9 +55,9 @@ class Http1Protocol(HttpToolsProtocol):
         """Whether the body has no transfer coding but chunks. The parser reads `gzip, chunked` too, and passes on what
         is compressed as the body."""
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
-        return not codings or [each.strip() for each in b",".join(codings).lower().split(b",") if each.strip()] == [
-            b"chunked"
-        ]
+        return not codings or [
+            coding.strip() for coding in b",".join(codings).lower().split(b",") if coding.strip()
+        ] == [b"chunked"]
 
     def _head_without_offer(self) -> bytes:
         method = self.parser.get_method()

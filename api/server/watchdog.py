@@ -53,9 +53,9 @@ class Connection(Protocol):
 class Connections:
     """Belongs to one event loop, the running one."""
 
-    def __init__(self, most: int, *, head_timeout: float, request_timeout: float) -> None:
+    def __init__(self, limit: int, *, head_timeout: float, request_timeout: float) -> None:
         # With no file descriptor left nobody could be accepted, nor the database be reached.
-        self.most = max(1, min(most, open_files() - RESERVE))
+        self.most = max(1, min(limit, open_files() - RESERVE))
         self._head_timeout = head_timeout
         self._request_timeout = request_timeout
         self._all: set[Connection] = set()
@@ -95,19 +95,19 @@ class Connections:
     def look(self, now: float) -> None:
         """End those that have to leave."""
         idle = IDLE_IN_CROWD if len(self._all) >= CROWDED * self.most else SILENT
-        for each in list(self._all):
-            if each.stuck_since is not None and now - each.stuck_since > self._request_timeout:
+        for connection in list(self._all):
+            if connection.stuck_since is not None and now - connection.stuck_since > self._request_timeout:
                 REFUSED.labels("slow").inc()
-                each.abort()  # what it doesn't take would be waited for
-            elif (each.head_since is not None and now - each.head_since > self._head_timeout) or (
-                each.body_since is not None and now - each.body_since > self._request_timeout
+                connection.abort()  # what it doesn't take would be waited for
+            elif (connection.head_since is not None and now - connection.head_since > self._head_timeout) or (
+                connection.body_since is not None and now - connection.body_since > self._request_timeout
             ):
                 REFUSED.labels("slow").inc()
-                each.end()
-            elif each.idle_since is not None and now - each.idle_since > idle:
+                connection.end()
+            elif connection.idle_since is not None and now - connection.idle_since > idle:
                 if idle != SILENT:
                     REFUSED.labels("idle").inc()
-                each.end()
+                connection.end()
 
 
 def open_files() -> int:

@@ -23,8 +23,8 @@ MaskPlaces = Sequence[tuple[str, int, bytes]]
 """(place in the request, batch, bits) of each mask."""
 
 
-def _settle(ended: Sequence[Pending]) -> None:
-    for pending in ended:
+def _settle(calls: Sequence[Pending]) -> None:
+    for pending in calls:
         if pending.error is not None:
             pending.to.set_exception(pending.error)
         else:
@@ -47,10 +47,10 @@ class AckService:
         self._combiner.submit(call, _settle, future)
         return future
 
-    def submit(self, call: Call, deliver: Deliver, to: Any) -> None:
+    def submit(self, call: Call, deliver: Deliver, recipient: Any) -> None:
         """Queue the call. `deliver` is called once for all calls that ended in the same commit, in another thread; each
-        has its `to`. Raises `errors.Overloaded`."""
-        self._combiner.submit(call, deliver, to)
+        has its `recipient`. Raises `errors.Overloaded`."""
+        self._combiner.submit(call, deliver, recipient)
 
     def is_full(self) -> bool:
         """Whether `submit` would raise `errors.Overloaded` now."""
@@ -90,16 +90,16 @@ class AckService:
 
     def _commit(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]:
         if lock_waits:
-            flushed = commit.commit(self._database, units, self._bitfields, lock_waits=lock_waits - 1)
+            result = commit.commit(self._database, units, self._bitfields, lock_waits=lock_waits - 1)
         else:
-            flushed = commit.commit(self._database, units, self._bitfields, lock_waits=0, lock_wait=LOCK_WAIT)
-        if flushed.owing:
-            paid = {child: self._payer.pay(child) for child in flushed.owing}
-            for outcome in flushed.outcomes:
-                ended = outcome.completed
-                if ended is not None and (ended.newly or ended.newly_succeeded):
-                    outcome.paid = paid.get(ended.batch)
-        return flushed.outcomes
+            result = commit.commit(self._database, units, self._bitfields, lock_waits=0, lock_wait=LOCK_WAIT)
+        if result.owing:
+            payments = {child: self._payer.pay(child) for child in result.owing}
+            for outcome in result.outcomes:
+                completion = outcome.completed
+                if completion is not None and (completion.newly or completion.newly_succeeded):
+                    outcome.paid = payments.get(completion.batch)
+        return result.outcomes
 
     def _flush_payment(self, units: Sequence[Unit]) -> Flushed:
         return commit.commit(self._database, units, self._bitfields, lock_waits=0, lock_wait=parents.LOCK_WAIT)

@@ -38,7 +38,7 @@ class BatchService:
         if prefix is not None and parent is not None and self._facts.outside([parent.batch], prefix):
             raise errors.InvalidRequest("body.parent", f"there is no batch {parent.batch}")
         fingerprint = request_fingerprint("open", idempotency_key, opening.fingerprint())
-        opened = self._database.write(
+        result = self._database.write(
             batches.open_batch,
             opening,
             idempotency_key,
@@ -46,8 +46,8 @@ class BatchService:
             prefix,
             repeatable=idempotency_key is not None,
         )
-        self._acks.pay_parent(opened.batch)
-        return opened
+        self._acks.pay_parent(result.batch)
+        return result
 
     def extend(self, batch: int, count: int, idempotency_key: str | None = None) -> batches.Extended:
         """Raises `errors.BatchEnded`, `IdempotencyKeyReused`, `InvalidRequest`."""
@@ -120,12 +120,14 @@ class BatchService:
         """Raises `errors.GroupNotFound`."""
         return self._database.snapshot(lambda tx: group_counts.bits(tx, batches.get(tx, batch_id), group))
 
-    def picture(self, batch_id: int, start: int, limit: int, per: int) -> tuple[Batch, group_counts.Picture]:
-        """The batch, and the counts of `limit` cells of `per` groups, starting at group `start`."""
+    def picture(
+        self, batch_id: int, start: int, limit: int, groups_per_tile: int
+    ) -> tuple[Batch, group_counts.Picture]:
+        """The batch, and the counts of `limit` cells of `groups_per_tile` groups, starting at group `start`."""
 
         def read(tx: Connection) -> tuple[Batch, group_counts.Picture]:
             batch = batches.get(tx, batch_id)
-            return batch, group_counts.picture(tx, batch, start, limit, per)
+            return batch, group_counts.picture(tx, batch, start, limit, groups_per_tile)
 
         return self._database.snapshot(read)
 
@@ -142,16 +144,16 @@ class BatchService:
         if dry_run:
             return self._database.snapshot(repair.plan, batch)
         fingerprint = request_fingerprint("repair", idempotency_key, str(batch).encode())
-        repaired = planned = self._database.snapshot(repair.plan, batch, fingerprint)
-        if planned.faults:
+        result = plan = self._database.snapshot(repair.plan, batch, fingerprint)
+        if plan.faults:
             self._database.write(repair.prepare, batch, repeatable=True)
-            repaired = self._database.write(repair.repair, batch, fingerprint, repeatable=True)
-            log.warning("batch_repaired", batch=batch, faults=len(planned.faults), first=planned.faults[0])
-            if not repaired.faults:  # the transaction ran twice, as its first COMMIT got no answer
-                repaired = replace(repaired, before=planned.before, groups=planned.groups, faults=planned.faults)
-        self._acks.pay_parent(repaired.after)
+            result = self._database.write(repair.repair, batch, fingerprint, repeatable=True)
+            log.warning("batch_repaired", batch=batch, faults=len(plan.faults), first=plan.faults[0])
+            if not result.faults:  # the transaction ran twice, as its first COMMIT got no answer
+                result = replace(result, before=plan.before, groups=plan.groups, faults=plan.faults)
+        self._acks.pay_parent(result.after)
         after: int | None = -1
         while after is not None:
             owing, after = self._database.write(repair.owe_again, batch, after, repeatable=True)
             self._acks.pay(*owing)
-        return repaired
+        return result

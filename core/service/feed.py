@@ -34,11 +34,11 @@ class FeedService:
         types: Collection[str] = (),
         batch: int | None = None,
         prefix: str | None = None,
-        most: int | None = None,
+        size_limit: int | None = None,
     ) -> feed.EventPage:
         """See `feed.read`. Raises `errors.PositionTrimmed`; `InvalidRequest` for a position from the future."""
         return self._database.snapshot(
-            lambda tx: feed.read(tx, after, limit, types=types, batch=batch, prefix=prefix, most=most)
+            lambda tx: feed.read(tx, after, limit, types=types, batch=batch, prefix=prefix, size_limit=size_limit)
         )
 
     def head(self) -> int:

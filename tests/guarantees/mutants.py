@@ -225,7 +225,7 @@ MUTANTS = [
     Mutant(
         "an-integer-beyond-all-floats-is-stored",
         "api.routes.free_json:text",
-        "_LONG.search(found)",
+        "_LONG.search(content)",
         "False",
         _FREE_JSON + "test_what_some_parsers_refuse_is_not_stored",
     ),
@@ -1171,7 +1171,7 @@ MUTANTS = [
     Mutant(
         "a-trim-passes-a-follower-unseen",
         "api.routes.long_polls:Waiting._read_on",
-        "follower.wanted_until = gone.trimmed",
+        "follower.wanted_until = error.trimmed",
         "pass",
         _WAITING + "test_a_follower_that_sleeps_through_a_trim_is_told",
     ),
@@ -1211,14 +1211,14 @@ MUTANTS = [
     Mutant(
         "a-flush-waits-for-payments",
         "core.service.acks:AckService._commit",
-        "outcome.paid = paid.get(ended.batch)",
-        "paid[ended.batch].result()",
+        "outcome.paid = payments.get(completion.batch)",
+        "payments[completion.batch].result()",
         _LOCKED_PARENT,
     ),
     Mutant(
         "a-call-is-answered-before-its-parent-is-paid",
         "core.service.acks:AckService._commit",
-        "outcome.paid = paid.get(ended.batch)",
+        "outcome.paid = payments.get(completion.batch)",
         "pass",
         _LOCKED_PARENT,
     ),
