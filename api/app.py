@@ -111,8 +111,8 @@ def create(settings: Settings | None = None) -> AckRoutes:
                 running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))
             running.enter_context(app.state.connections.watched())
             running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))
-            # What is there now stays. To look through all of it again and again would stop everything for a tenth of a
-            # second each time.
+            # All objects that exist now stay. Without this, each full collection would scan them and stop the process
+            # for a tenth of a second.
             gc.collect()
             gc.freeze()
             yield

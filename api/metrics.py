@@ -1,4 +1,4 @@
-"""What /metrics says: the process's own measurements, those of its sibling workers, and the database's gauges."""
+"""The content of /metrics: the process's own measurements, those of its sibling workers, and the database's gauges."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class DatabaseGauges(Collector):
     def _read(self, reading: Future[Sequence[Metric]]) -> None:
         try:
             reading.set_result(self._database.snapshot(gauges.read))
-        except Exception as error:  # whoever waits is told
+        except Exception as error:  # it is reported to the waiting scrapes
             if not isinstance(error, errors.CoreError):
                 log.exception("gauges_failed")
                 error = errors.Unavailable("the gauges can't be read")

@@ -1,5 +1,5 @@
-"""What is judged by code and said in the OpenAPI document by a pattern: as near to it as one comes. None of these
-judges anything."""
+"""Patterns for the OpenAPI document. The checks themselves are code; a pattern describes each check as closely as a
+pattern can, and validates nothing."""
 
 from __future__ import annotations
 

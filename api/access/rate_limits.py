@@ -1,8 +1,8 @@
 """How much each token may do in a second: calls, and items that calls bring.
 
-A token bucket each, in the memory of this process, that holds a second's worth. What is admitted is paid for, also
-where it is more than the bucket holds: then the next call waits until the debt is worked off. So a call of 10,000 items
-is possible at 1,000 a second, every ten seconds. What is refused for its rate costs nothing.
+Each token has two token buckets in the memory of this process; a bucket holds one second's worth. An admitted call
+pays in full, even if it costs more than the bucket holds: then the next call waits until the debt is worked off. So a
+call of 10,000 items is possible at 1,000 a second, every ten seconds. A refused call costs nothing.
 """
 
 from __future__ import annotations

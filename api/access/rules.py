@@ -1,15 +1,15 @@
-"""Who may do what. Each route declares, beside its path, which roles may call it; one that declares none is refused to
+"""Permissions. Each route declares, beside its path, which roles may call it; a route without a declaration refuses
 everybody.
 
     @router.get("/{id}")
-    @needs(Role.READ, limited=True)
+    @needs(Role.READ, is_limited=True)
     def get_batch(...)
 
 A caller is a token, sent as `Authorization: Bearer`, or as the page's session (see `sessions`). A service without
-tokens takes everybody for an operator. What a caller may do is judged before anything of a body is read.
+tokens treats everybody as an operator. Permissions are checked before any part of a body is read.
 
-A token that is limited to a prefix is refused wherever a route does not say `limited=True`: a route that says so sees
-to the limit. For those of a batch `models.BatchId` does.
+A token that is limited to a prefix is refused by every route without `is_limited=True`; a route with it enforces the
+limit itself. For routes of one batch, `models.BatchId` does that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ E = TypeVar("E", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Who may call a route: everybody, or those who have one of the roles, or admin."""
+    """The callers that a route admits: everybody, or those with one of the roles, or admin."""
 
     roles: tuple[Role, ...] = ()
     limited: bool = False
@@ -50,11 +50,12 @@ class Rule:
 REFUSED: Final = Rule()
 """Of a route that declares nothing."""
 NOBODY: Final = Token("", frozenset(), b"")
-"""Who calls a route that is open to everybody: it was not asked."""
+"""The caller of a route that is open to everybody. Nothing is checked there."""
 
 
 def needs(*roles: Role, is_limited: bool = False) -> Callable[[E], E]:
-    """Declares who may call a route: whoever has one of these roles, or admin. `is_limited`: tokens with a prefix too."""
+    """Declares which callers a route admits: those with one of these roles, or admin. With `is_limited`, also tokens
+    that are limited to a prefix."""
     return lambda endpoint: _declare(endpoint, Rule(roles, is_limited))
 
 
@@ -87,7 +88,7 @@ class Access:
         self.sessions = sessions
 
     def enter(self, scope: Scope, rule: Rule) -> Token:
-        """Who calls. Raises `Problem`: `unauthorized`, `forbidden`, `rate_limited`."""
+        """The caller of a request. Raises `Problem`: `unauthorized`, `forbidden`, `rate_limited`."""
         headers = first_headers(scope)
         digest = digest_of(headers.get(b"authorization"))
         if digest is None and scope["method"] not in _SAFE:

@@ -59,7 +59,8 @@ def cookie(value: str, headers: Mapping[str, str], scheme: str) -> str:
 
 
 def is_https(headers: Mapping[str, str], scheme: str) -> bool:
-    """Whether the browser speaks HTTPS, with us or with a proxy before us. Who lies here harms his own cookie alone."""
+    """Whether the browser uses HTTPS, to this service or to a proxy before it. A client that forges these headers
+    affects only its own cookie."""
     return (
         scheme == "https"
         or headers.get("x-forwarded-proto", "").lower() == "https"

@@ -19,15 +19,14 @@ from lastbit.tokens import Role, Token
 LOOK_EVERY: Final = 1.0
 """Seconds between two looks at the file."""
 EVERYBODY: Final = Token("", frozenset({Role.ADMIN}), b"")
-"""Who calls a service that has no tokens."""
+"""The caller of a service without tokens."""
 
 log = structlog.get_logger(__name__)
 
 
 class Tokens:
-    """By their digests. Who finds one by the digest of what a caller sent learns nothing from how long it takes: the
-    caller can't choose a digest, only what it is made of. A new set takes the place of the old one at once, so calls
-    need no lock."""
+    """Tokens by their digests. The time of a lookup by digest reveals nothing, as a caller can't choose a digest, only
+    the text it is made of. A new set replaces the old one in one step, so calls need no lock."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises `errors.Misconfigured`."""

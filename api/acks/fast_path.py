@@ -1,14 +1,14 @@
 """The ack routes' short way through the server.
 
-An ack costs the service less than what an HTTP framework does around it: a task, an ASGI cycle of four messages and two
-writes for each request. So uvicorn's protocol is given a second way. A request for an ack route that is as plain as can
-be (POST, HTTP/1.1, kept alive, a JSON body of known length, nothing else under way on its connection) is parsed,
-queued and answered right here, with one write. All others, and whatever is unusual about one of these, go the ordinary
-way, where `AckRoutes` gives the same answers; so nothing of HTTP is decided twice.
+An ack costs less than the work of an HTTP framework around it: a task, an ASGI cycle of four messages and two writes
+for each request. So uvicorn's protocol gets a second path here. A plain request for an ack route (POST, HTTP/1.1, kept
+alive, a JSON body of known length, no other request in progress on its connection) is parsed, queued and answered here,
+with one write. All other requests take the ordinary path, where `AckRoutes` gives the same answers, so no rule of HTTP
+is implemented twice.
 
-It leans on what uvicorn's `HttpToolsProtocol` and its cycle call their parts. An `_Exchange` stands where the server
-looks for the cycle of the request under way, so that pipelined requests wait for it, a lost connection is seen, and a
-stop waits for its answer.
+This module depends on names in uvicorn's `HttpToolsProtocol` and its cycle. An `_Exchange` takes the place of the cycle
+of the current request, so that pipelined requests wait for it, a lost connection is noticed, and a shutdown waits for
+its answer.
 """
 
 from __future__ import annotations
@@ -126,23 +126,23 @@ _NOBODY_WAITS: Final = _Event()
 
 
 class _Head(NamedTuple):
-    """What a request's first bytes, up to the empty line, have been found to say."""
+    """The parsed meaning of a request's head, the bytes up to the empty line."""
 
     verb: Verb
     length: int
     """Of the body, in bytes."""
     digest: bytes
-    """Of the token in it. Who that is, and whether he may still ack, is looked up for each request."""
+    """Of the token in it. The token's permissions are looked up for each request."""
 
 
 _heads: Final[dict[bytes, _Head]] = {}
-"""Of plain requests without an Idempotency-Key or an id. A client's requests differ in their bodies, and what the
-parser makes of the same bytes is the same; so it need not be asked again."""
+"""Heads of plain requests without an Idempotency-Key or an id. A client's requests differ only in their bodies, and the
+same head always parses to the same result, so it is parsed once."""
 _MOST_HEADS: Final = 4096
 
 
 def _busy() -> bytes:
-    """The whole answer to who is sent away, but for the server's headers and its id."""
+    """The whole answer to a refused request, except the server's headers and the request's id."""
     problem = problems.from_core(errors.Overloaded(TOO_MANY))
     content = problem.body()
     headers = {"content-type": problems.MEDIA_TYPE, "content-length": len(content), **problem.headers}
@@ -170,7 +170,7 @@ class AckProtocol(WatchedProtocol):
             self._give_room(cycle)
 
     def data_received(self, data: bytes) -> None:
-        # Who doesn't take answers is not given more of them: the ordinary way waits.
+        # A client that doesn't read its answers gets no more of them: the ordinary path waits.
         if not self.between or not self.at_rest or self.flow.write_paused:
             super().data_received(data)
             return

@@ -83,9 +83,9 @@ class Turns:
         return True
 
     def is_of_large_calls(self) -> bool:
-        """Whether answers that are there should be given in the middle of this turn. Who is answered comes again, and
-        where a thousand callers are ready libuv hears those who came meanwhile too: with small calls, which a crowd of
-        any size has parsed soon, it would go on and on."""
+        """Whether finished answers should be written during this event-loop iteration. An answered client sends its
+        next request at once, and while a thousand sockets are ready libuv also reads those that became ready
+        meanwhile. With small calls, which are parsed quickly, the iteration would not end."""
         return self._spent > self._calls * LARGE
 
     def _is_too_long(self) -> bool:

@@ -1,11 +1,11 @@
-"""Who is sent away under overload is told so a moment later.
+"""Clients refused under overload get their 503 after a short delay.
 
-Told at once, a crowd comes again at once, whatever `Retry-After` says, and each time it is read and refused. That costs
-what commits need: the event loop and the combiner's thread share one interpreter. And it keeps others waiting: a socket
-is read when those before it were, so with two thousand of them that always have something to say everybody waits for
-two thousand refusals; libuv goes on reading within one turn of the loop for as long as a thousand sockets are ready, up
-to 49,152 times, and nothing else is done meanwhile. Who waits for his refusal says nothing. To wait a moment takes
-nothing from him, as he is to come back in a second.
+Without the delay, a refused client retries at once, whatever `Retry-After` says, and each retry is read and refused
+again. That takes time from commits, as the event loop and the combiner's thread share the GIL. It also delays other
+clients: sockets are read in order, so with two thousand busy sockets each client waits for two thousand refusals. libuv
+continues to read within one event-loop iteration while a thousand sockets are ready, up to 49,152 times, and nothing
+else runs meanwhile. A client that waits for its refusal sends nothing. The delay costs it nothing, as it should retry
+only after a second.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from collections.abc import Callable
 from typing import Final
 
 SECONDS: Final = 0.2
-"""So two thousand come ten thousand times a second at the most, which one worker can read and commit beside it."""
+"""With this delay, two thousand clients send at most ten thousand requests a second. One worker can read that many and
+still commit."""
 TOGETHER: Final = 0.01
-"""Seconds within which some are told together: a timer for each would cost more than to tell him."""
+"""Seconds within which refusals are sent together. A timer for each would cost more than the refusal."""
 
 
 class Pause:
-    """Of one event loop, whose thread alone calls this."""
+    """The delayed refusals of one event loop. Only that loop's thread may call the methods."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[tuple[float, Callable[[], object]]] = deque()
-        """(time at which he is told, how) of each, the next one first."""
+        """(loop time when it is due, callback) of each refusal, the next one first."""
         self._set = False
-        """The timer."""
+        """Whether the timer is set."""
 
     def before(self, tell: Callable[[], object]) -> None:
-        """Call `tell` when the pause is over."""
+        """Call `tell` after the delay."""
         self._waiting.append((self._loop.time() + SECONDS, tell))
         self._wait(SECONDS)
 
@@ -42,7 +43,7 @@ class Pause:
             self._loop.call_later(seconds, self._tell)
 
     def _tell(self) -> None:
-        # Who is told may have sent the next request already, which comes to `before` in here.
+        # A refused client may have sent its next request already; that calls `before` during this loop.
         due = self._loop.time()
         try:
             while self._waiting and self._waiting[0][0] <= due:

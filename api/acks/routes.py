@@ -127,7 +127,7 @@ _DECODERS: Final[dict[Verb, msgspec.json.Decoder[Any]]] = {
 }
 _encoder = msgspec.json.Encoder()
 _PLAIN: Final = b'{"applied":%d,"repeated":%d,"completed":[],"rejected":[]}'
-"""What the encoder would make of nearly every answer."""
+"""The encoded form of nearly every answer."""
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
@@ -300,9 +300,9 @@ def _ids(texts: Sequence[str]) -> list[tuple[int, int, int]]:
 
 
 def refusal(verb: Verb, error: Exception, own_id: bytes | None) -> Problem:
-    """The answer to a call that went wrong, under its id: the caller's, if it `own_id` one. It is counted, and logged
-    where it is not the caller's doing; the ack routes log nothing else. Who is refused because too much comes isn't
-    logged: there are thousands of them a second, and the combiner says once that it began."""
+    """The answer to a failed call, under its request id: the caller's `own_id` if there is one. It is counted, and
+    logged if the caller did not cause it; the ack routes log nothing else. Refusals under overload aren't logged: there
+    are thousands a second, and the combiner logs once when they begin."""
     name = request_id(own_id)
     if isinstance(error, Problem):
         problem = error

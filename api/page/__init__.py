@@ -44,7 +44,7 @@ class File:
 
 
 def read_files() -> dict[str, File]:
-    """What the page consists of, by name."""
+    """The page's files, by name."""
     files = {}
     for path in sorted(FOLDER.iterdir()):
         if path.suffix in TYPES:
@@ -66,7 +66,7 @@ def routes() -> APIRouter:
     @router.get("/docs")
     @open_to_all
     async def docs(request: Request) -> Response:
-        """The API's pages. What they show is no secret, and what they call asks for a token itself."""
+        """The API's pages. They show nothing secret, and the routes that they call ask for a token themselves."""
         return _answer(request, files["docs.html"], DOCS_POLICY)
 
     @router.get("/page/{name}")

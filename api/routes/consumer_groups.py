@@ -264,7 +264,7 @@ def list_groups(
 @router.get("/{group}", response_model=GroupDetails, responses=documented(404, 422))
 @needs(*ANY)
 def get_group(group: AnyGroup, request: Request) -> dict[str, Any]:
-    """Who is in the group, who owns which partition since when, and how far each was read."""
+    """The consumer group's workers, the owner of each partition since when, and the position of each."""
     details = _service(request).consumer_groups.get(group)
     return {
         **_group(details.group),

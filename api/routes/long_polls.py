@@ -1,13 +1,14 @@
-"""Long polls and event streams: many wait, the database is asked once.
+"""Long polls and event streams: one query of the database serves all waiting requests.
 
-All who wait, for the end of a batch or for events, are woken from one reading of the feed. What is committed in this
-process is read at once; for the commits of other processes there is one shared poll of the feed's last position,
-whatever the number of waiters, and only while somebody waits.
+All waiting requests, for the end of a batch or for events, are woken by one reader of the feed. Commits of this process
+are read at once. Commits of other processes are found by one shared poll of the feed's last position, which runs only
+while a request waits.
 
-Acks and all other requests share the event loop with the followers. Five hundred of them that each read each event of
-a thousand a second would leave no time for anything else. So they are woken some at a time with pauses between, and
-the feed is read on when all are awake: what was appended meanwhile is one page for them. Those that ask for the same
-events above the same position share the page and its text, and a follower that wants none of a page sleeps on.
+Acks and all other requests share the event loop with the followers. Five hundred followers that each read every one of
+a thousand events a second would leave no time for anything else. So followers are woken in groups with pauses between,
+and the feed is read again when all are awake: everything appended meanwhile is one page for them. Followers that ask
+for the same events above the same position share the page and its text. A follower that wants no event of a page is not
+woken.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class SharedPage(feed.EventPage):
 
 
 def text_of(page: feed.EventPage, encode: Callable[[feed.EventPage], bytes]) -> bytes:
-    """What `encode` makes of the page, made once for all who were given it."""
+    """`encode(page)`, computed once for all followers that share the page."""
     if not isinstance(page, SharedPage):
         return encode(page)
     text = page.texts.get(encode)
@@ -97,7 +98,7 @@ def text_of(page: feed.EventPage, encode: Callable[[feed.EventPage], bytes]) -> 
 
 
 class Waiting:
-    """Who waits for what. Belongs to one event loop, the running one."""
+    """The waiting requests of one event loop, the running one."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -174,7 +175,7 @@ class Waiting:
         return models.Batch.model_validate(models.shown(state)).model_dump_json().encode()
 
     async def read(self, follower: Follower, after: int, limit: int, size_limit: int | None = None) -> feed.EventPage:
-        """What there is for a follower: from what is at hand, if that goes back so far, else from the database.
+        """The next events for a follower: from memory if it reaches back that far, otherwise from the database.
 
         Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future.
         """
@@ -235,9 +236,9 @@ class Waiting:
         self._forget()
         try:
             self._position = await run_in_threadpool(self._service.feed.head)
-        except Exception as error:  # noqa: BLE001  # it is theirs who asked
+        except Exception as error:  # noqa: BLE001  # it is raised in the waiting requests
             started.set_exception(error)
-            started.exception()  # whoever asked may be gone
+            started.exception()  # the waiting requests may be gone; asyncio would log it
             return
         for follower in self._followers:
             follower.wanted_until = self._position
@@ -259,7 +260,7 @@ class Waiting:
             try:
                 page = await run_in_threadpool(self._service.feed.read, self._position, READ)
             except errors.PositionTrimmed as error:
-                # We were away for long: everybody looks for himself.
+                # This reader was away too long: each follower reads for itself.
                 self._forget()
                 self._position = error.trimmed
                 for follower in self._followers:

@@ -56,7 +56,7 @@ class TallySource(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TallyEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """What one message adds to one key."""
+    """The amount that one message adds to one key."""
 
     key: Text
     delta: Annotated[int, msgspec.Meta(gt=-INTEGER_LIMIT, lt=INTEGER_LIMIT)]

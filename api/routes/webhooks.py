@@ -149,9 +149,9 @@ def create_webhook(body: NewWebhook, request: Request, response: Response) -> di
 @needs(Role.ADMIN)
 def list_webhooks(request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
     """The webhooks, newest first."""
-    webhooks_, before = _service(request).webhooks.page(cursors.decode("webhooks", cursor), limit)
+    page, before = _service(request).webhooks.page(cursors.decode("webhooks", cursor), limit)
     following = None if before is None else cursors.encode("webhooks", before)
-    return {"webhooks": [_webhook(webhook) for webhook in webhooks_], "next": following}
+    return {"webhooks": [_webhook(webhook) for webhook in page], "next": following}
 
 
 @router.get("/{id}", response_model=Webhook, responses=documented(404, 422))
@@ -178,14 +178,12 @@ def list_deliveries(
     limit: Limit = 100,
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
-    """What was sent and what is to be sent, newest event first, with every attempt."""
+    """Deliveries sent and due, newest event first, with every attempt."""
     subject = f"deliveries:{webhook}"
     progress = None if state is None else Progress(state)
-    deliveries_, before = _service(request).webhooks.deliveries(
-        webhook, progress, cursors.decode(subject, cursor), limit
-    )
+    page, before = _service(request).webhooks.deliveries(webhook, progress, cursors.decode(subject, cursor), limit)
     following = None if before is None else cursors.encode(subject, before)
-    return {"deliveries": [_delivery(delivery) for delivery in deliveries_], "next": following}
+    return {"deliveries": [_delivery(delivery) for delivery in page], "next": following}
 
 
 @router.post("/{id}/redeliver", response_model=Redelivered, responses=documented(404, 409, 410, 413, 415, 422))
@@ -213,5 +211,5 @@ def test_webhook(webhook: WebhookId, body: models.EmptyBody, request: Request) -
 @of_batches.get("/{id}/deliveries", response_model=BatchDeliveries, responses=documented(404, 422))
 @needs(Role.READ)
 def deliveries_of_a_batch(batch: BatchId, request: Request) -> dict[str, Any]:
-    """Who was told of the batch's events, and what came of it."""
+    """The deliveries of the batch's events to all webhooks, with their results."""
     return {"deliveries": [_delivery(delivery) for delivery in _service(request).webhooks.deliveries_of_batch(batch)]}

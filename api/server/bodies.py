@@ -67,8 +67,8 @@ async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[b
         while is_incomplete:
             message = await receive()
             if message["type"] == "http.disconnect":
-                # What came is not what was meant: without this, a call that broke off before its body would be done as
-                # one that has none.
+                # The body is incomplete. Without this, a call that broke off before its body would be carried out as a
+                # call without one.
                 raise invalid([Place("body", "expected its end; the connection was closed before it")])
             part: bytes = message.get("body", b"")
             is_incomplete = message.get("more_body", False)

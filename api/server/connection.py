@@ -1,7 +1,7 @@
-"""A connection of which is known where it stands: what it is in the middle of, since when, and what it still owes.
+"""A connection that knows its state: the request it is receiving, since when, and the answers that are due.
 
-By that it is bounded. It says of itself what `Connections` looks at, reads no more of a request than one may be long,
-and says nothing that could be taken for the answer to another request.
+`Connections` uses that state to enforce time limits. The connection itself limits the length of a request, and never
+writes a response that could be attributed to another request.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WatchedProtocol(Http1Protocol):
         self._headers_of: object = None
         self._headers = b""
 
-    # What the watch looks at.
+    # State for the watchdog.
 
     @property
     def at_rest(self) -> bool:
@@ -88,7 +88,7 @@ class WatchedProtocol(Http1Protocol):
     def abort(self) -> None:
         self.transport.abort()
 
-    # What the server tells of the connection.
+    # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -118,7 +118,7 @@ class WatchedProtocol(Http1Protocol):
             REFUSED.labels("large").inc()
             self._turn_away(Problem("too_large", f"head: expected at most {HEAD:,} bytes"))
 
-    # What the parser tells of a request.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         self.between = self._head_ended = False
@@ -144,7 +144,7 @@ class WatchedProtocol(Http1Protocol):
         self.last = self.loop.time()
         super().on_response_complete()
 
-    # What is said without a request, or of one that can't be read.
+    # Responses outside of a request, or to one that can't be parsed.
 
     def _turn_away(self, problem: Problem) -> None:
         """Say so, and end the connection, whatever it is about to say."""
@@ -162,9 +162,9 @@ class WatchedProtocol(Http1Protocol):
 
     @property
     def _is_their_turn(self) -> bool:
-        """What is said now is heard as the answer to what is coming in: there is none yet, and none to a request before
-        it is due. That one's caller would take a refusal for his, though what he asked for may be done. No answer is no
-        lie."""
+        """Whether a response written now would be attributed to the incoming request: it has none yet, and no earlier
+        request waits for one. The sender of an earlier request would take a refusal for the answer to it, though that
+        request may succeed. No answer is better than a wrong one."""
         if self.between or not self._head_ended:
             return self.at_rest
         return not self.pipeline and not self.cycle.response_started

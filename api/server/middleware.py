@@ -21,7 +21,7 @@ HEADER: Final = "X-Request-Id"
 WIRE_HEADER: Final = HEADER.lower().encode()
 """As servers hand it on."""
 USUAL: Final = {
-    # What comes from the API is for programs: no browser is to guess what it is, run it, frame it, embed or keep it.
+    # Responses of the API are for programs: a browser must not guess their type, run, frame, embed or store them.
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
     b"cross-origin-resource-policy": b"same-origin",
     b"referrer-policy": b"no-referrer",

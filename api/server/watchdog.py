@@ -1,8 +1,8 @@
-"""Who is connected: how many, how long they take, and who has to leave so that the others are served.
+"""Limits on connections: their number, and how long each may take, so that the others are served.
 
-A connection costs memory and a file descriptor whether it says anything or not. So their number is bounded, and a look
-at all of them each second ends those that say nothing for long (sooner where it is crowded), whose requests dribble in,
-or who don't take their answers. One look at five thousand connections is cheaper than a timer for each request.
+A connection costs memory and a file descriptor even when it is silent. So their number is bounded, and a check each
+second closes connections that are silent for long (earlier when there are many), that send a request too slowly, or
+that don't read their answers. One check of five thousand connections is cheaper than a timer for each request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESERVE: Final = 256
 
 
 class Connection(Protocol):
-    """What the watch looks at. Times are the loop's; None: it isn't so."""
+    """State for the watchdog. Times are the loop's; None: it isn't so."""
 
     @property
     def idle_since(self) -> float | None: ...
@@ -98,7 +98,7 @@ class Connections:
         for connection in list(self._all):
             if connection.stuck_since is not None and now - connection.stuck_since > self._request_timeout:
                 REFUSED.labels("slow").inc()
-                connection.abort()  # what it doesn't take would be waited for
+                connection.abort()  # `close` would wait until the client reads the rest
             elif (connection.head_since is not None and now - connection.head_since > self._head_timeout) or (
                 connection.body_since is not None and now - connection.body_since > self._request_timeout
             ):

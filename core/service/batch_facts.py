@@ -1,4 +1,4 @@
-"""What never changes of a batch: its group size and its key."""
+"""The facts of a batch that never change: its group size and its key."""
 
 from __future__ import annotations
 
