@@ -25,8 +25,8 @@ HALVES = 64
 
 @dataclass(frozen=True)
 class Bulk:
-    """What is sent in a round, before it is encoded: a body for each call, how many items they name, and how many the
-    batch must have."""
+    """The requests of a round before they are encoded: a body for each call, the number of items they name, and the
+    number the batch must have."""
 
     items: int
     issued: int

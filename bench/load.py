@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Load:
-    """What a load came to: requests a second, and latencies in seconds."""
+    """The result of a load: requests a second, and latencies in seconds."""
 
     rate: float
     p50: float

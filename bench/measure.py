@@ -1,4 +1,4 @@
-"""What the questions share: how large they are asked, servers, single calls, medians, tables. The load is in `load`."""
+"""Shared by all benchmarks: scales, servers, single calls, medians, tables. The load is in `load`."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def threads(lanes: int, wait: float) -> Callable[[Stream], None]:
     def run(stream: Stream) -> None:
         def handle(record: int) -> None:
             if wait:
-                time.sleep(wait)  # what is measured: a handler that waits, as for a call
+                time.sleep(wait)  # this is measured: a handler that waits, as for a call
             stream.handle(record)
 
         run_ordered(stream.records(), handle, key=same, lanes=lanes, commit=stream.commit, every=EVERY)
@@ -85,7 +85,7 @@ def tasks(lanes: int, wait: float) -> Callable[[Stream], None]:
     def run(stream: Stream) -> None:
         async def handle(record: int) -> None:
             if wait:
-                await asyncio.sleep(wait)  # what is measured, as above
+                await asyncio.sleep(wait)  # this is measured, as above
             stream.handle(record)
 
         asyncio.run(

@@ -37,7 +37,7 @@ TIMES = 10
 
 
 class Kind(NamedTuple):
-    """What is called."""
+    """The request of each call."""
 
     name: str
     ids: int

@@ -223,7 +223,7 @@ class Cases:
             f"SELECT * FROM batches WHERE id IN ({by_row})",
         ):
             together(12, lambda n: Caller(self.port).ok("POST", "/v1/acks", {"items": [item_id(children[n], 0)]}))
-            time.sleep(self.shape.seconds / 2)  # what is measured: acks beside the locked rows
+            time.sleep(self.shape.seconds / 2)  # this is measured: acks beside the locked rows
 
     def readers(self) -> None:
         """Sixty connections poll the status of batches, their pending ranges and the list."""
@@ -302,7 +302,7 @@ def run(scale: Scale) -> None:
         cases = Cases(service.port, database, shape)
         count = f"{shape.items:,} items"
         works: list[tuple[str, Callable[[], object]]] = [
-            ("nothing else", lambda: time.sleep(shape.seconds)),  # what is measured: acks beside nothing
+            ("nothing else", lambda: time.sleep(shape.seconds)),  # this is measured: acks beside nothing
             (f"{count} fail with a reason, 10,000 ids a call", cases.fail_by_ids),
             (f"{count} fail with a reason, one call of masks", cases.fail_by_masks),
             (f"these {count} are redriven by one call", cases.redrive),

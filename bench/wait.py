@@ -40,7 +40,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 
 
 class Heard:
-    """What a database server has heard so far, over all sessions."""
+    """The statements that a database server has received so far, over all sessions."""
 
     def __init__(self, server: MariaDB) -> None:
         self._connection = server.connect()
@@ -59,7 +59,7 @@ class Heard:
     def rates(self, seconds: float) -> tuple[float, float]:
         """Statements and selects a second from now on."""
         start, before = time.perf_counter(), self.so_far()
-        time.sleep(seconds)  # what is measured: what is asked in that time
+        time.sleep(seconds)  # this is measured: the statements in that time
         after = self.so_far()
         seconds = time.perf_counter() - start
         return (after[0] - before[0] - 1) / seconds, (after[1] - before[1]) / seconds

@@ -1,4 +1,4 @@
-"""What the peers that are measured without HTTP have in common: each has one sealed batch, and its writers ack parts of
+"""The common part of the peers that are measured without HTTP: each has one sealed batch, and its writers ack parts of
 it, in a call for each part."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Redis: a bitmap for a batch, SETBIT for an item, BITCOUNT to see whether it was the last.
 
 Users send both in a MULTI through their client library: SETBIT answers the bit that was there, BITCOUNT how many are
-set, and exactly one call turns a 0 into a 1 and finds the count full. What a 2xx of Lastbit promises, Redis promises
-only with `appendfsync always`; its default on Debian, and with `everysec`, loses what it answered last.
+set, and exactly one call turns a 0 into a 1 and finds the count full. Redis promises as much as a 2xx of Lastbit only
+with `appendfsync always`; its default on Debian, and with `everysec`, loses its last answers.
 
 Single acks are driven over plain sockets, as Lastbit's are, so that the client library isn't what is measured. Many ids
 a call go through redis-py, as its users send them.

@@ -2,10 +2,11 @@
 
 Users insert a row for each item when they fan out, and mark it done when it is. Two things make it exact, and are here:
 the UPDATE names only rows that are not done, so that a redelivery changes nothing, and a counter in the batch's row
-moves, in the same transaction, by the number of rows that really changed. Who sees it reach zero is the last.
+moves, in the same transaction, by the number of rows that really changed. The writer that sees it reach zero is the
+last.
 
-The index on (batch, done) finds what is still pending; each ack has to move an entry of it. Who never asks can do
-without, so both are measured.
+The index on (batch, done) finds what is still pending; each ack has to move an entry of it. A user who never
+asks can do without it, so both are measured.
 """
 
 from __future__ import annotations

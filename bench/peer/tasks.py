@@ -70,7 +70,7 @@ app.steps["worker"].add(Gather)
 
 @worker_shutdown.connect
 def close_acker(**_: object) -> None:
-    """What has ended is acked. Messages that can't be removed any more come back, as repeats."""
+    """Ended tasks are acked. Messages that can't be removed any more come back, as repeats."""
     give()
     if acker.cache_info().currsize:
         acker().close()

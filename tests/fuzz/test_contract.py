@@ -104,7 +104,7 @@ EXCUSED: Final = {
 
 @schemathesis.check
 def valid_data_is_taken(ctx: Any, response: Any, case: Any) -> None:
-    """What the document takes is refused for a known reason only."""
+    """A request that the document allows is refused for a known reason only."""
     try:
         positive_data_acceptance(ctx, response, case)
     except Failure:
@@ -202,7 +202,7 @@ SNAPSHOT: Final = base64.b64encode(Snapshot().encode()).decode()
 
 
 QUIET: Final = {
-    # What is sent goes to a port of this machine where nobody listens (`_aim`).
+    # Requests go to a port of this machine where nobody listens (`_aim`).
     "LASTBIT_DISPATCHER_EVERY": "0",
     "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true",
 }

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz-wire"), pytest.mar
 
 
 class Seen(list[tuple[str, bytes]]):
-    """What requests came through: path or verb, and body."""
+    """The requests that came through: path or verb, and body."""
 
 
 class Done:
@@ -147,7 +147,8 @@ def fitting(before: bytes, line: bytes) -> bytes:
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """What a client sends: requests one after the other, cut anywhere, sometimes with a byte of it changed."""
+    """The bytes that a client sends: requests one after the other, cut anywhere, sometimes with a byte of it
+    changed."""
     parts = draw(st.lists(st.one_of(requests(), st.just(PLAIN), st.just(MALFORMED)), min_size=1, max_size=4))
     if draw(st.booleans()):
         parts.append(fitting(b"".join(parts), draw(st.sampled_from(LINES))))

@@ -1,4 +1,4 @@
-"""Who may do what: each role at each route, what a limited token sees, tokens that come and go, sessions, headers."""
+"""Permissions: each role at each route, what a limited token sees, tokens that come and go, sessions, headers."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ KNOWN = [
 ]
 
 
-def lines(known: list[Token]) -> str:
-    return "\n".join(token.line() for token in known)
+def lines(tokens: list[Token]) -> str:
+    return "\n".join(token.line() for token in tokens)
 
 
 def bearer(name: str) -> dict[str, str]:
@@ -134,18 +134,18 @@ def test_each_role_is_let_in_where_the_route_says_so_and_nowhere_else(service: S
 def test_the_table_of_roles_is_what_the_routes_declare() -> None:
     """docs/access.md has each route, once, with its roles and whether limited tokens may call it."""
     rows = re.findall(r"^\| `([A-Z]+ /[^`]*)` \| ([^|]*) \| ([^|]*) \|", (ROOT / "docs/access.md").read_text(), re.M)
-    told = {route: (", ".join(rule.roles), "yes" if rule.limited else "no") for route, rule in ASKED}
-    assert {route: (roles, limited) for route, roles, limited in rows} == told
+    replies = {route: (", ".join(rule.roles), "yes" if rule.limited else "no") for route, rule in ASKED}
+    assert {route: (roles, is_limited) for route, roles, is_limited in rows} == replies
 
 
 def test_a_route_that_says_nothing_is_refused_to_everybody() -> None:
     """Of the usual class or not, and where no token is asked for."""
     app = create(Settings())
     router = APIRouter(route_class=GuardedRoute)
-    called = []
-    router.add_api_route("/usual", lambda: called.append("usual"), methods=["POST"])
+    calls = []
+    router.add_api_route("/usual", lambda: calls.append("usual"), methods=["POST"])
     app.fastapi.include_router(router)
-    app.fastapi.add_api_route("/other", lambda: called.append("other"), methods=["POST"])
+    app.fastapi.add_api_route("/other", lambda: calls.append("other"), methods=["POST"])
 
     async def answers() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app)
@@ -153,9 +153,9 @@ def test_a_route_that_says_nothing_is_refused_to_everybody() -> None:
             return [await client.post("/usual"), await client.post("/other")]
 
     assert [problem(answer) for answer in asyncio.run(answers())] == [(403, "forbidden")] * 2
-    assert not called
-    undeclared = {path for _, path, rule in rules(app.fastapi) if rule == REFUSED}
-    assert undeclared == {"/usual", "/other"}
+    assert not calls
+    undeclared_paths = {path for _, path, rule in rules(app.fastapi) if rule == REFUSED}
+    assert undeclared_paths == {"/usual", "/other"}
 
 
 def test_a_service_without_tokens_asks_for_none(service_url: str) -> None:
@@ -171,8 +171,8 @@ def test_what_is_no_token_is_refused(service: Service, path: str, value: str) ->
     """401, whatever stands in the header; so is a digest of a token that is known."""
     digest = tokens.digest(SECRETS["admin"].encode()).hex()
     with service.client() as client:
-        for each in (value, f"Bearer {digest}", f"Bearer sha256:{digest}"):
-            answer = client.post(path, json={"items": []}, headers={"Authorization": each})
+        for entry in (value, f"Bearer {digest}", f"Bearer sha256:{digest}"):
+            answer = client.post(path, json={"items": []}, headers={"Authorization": entry})
             assert problem(answer) == (401, "unauthorized")
 
 
@@ -185,7 +185,7 @@ def test_the_schemes_name_is_written_in_any_way(service: Service) -> None:
 
 
 def test_a_stranger_is_refused_before_his_body_is_read(service: Service) -> None:
-    """He has sent nothing of it yet, and has his answer."""
+    """The client has sent nothing of the body yet, and has its answer."""
     for path in ("/v1/acks", "/v1/batches", "/v1/events"):
         wire = Wire(int(service.url.rpartition(":")[2]))
         wire.send(f"POST {path} HTTP/1.1\r\nHost: lastbit\r\n{JSON}Content-Length: 1000\r\n\r\n".encode())
@@ -216,9 +216,9 @@ def test_a_limited_token_opens_and_touches_its_own_batches(each_service: Service
         answer = client.post("/v1/acks", json={"items": [f"{batch}:0:0"]}).json()
         assert (answer["applied"], answer["rejected"]) == (1, [])
         mask = {"groups": [{"batch": batch, "group": 0, "bits": "CA=="}]}
-        for repeated in (0, 1):
+        for attempt in (0, 1):
             answer = client.post("/v1/failures", json=mask).json()
-            assert (answer["repeated"], answer["rejected"]) == (repeated, [])
+            assert (answer["repeated"], answer["rejected"]) == (attempt, [])
         assert client.post("/v1/acks", json={"items": [f"{child}:0:0"]}).json()["completed"][0]["key"] == "shop-1-child"
         for path in ("", "/pending", "/failed", "/groups", "/groups/0", "/verify", "/watermark", "/explain"):
             assert client.get(f"/v1/batches/{batch}{path}").status_code == 200, path
@@ -257,12 +257,12 @@ def test_the_batch_of_another_is_one_that_is_not_there(
     """Word for word, at each route of a batch, and nothing has happened to it."""
     with each_service.client(name) as client, each_service.client("admin") as admin:
         before = [admin.get(f"/v1/batches/{batch}").json() for batch in others]
-        said = set()
+        output = set()
         for batch in (10**9, *others):
             answer = ask(client, route, id=batch)
             assert answer.status_code in (403, 404)
-            said.add(re.sub(rf"\b{batch}\b", "N", answer.text))
-        assert len(said) == 1, said
+            output.add(re.sub(rf"\b{batch}\b", "N", answer.text))
+        assert len(output) == 1, output
         assert [admin.get(f"/v1/batches/{batch}").json() for batch in others] == before
 
 
@@ -285,53 +285,53 @@ def test_an_ack_of_anothers_item_is_rejected_as_unknown(each_service: Service, o
     """As one of a batch that was never opened, by id and by mask; the call's own items count; the other's are as they
     were. Nor is a mask measured by the other's group size."""
     with each_service.client("shop") as client, each_service.client("admin") as admin:
-        own = opened(client, key="shop-acks", items=10, group_size=64)
-        unknown = 10**9
+        own_batch = opened(client, key="shop-acks", items=10, group_size=64)
+        missing = 10**9
         for attempt in range(2):
-            foreign = [*others, unknown]
+            foreign = [*others, missing]
             answer = client.post(
                 path,
                 json={
-                    "items": [f"{own}:0:0", *(f"{batch}:0:0" for batch in foreign)],
+                    "items": [f"{own_batch}:0:0", *(f"{batch}:0:0" for batch in foreign)],
                     "groups": [
-                        {"batch": own, "group": 0, "bits": "Ag=="},
+                        {"batch": own_batch, "group": 0, "bits": "Ag=="},
                         # 16 bytes: more than 64 items have, and a group of theirs has 64.
                         *({"batch": batch, "group": 0, "bits": "AgAAAAAAAAAAAAAAAAAAAA=="} for batch in foreign),
                     ],
                 },
             )
             assert answer.status_code == 200, answer.text
-            told = answer.json()
-            assert (told["applied"], told["repeated"]) == ((2, 0) if attempt == 0 else (0, 2))
-            assert {each["reason"] for each in told["rejected"]} == {"unknown_batch"}
-            assert {each["item"] for each in told["rejected"] if "item" in each} == {f"{b}:0:0" for b in foreign}
-            assert {each["group"] for each in told["rejected"] if "group" in each} == {f"{b}:0" for b in foreign}
+            replies = answer.json()
+            assert (replies["applied"], replies["repeated"]) == ((2, 0) if attempt == 0 else (0, 2))
+            assert {entry["reason"] for entry in replies["rejected"]} == {"unknown_batch"}
+            assert {entry["item"] for entry in replies["rejected"] if "item" in entry} == {f"{b}:0:0" for b in foreign}
+            assert {entry["group"] for entry in replies["rejected"] if "group" in entry} == {f"{b}:0" for b in foreign}
         assert client.post(path, json={"items": [f"{others[0]}:0:0"]}).json()["rejected"] == [
             {"reason": "unknown_batch", "item": f"{others[0]}:0:0"}
         ]
         assert [admin.get(f"/v1/batches/{batch}").json()["pending"] for batch in others] == [10] * len(others)
         # Those who may, can.
-        assert admin.post(path, json={"items": [f"{own}:0:5", f"{own}:0:6"]}).json()["applied"] == 2
+        assert admin.post(path, json={"items": [f"{own_batch}:0:5", f"{own_batch}:0:6"]}).json()["applied"] == 2
 
 
 def test_a_limited_list_has_its_own_batches_alone(each_service: Service, others: list[int]) -> None:
     """By page, by state, by label; a filter by another's key finds nothing."""
     with each_service.client("shop") as client:
-        own = [
+        own_batch = [
             opened(client, key=key, labels={"team": "other"})
             for key in ("shop-", "shop-ü", "shop-~", "shop-\U0010ffff")
         ]
-        found, cursor = [], None
+        result, cursor = [], None
         while True:
             page = client.get("/v1/batches", params={"limit": 2, **({"cursor": cursor} if cursor else {})}).json()
-            found += page["batches"]
+            result += page["batches"]
             cursor = page["next"]
             if cursor is None:
                 break
-        assert {batch["id"] for batch in found} >= set(own)
-        assert all(batch["key"].startswith("shop-") for batch in found)
-        labelled = client.get("/v1/batches", params={"label": "team:other", "state": "open"}).json()["batches"]
-        assert {batch["id"] for batch in labelled} == set(own)
+        assert {batch["id"] for batch in result} >= set(own_batch)
+        assert all(batch["key"].startswith("shop-") for batch in result)
+        labelled_batches = client.get("/v1/batches", params={"label": "team:other", "state": "open"}).json()["batches"]
+        assert {batch["id"] for batch in labelled_batches} == set(own_batch)
         assert client.get("/v1/batches", params={"key": "shop%"}).json()["batches"] == []
         assert client.get("/v1/batches", params={"key": "shop-ü"}).json()["batches"] != []
 
@@ -345,22 +345,22 @@ def test_a_limited_reader_of_the_feed_sees_its_own_events_alone(each_service: Se
         admin.post(
             "/v1/events", json={"events": [{"id": f"x{batch}", "type": "mine", "key": "other"}]}
         ).raise_for_status()
-        own = {"id": f"shop-{batch}", "type": "mine", "key": "shop-x", "data": 1}
-        client.post("/v1/events", json={"events": [own]}).raise_for_status()
+        own_batch = {"id": f"shop-{batch}", "type": "mine", "key": "shop-x", "data": 1}
+        client.post("/v1/events", json={"events": [own_batch]}).raise_for_status()
         for query in ("", "&wait=5"):
             page = client.get(f"/v1/events?after={start}{query}").json()
             assert [event["id"] for event in page["events"]] == [f"batch:{batch}:opened", f"shop-{batch}"]
-        everything = client.get("/v1/events?limit=1000").json()["events"]
-        assert all(event["key"].startswith("shop-") for event in everything)
+        all_events = client.get("/v1/events?limit=1000").json()["events"]
+        assert all(event["key"].startswith("shop-") for event in all_events)
         assert client.get(f"/v1/events?batch={others[0]}").json()["events"] == []
         with client.stream("GET", f"/v1/events/stream?after={start}") as stream:
-            heard = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
-            assert [next(heard)["id"] for _ in range(2)] == [f"batch:{batch}:opened", f"shop-{batch}"]
+            data = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
+            assert [next(data)["id"] for _ in range(2)] == [f"batch:{batch}:opened", f"shop-{batch}"]
             opened(admin, key="other-live", items=1)
             admin.post("/v1/events", json={"events": [{"id": f"y{batch}", "type": "mine"}]}).raise_for_status()
             seal = client.post(f"/v1/batches/{batch}/seal").json()
             assert seal["state"] == "sealed"
-            assert next(heard)["id"] == f"batch:{batch}:sealed"
+            assert next(data)["id"] == f"batch:{batch}:sealed"
 
 
 @pytest.mark.parametrize(
@@ -386,13 +386,13 @@ def test_a_fence_of_a_limited_token_shows_no_consumer_group(service: Service, gr
     """One answer, whether the group exists or not, and even if the fence would hold."""
     with service.client("admin") as admin:
         admin.put("/v1/consumer-groups/there", json={"partitions": 1})
-        [held] = admin.post("/v1/consumer-groups/there/sync", json={"worker": "w", "session": "s"}).json()["assigned"]
-        fence = {"group": group, "partition": 0, "worker": "w", "epoch": held["epoch"]}
+        [lease] = admin.post("/v1/consumer-groups/there/sync", json={"worker": "w", "session": "s"}).json()["assigned"]
+        fence = {"group": group, "partition": 0, "worker": "w", "epoch": lease["epoch"]}
         event = {"id": f"shop-fenced-{group}", "type": "t", "key": "shop-"}
         with service.client("shop") as client:
             answers = [
                 client.post("/v1/events", json={"events": [event], "fence": {**fence, "epoch": epoch}})
-                for epoch in (held["epoch"], held["epoch"] + 1)
+                for epoch in (lease["epoch"], lease["epoch"] + 1)
             ]
         for answer in answers:
             assert problem(answer) == (403, "forbidden")
@@ -404,29 +404,29 @@ def test_idempotency_keys_of_others_are_not_met(each_service: Service) -> None:
     """The same key opens a batch of each, neither is told of the other, and each is replayed to its own."""
     with each_service.client("shop") as client, each_service.client("admin") as admin:
         headers = {"Idempotency-Key": "nightly"}
-        theirs = admin.post("/v1/batches", json={"key": "other", "items": 1}, headers=headers).json()["id"]
-        own = [client.post("/v1/batches", json={"key": "shop-1"}, headers=headers) for _ in range(2)]
-        assert own[0].json()["id"] == own[1].json()["id"] != theirs
-        assert own[1].headers["idempotency-replayed"] == "true"
-        reused = client.post("/v1/batches", json={"key": "shop-2"}, headers=headers)
-        assert problem(reused) == (422, "idempotency_key_reused")
-        assert "'nightly'" in reused.json()["detail"]
-        assert str(theirs) not in re.findall(r"\d+", reused.json()["detail"])
+        other_batch = admin.post("/v1/batches", json={"key": "other", "items": 1}, headers=headers).json()["id"]
+        own_batch = [client.post("/v1/batches", json={"key": "shop-1"}, headers=headers) for _ in range(2)]
+        assert own_batch[0].json()["id"] == own_batch[1].json()["id"] != other_batch
+        assert own_batch[1].headers["idempotency-replayed"] == "true"
+        reuse = client.post("/v1/batches", json={"key": "shop-2"}, headers=headers)
+        assert problem(reuse) == (422, "idempotency_key_reused")
+        assert "'nightly'" in reuse.json()["detail"]
+        assert str(other_batch) not in re.findall(r"\d+", reuse.json()["detail"])
 
 
 def test_an_item_of_anothers_batch_can_be_no_parent(each_service: Service, others: list[int]) -> None:
     """As if it were not there; and of a child that is another's, an explanation names the number alone."""
     with each_service.client("shop") as client, each_service.client("admin") as admin:
-        said = []
+        output = []
         for batch in (10**9, others[0]):
             answer = client.post("/v1/batches", json={"key": "shop-1", "parent": f"{batch}:0:0"})
             assert problem(answer) == (422, "invalid_request")
-            said.append(answer.text.replace(str(batch), "N"))
-        assert said[0] == said[1]
-        own = opened(client, key="shop-parent", items=2, sealed=True)
-        for index, (by, key) in enumerate([(admin, "other-child"), (client, "shop-child")]):
-            opened(by, key=key, items=1, parent=f"{own}:0:{index}")
-        reasons = client.get(f"/v1/batches/{own}/explain").json()["reasons"]
+            output.append(answer.text.replace(str(batch), "N"))
+        assert output[0] == output[1]
+        own_batch = opened(client, key="shop-parent", items=2, sealed=True)
+        for index, (opener, key) in enumerate([(admin, "other-child"), (client, "shop-child")]):
+            opened(opener, key=key, items=1, parent=f"{own_batch}:0:{index}")
+        reasons = client.get(f"/v1/batches/{own_batch}/explain").json()["reasons"]
         (waits,) = [reason for reason in reasons if reason["code"] == "waiting_for_children"]
         assert [child["key"] for child in waits["children"]] == [None, "shop-child"]
         assert "other-child" not in json.dumps(reasons)
@@ -459,11 +459,11 @@ class Changing:
 
     def status(self, name: str) -> set[int]:
         """By several connections, so that each worker is asked."""
-        found = set()
+        result = set()
         for _ in range(6 if self.running.workers > 1 else 1):
             with quick(base_url=self.running.url, headers=bearer(name)) as client:
-                found.add(client.post("/v1/acks", json={"items": []}).status_code)
-        return found
+                result.add(client.post("/v1/acks", json={"items": []}).status_code)
+        return result
 
 
 @contextlib.contextmanager
@@ -525,24 +525,24 @@ def test_a_connection_that_has_acked_is_not_trusted_for_ever(changing: Changing)
         quick(base_url=url, headers=bearer("admin")) as admin,
         reader.stream("GET", "/v1/events/stream") as stream,
     ):
-        heard = stream.iter_lines()
-        assert next(heard) == "retry: 1000"
+        data = stream.iter_lines()
+        assert next(data) == "retry: 1000"
         for _ in range(3):
             assert answered() == 200
         changing.write(lines([KNOWN[3]]))
         changing.hang_up()
         eventually(answered, 401)
         admin.post("/v1/batches", json={"key": "not-for-him"}).raise_for_status()
-        assert not any("not-for-him" in line for line in heard)
+        assert not any("not-for-him" in line for line in data)
 
 
 def test_a_file_that_is_broken_changes_nothing(changing: Changing) -> None:
-    """What was known stays known, and the log says why; what stands in the file is not said."""
+    """The known tokens stay, and the log gives the reason without quoting the file."""
     for text in (f"oops {SECRETS['none']}\n", "", lines([KNOWN[2], KNOWN[2]])):
-        seen = changing.said("tokens_not_reloaded")
+        collected = changing.said("tokens_not_reloaded")
         changing.write(text)
         changing.hang_up()
-        eventually(lambda seen=seen: changing.said("tokens_not_reloaded") > seen, True)  # type: ignore[misc]
+        eventually(lambda collected=collected: changing.said("tokens_not_reloaded") > collected, True)  # type: ignore[misc]
         assert changing.status("consume") == {200}
     assert SECRETS["none"] not in changing.log.read_text()
 
@@ -567,27 +567,27 @@ def test_on_this_machine_no_token_is_needed(host: str) -> None:
 
 def test_the_refusal_is_a_sentence(tmp_path: Path) -> None:
     """Exit status 1, and what to do."""
-    refused = run("--host", "0.0.0.0", "--database-url", f"sqlite:///{tmp_path}/lastbit.db")
-    assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
-    assert all(word in refused.stderr for word in ("lastbit token new", "LASTBIT_TOKENS_FILE", "--insecure"))
+    refusal = run("--host", "0.0.0.0", "--database-url", f"sqlite:///{tmp_path}/lastbit.db")
+    assert (refusal.returncode, "Traceback" in refusal.stderr) == (1, False)
+    assert all(word in refusal.stderr for word in ("lastbit token new", "LASTBIT_TOKENS_FILE", "--insecure"))
 
 
 def test_tokens_that_can_not_be_read_are_refused_and_not_shown(tmp_path: Path) -> None:
-    """What stands there may be a token itself."""
-    broken = tmp_path / "broken"
-    broken.write_text(f"# mine\nmine {SECRETS['none']}")
+    """The text may be a token itself."""
+    broken_file = tmp_path / "broken"
+    broken_file.write_text(f"# mine\nmine {SECRETS['none']}")
     (tmp_path / "bytes").write_bytes(SECRETS["none"].encode() + b"\xff")
-    for settings, said in (
+    for settings, output in (
         (Settings(tokens=SECRETS["none"]), "line 1"),
-        (Settings(tokens_file=str(broken)), "line 2"),
+        (Settings(tokens_file=str(broken_file)), "line 2"),
         (Settings(tokens_file=str(tmp_path / "bytes")), "no UTF-8"),
         (Settings(tokens_file=str(tmp_path / "absent")), "No such file"),
         (Settings(tokens="# none yet"), "there is no token"),
         (Settings(tokens=""), "there is no token"),
     ):
-        with pytest.raises(errors.Misconfigured, match=said) as refused:
+        with pytest.raises(errors.Misconfigured, match=output) as refusal:
             _check_access(settings)
-        assert SECRETS["none"] not in str(refused.value)
+        assert SECRETS["none"] not in str(refusal.value)
 
 
 # Sessions
@@ -635,8 +635,8 @@ def test_who_is_signed_in_is_said(service: Service, session: httpx.Client) -> No
     assert session.get("/session").json() == {"needed": True, "name": "admin", "roles": ["admin"], "prefix": None}
     assert session.delete("/session").status_code == 204
     assert "lastbit" not in session.cookies
-    nobody = session.get("/session")
-    assert (nobody.status_code, nobody.json()["name"]) == (200, None)
+    anonymous = session.get("/session")
+    assert (anonymous.status_code, anonymous.json()["name"]) == (200, None)
     wrong = session.post("/session", json={"token": SECRETS["none"]})
     assert problem(wrong) == (401, "unauthorized")
     assert "set-cookie" not in wrong.headers
@@ -651,23 +651,33 @@ def test_an_ack_takes_a_token_and_no_session(session: httpx.Client) -> None:
 
 
 def test_a_session_ends_in_time_and_can_not_be_forged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is changed in it, and whoever else signed it."""
-    ours, theirs = Sessions("k" * 32), Sessions("l" * 32)
+    """Any change and any other signature is refused."""
+    own_sessions, other_batch = Sessions("k" * 32), Sessions("l" * 32)
     digest = tokens.digest(b"token")
-    made = ours.make(digest)
-    assert ours.read(f"a=b; lastbit={made}; c".encode()) == digest
-    assert ours.read(f"__Host-lastbit={made}".encode()) == digest
-    assert Sessions("k" * 32).read(f"lastbit={made}".encode()) == digest
-    until, _, rest = made.partition(".")
-    later = f"{int(until) + 1}.{rest}"
-    for forged in (later, made[:-1], made + "x", "", ".", "..", "1.2.3", made.upper(), theirs.make(digest)):
-        assert ours.read(f"lastbit={forged}".encode()) == b""
-    assert ours.read(b"\xff\xfe=;=;lastbit=\xff") == b""
+    creation = own_sessions.make(digest)
+    assert own_sessions.read(f"a=b; lastbit={creation}; c".encode()) == digest
+    assert own_sessions.read(f"__Host-lastbit={creation}".encode()) == digest
+    assert Sessions("k" * 32).read(f"lastbit={creation}".encode()) == digest
+    until, _, rest = creation.partition(".")
+    later_cookie = f"{int(until) + 1}.{rest}"
+    for forgery in (
+        later_cookie,
+        creation[:-1],
+        creation + "x",
+        "",
+        ".",
+        "..",
+        "1.2.3",
+        creation.upper(),
+        other_batch.make(digest),
+    ):
+        assert own_sessions.read(f"lastbit={forgery}".encode()) == b""
+    assert own_sessions.read(b"\xff\xfe=;=;lastbit=\xff") == b""
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + SECONDS - 1)
-    assert ours.read(f"lastbit={made}".encode()) == digest
+    assert own_sessions.read(f"lastbit={creation}".encode()) == digest
     monkeypatch.setattr(time, "time", lambda: now + SECONDS + 1)
-    assert ours.read(f"lastbit={made}".encode()) == b""
+    assert own_sessions.read(f"lastbit={creation}".encode()) == b""
 
 
 @pytest.mark.parametrize(
@@ -682,14 +692,14 @@ def test_a_session_ends_in_time_and_can_not_be_forged(monkeypatch: pytest.Monkey
 )
 def test_over_https_the_cookie_stays_there(headers: dict[str, str], scheme: str, secure: bool) -> None:
     """Also where a proxy ends it: the browser says where it is."""
-    made = cookie("x", headers, scheme)
-    assert ("; Secure" in made) is secure
-    assert made.startswith("__Host-lastbit=x" if secure else "lastbit=x")
-    assert "HttpOnly" in made
-    assert "SameSite=Strict" in made
+    creation = cookie("x", headers, scheme)
+    assert ("; Secure" in creation) is secure
+    assert creation.startswith("__Host-lastbit=x" if secure else "lastbit=x")
+    assert "HttpOnly" in creation
+    assert "SameSite=Strict" in creation
 
 
-# What is said, and what isn't
+# Logged, and not logged
 
 
 @pytest.mark.parametrize(("route", "rule"), RULES, ids=[route for route, _ in RULES])
@@ -738,5 +748,5 @@ def test_no_log_says_a_token(tmp_path: Path) -> None:
         text = (tmp_path / "log").read_text()
         assert all(secret not in text for secret in SECRETS.values())
         assert all(token.digest.hex() not in text for token in KNOWN)
-        named = [line["token"] for line in map(json.loads, text.splitlines()) if line.get("request_id") == "last"]
-        assert named == ["read"]
+        names = [line["token"] for line in map(json.loads, text.splitlines()) if line.get("request_id") == "last"]
+        assert names == ["read"]

@@ -28,15 +28,15 @@ def bits(*indexes: int, size: int = 0) -> str:
 
 def in_order(rejected: list[dict[str, Any]]) -> list[list[tuple[str, Any]]]:
     """The contract gives the entries no order."""
-    return sorted(sorted(each.items()) for each in rejected)
+    return sorted(sorted(entry.items()) for entry in rejected)
 
 
 def test_an_item_counts_once_however_often_it_is_sent(http: httpx.Client) -> None:
     """In one call or in several: applied + repeated + rejected are the distinct items sent."""
     batch = opened(http, items=3)["id"]
     assert send(http, items=[f"{batch}:0:0"] * 5 + [f"{batch}:0:1"])["applied"] == 2
-    again = send(http, items=[f"{batch}:0:0", f"{batch}:0:2", f"{batch}:0:2"])
-    assert (again["applied"], again["repeated"], again["rejected"]) == (1, 1, [])
+    second = send(http, items=[f"{batch}:0:0", f"{batch}:0:2", f"{batch}:0:2"])
+    assert (second["applied"], second["repeated"], second["rejected"]) == (1, 1, [])
 
 
 def test_an_id_that_is_also_in_a_mask_counts_as_the_masks_bit(http: httpx.Client) -> None:
@@ -59,11 +59,11 @@ def test_an_id_that_is_also_in_a_mask_counts_as_the_masks_bit(http: httpx.Client
 def test_what_was_never_issued_is_named_and_blocks_nothing(http: httpx.Client) -> None:
     """An index beyond the group is nobody's item, not one of the next group; an unknown batch is unknown."""
     batch = opened(http, group_size=64, items=100)["id"]
-    nobody = 2**52
+    anonymous = 2**52
     answer = send(
         http,
-        items=[f"{batch}:0:64", f"{batch}:1:36", f"{batch}:9:0", f"{batch}:1:35", f"{nobody}:0:0"],
-        groups=[{"batch": nobody, "group": 3, "bits": bits(0, 9)}],
+        items=[f"{batch}:0:64", f"{batch}:1:36", f"{batch}:9:0", f"{batch}:1:35", f"{anonymous}:0:0"],
+        groups=[{"batch": anonymous, "group": 3, "bits": bits(0, 9)}],
     )
     assert answer["applied"] == 1
     assert in_order(answer["rejected"]) == in_order(
@@ -71,8 +71,8 @@ def test_what_was_never_issued_is_named_and_blocks_nothing(http: httpx.Client) -
             {"item": f"{batch}:0:64", "reason": "unknown_item"},
             {"item": f"{batch}:1:36", "reason": "unknown_item"},
             {"item": f"{batch}:9:0", "reason": "unknown_item"},
-            {"item": f"{nobody}:0:0", "reason": "unknown_batch"},
-            {"group": f"{nobody}:3", "reason": "unknown_batch", "count": 2},
+            {"item": f"{anonymous}:0:0", "reason": "unknown_batch"},
+            {"group": f"{anonymous}:3", "reason": "unknown_batch", "count": 2},
         ]
     )
     assert http.get(f"/v1/batches/{batch}").json()["acked"] == 1
@@ -84,17 +84,17 @@ def test_one_call_acks_items_of_many_batches(http: httpx.Client) -> None:
     send(http, items=[f"{ids[0]}:0:0"])
     answer = send(http, items=[f"{batch}:0:0" for batch in ids])
     assert (answer["applied"], answer["repeated"]) == (4, 1)
-    told = {each["batch"]: (each["key"], each["newly"], each["succeeded"]) for each in answer["completed"]}
-    assert told == {batch: (f"many-{n}", n > 0, True) for n, batch in enumerate(ids)}
+    replies = {entry["batch"]: (entry["key"], entry["newly"], entry["succeeded"]) for entry in answer["completed"]}
+    assert replies == {batch: (f"many-{n}", n > 0, True) for n, batch in enumerate(ids)}
 
 
 def test_a_repeat_is_told_of_the_completion(http: httpx.Client) -> None:
     """A consumer that died after its last ack hears again that the batch is complete, and that it is not news."""
     batch = opened(http, items=1, sealed=True)["id"]
     first = send(http, items=[f"{batch}:0:0"])["completed"][0]
-    again = send(http, items=[f"{batch}:0:0"])["completed"][0]
+    second = send(http, items=[f"{batch}:0:0"])["completed"][0]
     assert (first["newly"], first["newly_succeeded"]) == (True, True)
-    assert (again["newly"], again["newly_succeeded"], again["succeeded"]) == (False, False, True)
+    assert (second["newly"], second["newly_succeeded"], second["succeeded"]) == (False, False, True)
     assert send(http, items=[f"{batch}:0:1"])["completed"] == []
 
 
@@ -105,8 +105,8 @@ def test_a_retried_ack_with_its_key_sees_newly_again(http: httpx.Client) -> None
     key = str(uuid.uuid4())
     body = {"items": [f"{batch}:0:0", f"{batch}:0:1"]}
     for _ in range(3):
-        told = send(http, key=key, **body)["completed"][0]
-        assert (told["newly"], told["newly_succeeded"]) == (True, True)
+        replies = send(http, key=key, **body)["completed"][0]
+        assert (replies["newly"], replies["newly_succeeded"]) == (True, True)
     assert not send(http, key=str(uuid.uuid4()), **body)["completed"][0]["newly"]
     assert not send(http, **body)["completed"][0]["newly"]
     assert not send(http, "failures", key=key, **body)["completed"][0]["newly"]
@@ -128,16 +128,16 @@ def test_a_redriven_dead_letter_makes_the_batch_succeed(http: httpx.Client) -> N
     """Complete with failures is not succeeded; when the last failed item is acked it is, once, and its end stays."""
     batch = opened(http, items=3, sealed=True)["id"]
     send(http, items=[f"{batch}:0:0"])
-    told = send(http, "failures", groups=[{"batch": batch, "group": 0, "bits": bits(1, 2)}], reason="gone")
-    assert told["completed"][0] == {
+    replies = send(http, "failures", groups=[{"batch": batch, "group": 0, "bits": bits(1, 2)}], reason="gone")
+    assert replies["completed"][0] == {
         "batch": batch,
         "key": None,
         "newly": True,
         "succeeded": False,
         "newly_succeeded": False,
     }
-    ended = http.get(f"/v1/batches/{batch}").json()
-    assert (ended["complete"], ended["succeeded"], ended["failed"]) == (True, False, 2)
+    end_state = http.get(f"/v1/batches/{batch}").json()
+    assert (end_state["complete"], end_state["succeeded"], end_state["failed"]) == (True, False, 2)
     half = send(http, items=[f"{batch}:0:1"])
     assert (half["applied"], half["completed"][0]["newly_succeeded"]) == (1, False)
     key = str(uuid.uuid4())
@@ -146,18 +146,18 @@ def test_a_redriven_dead_letter_makes_the_batch_succeed(http: httpx.Client) -> N
         assert (last["newly"], last["succeeded"], last["newly_succeeded"]) == (False, True, True)
     assert not send(http, items=[f"{batch}:0:2"])["completed"][0]["newly_succeeded"]
     now = http.get(f"/v1/batches/{batch}").json()
-    assert (now["succeeded"], now["ended_at"]) == (True, ended["ended_at"])
+    assert (now["succeeded"], now["ended_at"]) == (True, end_state["ended_at"])
     assert http.get(f"/v1/batches/{batch}/failed").json() == {"ranges": [], "next": None}
 
 
 def test_empty_lists_are_legal(http: httpx.Client) -> None:
     """They name nothing."""
-    nothing = {"applied": 0, "repeated": 0, "completed": [], "rejected": []}
-    assert send(http, items=[]) == nothing
-    assert send(http, groups=[]) == nothing
-    assert send(http, "failures", items=[], groups=[], reason=None) == nothing
+    empty_answer = {"applied": 0, "repeated": 0, "completed": [], "rejected": []}
+    assert send(http, items=[]) == empty_answer
+    assert send(http, groups=[]) == empty_answer
+    assert send(http, "failures", items=[], groups=[], reason=None) == empty_answer
     batch = opened(http, items=1)["id"]
-    assert send(http, groups=[{"batch": batch, "group": 0, "bits": ""}]) == nothing
+    assert send(http, groups=[{"batch": batch, "group": 0, "bits": ""}]) == empty_answer
 
 
 def test_the_largest_calls_are_taken(http: httpx.Client) -> None:
@@ -168,7 +168,7 @@ def test_the_largest_calls_are_taken(http: httpx.Client) -> None:
     groups = [{"batch": batch, "group": group, "bits": bits(*range(64))} for group in range(4096)]
     answer = send(http, groups=groups)
     assert (answer["applied"], answer["repeated"]) == (4096 * 64 - 10_000, 10_000)
-    assert [each["newly"] for each in answer["completed"]] == [True]
+    assert [entry["newly"] for entry in answer["completed"]] == [True]
     assert http.get(f"/v1/batches/{batch}/verify").json()["ok"]
 
 

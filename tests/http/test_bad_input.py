@@ -35,7 +35,7 @@ def test_a_malformed_id_is_named(http: httpx.Client, item: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "repeated"),
+    ("query", "attempt"),
     [
         ("batches?state=open&state=sealed", ["query.state"]),
         ("batches?key=a&limit=5&key=a&label=a:1&label=b:2&limit=6", ["query.key", "query.limit"]),
@@ -46,11 +46,11 @@ def test_a_malformed_id_is_named(http: httpx.Client, item: str) -> None:
         ("batches?nobody=1&nobody=2", []),  # as one that nobody knows is
     ],
 )
-def test_a_parameter_that_comes_twice_is_named(http: httpx.Client, query: str, repeated: list[str]) -> None:
+def test_a_parameter_that_comes_twice_is_named(http: httpx.Client, query: str, attempt: list[str]) -> None:
     """Where several don't mean anything: else one of them would be taken, and the others forgotten."""
     response = http.get(f"/v1/{query}")
-    assert [each["place"] for each in response.json().get("errors", [])] == repeated
-    assert response.status_code == (422 if repeated else 200)
+    assert [entry["place"] for entry in response.json().get("errors", [])] == attempt
+    assert response.status_code == (422 if attempt else 200)
 
 
 @pytest.mark.parametrize(
@@ -198,13 +198,13 @@ def test_an_origin_that_is_not_ours_is_refused_whatever_it_is(http: httpx.Client
     """One that is malformed too. A request with a token is no browser's."""
     host = http.base_url.netloc.decode()
     content: dict[str, Any] = {"items": []} if path in ("/v1/acks", "/v1/failures") else {"json": "of any kind"}
-    given = {"Origin": origin.format(host=host).encode("latin-1")}
+    headers = {"Origin": origin.format(host=host).encode("latin-1")}
     for _ in range(2):
-        refused = http.post(path, json=content, headers=given)
-        assert code(refused) == (403, "forbidden")
-        assert "another site" in refused.json()["detail"]
-    for more in ({"Origin": f"http://{host}"}, {"Origin": f"HTTP://{host}"}, {**given, "Authorization": "Bearer x"}):
-        assert http.post(path, json=content, headers=more).status_code in (200, 422)
+        refusal = http.post(path, json=content, headers=headers)
+        assert code(refusal) == (403, "forbidden")
+        assert "another site" in refusal.json()["detail"]
+    for extra in ({"Origin": f"http://{host}"}, {"Origin": f"HTTP://{host}"}, {**headers, "Authorization": "Bearer x"}):
+        assert http.post(path, json=content, headers=extra).status_code in (200, 422)
     assert code(http.post(path, json=content, headers={"Sec-Fetch-Site": "cross-site"})) == (403, "forbidden")
 
 
@@ -217,8 +217,8 @@ def test_another_sites_page_can_end_no_batch(http: httpx.Client) -> None:
         assert code(http.post(path, headers=foreign)) == (403, "forbidden")
         assert code(http.post(path, headers={**foreign, **JSON})) == (403, "forbidden")
         assert code(http.post(path, headers={"Origin": str(http.base_url)})) == (415, "unsupported_media_type")
-        asked = http.options(path, headers={**foreign, "Access-Control-Request-Method": "POST"})
-        assert "access-control-allow-origin" not in asked.headers
+        params = http.options(path, headers={**foreign, "Access-Control-Request-Method": "POST"})
+        assert "access-control-allow-origin" not in params.headers
     assert http.get(f"/v1/batches/{batch}").json()["state"] == "open"
     assert http.post(f"/v1/batches/{batch}/seal", headers={**JSON, "Origin": str(http.base_url)}).status_code == 200
 
@@ -302,7 +302,7 @@ def test_a_path_or_method_that_is_not_there_is_told_apart(http: httpx.Client) ->
     """404 `not_found`, 405 `method_not_allowed` with the methods that are."""
     for path in ("/nope", "/v1", "/v1/batches/", "/v1/batches/1/nope", "/v1/acks/"):
         assert code(http.get(path)) == (404, "not_found")
-    for method, path, allowed in (
+    for method, path, methods in (
         ("GET", "/v1/acks", "POST"),
         ("DELETE", "/v1/failures", "POST"),
         ("PUT", "/v1/batches", "POST"),
@@ -311,4 +311,4 @@ def test_a_path_or_method_that_is_not_there_is_told_apart(http: httpx.Client) ->
     ):
         response = http.request(method, path)
         assert code(response) == (405, "method_not_allowed")
-        assert allowed in response.headers["allow"]
+        assert methods in response.headers["allow"]

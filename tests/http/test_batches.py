@@ -63,7 +63,7 @@ def test_a_child_acks_the_item_that_it_is(http: httpx.Client) -> None:
     middle = opened(http, items=1, sealed=True, parent=f"{root}:0:0")
     assert middle["parent"] == f"{root}:0:0"
     child = opened(http, items=2, sealed=True, parent=f"{middle['id']}:0:0")["id"]
-    assert [each["batch"] for each in ack(http, f"{child}:0:0", f"{child}:0:1")["completed"]] == [child]
+    assert [entry["batch"] for entry in ack(http, f"{child}:0:0", f"{child}:0:1")["completed"]] == [child]
     assert http.get(f"/v1/batches/{root}").json()["succeeded"]
 
 
@@ -87,8 +87,8 @@ def test_an_empty_batch_completes_when_it_is_sealed(http: httpx.Client) -> None:
     assert list(sealed) == [*FIELDS, "newly", "newly_succeeded"]
     assert (sealed["state"], sealed["complete"], sealed["succeeded"]) == ("complete", True, True)
     assert (sealed["newly"], sealed["newly_succeeded"]) == (True, True)
-    again = http.post(f"/v1/batches/{batch['id']}/seal").json()
-    assert (again["newly"], again["newly_succeeded"], again["ended_at"]) == (False, False, sealed["ended_at"])
+    second = http.post(f"/v1/batches/{batch['id']}/seal").json()
+    assert (second["newly"], second["newly_succeeded"], second["ended_at"]) == (False, False, sealed["ended_at"])
     at_once = opened(http, sealed=True)
     assert (at_once["state"], at_once["newly"]) == ("complete", True)
 
@@ -97,9 +97,9 @@ def test_a_retried_seal_with_its_key_sees_newly_again(http: httpx.Client) -> Non
     """And one with another key does not."""
     batch = opened(http)["id"]
     first = http.post(f"/v1/batches/{batch}/seal", headers={"Idempotency-Key": "mine"}).json()
-    again = http.post(f"/v1/batches/{batch}/seal", headers={"Idempotency-Key": "mine"}).json()
+    second = http.post(f"/v1/batches/{batch}/seal", headers={"Idempotency-Key": "mine"}).json()
     other = http.post(f"/v1/batches/{batch}/seal", headers={"Idempotency-Key": "other"}).json()
-    assert [each["newly"] for each in (first, again, other)] == [True, True, False]
+    assert [entry["newly"] for entry in (first, second, other)] == [True, True, False]
 
 
 def test_an_open_is_replayed_under_its_key(http: httpx.Client) -> None:
@@ -111,12 +111,12 @@ def test_an_open_is_replayed_under_its_key(http: httpx.Client) -> None:
     batch = first.json()["id"]
     http.post(f"/v1/batches/{batch}/items", json={"count": 5})
     http.post(f"/v1/batches/{batch}/cancel")
-    again = http.post("/v1/batches", json={**body, "group_size": 8192, "labels": {}, "sealed": False}, headers=key)
-    assert again.status_code == 201
-    assert again.headers["idempotency-replayed"] == "true"
-    replayed = again.json()
-    assert (replayed["id"], replayed["start"], replayed["count"]) == (batch, 0, 2)
-    assert (replayed["state"], replayed["items"]) == ("cancelled", 7)
+    second = http.post("/v1/batches", json={**body, "group_size": 8192, "labels": {}, "sealed": False}, headers=key)
+    assert second.status_code == 201
+    assert second.headers["idempotency-replayed"] == "true"
+    replay = second.json()
+    assert (replay["id"], replay["start"], replay["count"]) == (batch, 0, 2)
+    assert (replay["state"], replay["items"]) == ("cancelled", 7)
     assert code(http.post("/v1/batches", json={"key": "other"}, headers=key)) == (422, "idempotency_key_reused")
 
 
@@ -140,13 +140,13 @@ def test_the_key_of_a_deleted_batch_is_free(http: httpx.Client) -> None:
 def test_an_extend_issues_consecutive_numbers(http: httpx.Client) -> None:
     """A billion items are one small answer, and none at all is legal."""
     batch = opened(http, group_size=64)["id"]
-    one = http.post(f"/v1/batches/{batch}/items", json={"count": 100})
-    assert one.status_code == 201
-    assert one.json() == {"batch": batch, "group_size": 64, "start": 0, "count": 100, "items": 100}
-    none = http.post(f"/v1/batches/{batch}/items", json={"count": 0}).json()
-    assert (none["start"], none["count"], none["items"]) == (100, 0, 100)
-    many = http.post(f"/v1/batches/{batch}/items", json={"count": 10**9}).json()
-    assert (many["start"], many["items"]) == (100, 10**9 + 100)
+    first_one = http.post(f"/v1/batches/{batch}/items", json={"count": 100})
+    assert first_one.status_code == 201
+    assert first_one.json() == {"batch": batch, "group_size": 64, "start": 0, "count": 100, "items": 100}
+    empty = http.post(f"/v1/batches/{batch}/items", json={"count": 0}).json()
+    assert (empty["start"], empty["count"], empty["items"]) == (100, 0, 100)
+    large = http.post(f"/v1/batches/{batch}/items", json={"count": 10**9}).json()
+    assert (large["start"], large["items"]) == (100, 10**9 + 100)
 
 
 def test_an_extend_is_replayed_under_its_key(http: httpx.Client) -> None:
@@ -156,9 +156,9 @@ def test_an_extend_is_replayed_under_its_key(http: httpx.Client) -> None:
     first = http.post(path, json={"count": 3}, headers=key).json()
     http.post(path, json={"count": 4})
     http.post(f"/v1/batches/{batch}/seal")
-    again = http.post(path, json={"count": 3}, headers=key)
-    assert (again.status_code, again.headers["idempotency-replayed"]) == (201, "true")
-    assert again.json() == {**first, "items": 7}
+    second = http.post(path, json={"count": 3}, headers=key)
+    assert (second.status_code, second.headers["idempotency-replayed"]) == (201, "true")
+    assert second.json() == {**first, "items": 7}
     assert code(http.post(path, json={"count": 4}, headers=key)) == (422, "idempotency_key_reused")
     assert code(http.post(path, json={"count": 3})) == (409, "batch_sealed")
     other = opened(http)["id"]
@@ -198,7 +198,7 @@ def test_a_cancelled_batch_stays_as_a_tombstone(http: httpx.Client) -> None:
     assert http.post(f"/v1/batches/{batch}/cancel").json() == first
     assert ack(http, f"{batch}:0:1")["rejected"] == [{"item": f"{batch}:0:1", "reason": "cancelled"}]
     pending = http.get(f"/v1/batches/{batch}/pending").json()
-    assert [(each["start"], each["end"]) for each in pending["ranges"]] == [(1, 2)]
+    assert [(entry["start"], entry["end"]) for entry in pending["ranges"]] == [(1, 2)]
     assert http.get(f"/v1/batches/{batch}/verify").json()["ok"]
 
 
@@ -216,17 +216,17 @@ def test_a_deleted_batch_is_unknown(http: httpx.Client) -> None:
 
 
 def pages(http: httpx.Client, path: str, field: str, **query: Any) -> list[list[dict[str, Any]]]:
-    found = []
+    result = []
     while True:
         page = http.get(path, params=query).json()
-        found.append(page[field])
+        result.append(page[field])
         if page["next"] is None:
-            return found
+            return result
         query["cursor"] = page["next"]
 
 
-def flat(found: list[list[Any]]) -> list[Any]:
-    return [each for page in found for each in page]
+def flat(result: list[list[Any]]) -> list[Any]:
+    return [entry for page in result for entry in page]
 
 
 def test_batches_are_listed_newest_first_in_pages(http: httpx.Client) -> None:
@@ -262,15 +262,15 @@ def test_pending_and_failed_are_ranges_in_pages(http: httpx.Client) -> None:
     ack(http, *ids(0, 1, 10, 150))
     http.post("/v1/failures", json={"items": ids(20, 21), "reason": "no such page"})
     http.post("/v1/failures", json={"items": ids(22, 199)})
-    found = pages(http, f"/v1/batches/{batch}/pending", "ranges", limit=2)
-    assert [[(each["start"], each["end"]) for each in page] for page in found] == [
+    result = pages(http, f"/v1/batches/{batch}/pending", "ranges", limit=2)
+    assert [[(entry["start"], entry["end"]) for entry in page] for page in result] == [
         [(2, 10), (11, 20)],
         [(23, 150), (151, 199)],
     ]
-    assert found[1][0]["first"] == f"{batch}:0:23"
-    assert found[1][0]["last"] == f"{batch}:2:21"
+    assert result[1][0]["first"] == f"{batch}:0:23"
+    assert result[1][0]["last"] == f"{batch}:2:21"
     failed = flat(pages(http, f"/v1/batches/{batch}/failed", "ranges", limit=1))
-    assert [(each["start"], each["end"]) for each in failed] == [(20, 23), (199, 200)]
+    assert [(entry["start"], entry["end"]) for entry in failed] == [(20, 23), (199, 200)]
     assert failed[0]["reasons"] == dict.fromkeys(ids(20, 21), "no such page")
     assert failed[1]["reasons"] == {}
 
@@ -316,13 +316,13 @@ def test_a_long_poll_ends_with_the_batch(http: httpx.Client) -> None:
 def test_a_long_poll_answers_at_the_end_of_its_time(http: httpx.Client) -> None:
     """With the batch as it is then; an ended batch is answered at once."""
     batch = opened(http, items=1)["id"]
-    begun = time.monotonic()
+    start = time.monotonic()
     assert http.get(f"/v1/batches/{batch}?wait=0.2").json()["state"] == "open"
-    assert time.monotonic() - begun >= 0.2
+    assert time.monotonic() - start >= 0.2
     http.post(f"/v1/batches/{batch}/cancel")
-    begun = time.monotonic()
+    start = time.monotonic()
     assert http.get(f"/v1/batches/{batch}?wait=60").json()["state"] == "cancelled"
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - start < 30
 
 
 def test_the_probes_and_pages_answer(http: httpx.Client) -> None:
@@ -344,23 +344,23 @@ def test_a_batch_is_explained(http: httpx.Client) -> None:
     """With codes for programs and sentences for people; an ended one too."""
     batch = opened(http, items=3, expires_in=3600)["id"]
     http.post("/v1/acks", json={"items": [f"{batch}:0:0"]})
-    found = http.get(f"/v1/batches/{batch}/explain").json()
-    assert (found["batch"], found["state"], found["done"]) == (batch, "open", False)
-    assert [reason["code"] for reason in found["reasons"]] == ["not_sealed", "pending"]
-    not_sealed, pending = found["reasons"]
+    result = http.get(f"/v1/batches/{batch}/explain").json()
+    assert (result["batch"], result["state"], result["done"]) == (batch, "open", False)
+    assert [reason["code"] for reason in result["reasons"]] == ["not_sealed", "pending"]
+    not_sealed, pending = result["reasons"]
     assert not_sealed["expires_at"].endswith("Z")
     assert pending["ranges"] == [{"first": f"{batch}:0:1", "last": f"{batch}:0:2", "count": 2}]
     assert pending["text"].startswith(f"2 of 3 items are pending: {batch}:0:1 to {batch}:0:2")
     http.post(f"/v1/batches/{batch}/seal")
     http.post("/v1/acks", json={"items": [f"{batch}:0:1", f"{batch}:0:2"]})
-    found = http.get(f"/v1/batches/{batch}/explain").json()
-    assert (found["done"], [reason["code"] for reason in found["reasons"]]) == (True, ["complete"])
+    result = http.get(f"/v1/batches/{batch}/explain").json()
+    assert (result["done"], [reason["code"] for reason in result["reasons"]]) == (True, ["complete"])
     assert code(http.get("/v1/batches/999999/explain")) == (404, "batch_not_found")
     assert code(http.get("/v1/batches/07/explain")) == (422, "invalid_request")
 
 
 def test_a_repair_of_a_batch_that_is_fine_says_so(http: httpx.Client) -> None:
-    """What disagrees, and what becomes of it, is tried by the tests of the guarantees: HTTP can't break a batch."""
+    """HTTP can't break a batch, so broken batches are tested in tests/guarantees."""
     batch = opened(http, items=3)["id"]
     ack(http, f"{batch}:0:0")
     before = http.get(f"/v1/batches/{batch}").json()
@@ -368,8 +368,8 @@ def test_a_repair_of_a_batch_that_is_fine_says_so(http: httpx.Client) -> None:
     for body, dry_run in (({}, False), ({"dry_run": True}, True)):
         response = http.post(f"/v1/batches/{batch}/repair", json=body)
         assert response.status_code == 200
-        found = {"needed": False, "faults": [], "groups": 0, "before": counts, "after": counts}
-        assert response.json() == {"dry_run": dry_run, **found, "newly": False, "newly_succeeded": False}
+        result = {"needed": False, "faults": [], "groups": 0, "before": counts, "after": counts}
+        assert response.json() == {"dry_run": dry_run, **result, "newly": False, "newly_succeeded": False}
     assert http.get(f"/v1/batches/{batch}").json() == before
     for wrong in ({"dry_run": 1}, {"dry": True}):
         assert code(http.post(f"/v1/batches/{batch}/repair", json=wrong)) == (422, "invalid_request")

@@ -33,15 +33,15 @@ def made(http: httpx.Client, group: str, partitions: int = 4, **times: float) ->
     return body
 
 
-def sync(http: httpx.Client, group: str, worker: str, session: str = "1", **more: Any) -> dict[str, Any]:
-    answer = http.post(path(group, "sync"), json={"worker": worker, "session": session, **more})
+def sync(http: httpx.Client, group: str, worker: str, session: str = "1", **extra: Any) -> dict[str, Any]:
+    answer = http.post(path(group, "sync"), json={"worker": worker, "session": session, **extra})
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
 
 
-def epochs(synced: dict[str, Any]) -> dict[int, int]:
-    return {each["partition"]: each["epoch"] for each in synced["assigned"]}
+def epochs(sync_result: dict[str, Any]) -> dict[int, int]:
+    return {entry["partition"]: entry["epoch"] for entry in sync_result["assigned"]}
 
 
 def encoded(*window: Any) -> str:
@@ -52,11 +52,11 @@ def test_a_group_is_made_once_and_keeps_its_partitions(http: httpx.Client) -> No
     """201, then 200; the times may change, the number of partitions may not."""
     first = http.put(path("made"), json={"partitions": 8})
     assert first.status_code == 201
-    shown = {"name": "made", "partitions": 8, "partition_of": "crc32", "ttl": 10.0, "release": 30.0}
-    assert first.json() == {**shown, "created_at": first.json()["created_at"]}
-    again = http.put(path("made"), json={"partitions": 8, "ttl": 2.5})
-    assert again.status_code == 200
-    assert again.json() == {**first.json(), "ttl": 2.5}
+    document = {"name": "made", "partitions": 8, "partition_of": "crc32", "ttl": 10.0, "release": 30.0}
+    assert first.json() == {**document, "created_at": first.json()["created_at"]}
+    second = http.put(path("made"), json={"partitions": 8, "ttl": 2.5})
+    assert second.status_code == 200
+    assert second.json() == {**first.json(), "ttl": 2.5}
     assert made(http, "made", 8, release=0)["ttl"] == 2.5
     assert code(http.put(path("made"), json={"partitions": 9})) == (409, "partitions_fixed")
     assert http.get(path("made")).json()["partitions"] == 8
@@ -66,41 +66,41 @@ def test_two_workers_share_and_hand_over(http: httpx.Client) -> None:
     """The first takes all; it is told what to release, again until it is drained; then the second has it, above the
     epoch of before, with the position that was committed."""
     made(http, "shared")
-    one = sync(http, "shared", "one")
-    assert (one["ttl"], one["release_within"]) == (10.0, 30.0)
-    assert one["assigned"] == [
+    first_one = sync(http, "shared", "one")
+    assert (first_one["ttl"], first_one["release_within"]) == (10.0, 30.0)
+    assert first_one["assigned"] == [
         {"partition": number, "epoch": 1, "floor": None, "high": None, "outstanding": None, "token": None}
         for number in range(4)
     ]
     assert sync(http, "shared", "two")["assigned"] == []
     for _ in range(2):
-        one = sync(http, "shared", "one")
-        assert (epochs(one), one["release"]) == ({0: 1, 1: 1, 2: 1, 3: 1}, [2, 3])
+        first_one = sync(http, "shared", "one")
+        assert (epochs(first_one), first_one["release"]) == ({0: 1, 1: 1, 2: 1, 3: 1}, [2, 3])
     window = (2**62, 2**62 + 5, (2**62 + 1, 2**62 + 4))
-    committed = http.put(
+    commit_response = http.put(
         path("shared", "partitions", 2, "position"),
         json={"worker": "one", "epoch": 1, "snapshot": encoded(*window), "token": "ö", "head": 2**62 + 9},
     )
     position = {"partition": 2, "epoch": 1, "floor": 2**62, "high": 2**62 + 5, "outstanding": 2, "token": "ö"}
-    assert committed.json() == position
+    assert commit_response.json() == position
     late = [{"partition": number, "epoch": 0} for number in (2, 3)]
     assert sync(http, "shared", "one", drained=late)["release"] == [2, 3]
     drained = [2, {"partition": 3, "epoch": 1}]  # a plain number is what earlier releases send
     assert epochs(sync(http, "shared", "one", drained=drained)) == {0: 1, 1: 1}
-    two = sync(http, "shared", "two")
-    assert epochs(two) == {2: 2, 3: 2}
-    held = two["assigned"][0]
-    assert (held["floor"], held["high"], held["token"]) == (2**62, 2**62 + 5, "ö")
-    assert Snapshot.decode(base64.b64decode(held["outstanding"])) == Snapshot(*window)
-    shown = http.get(path("shared")).json()
-    assert [(each["worker"], each["live"], each["partitions"]) for each in shown["workers"]] == [
+    second_one = sync(http, "shared", "two")
+    assert epochs(second_one) == {2: 2, 3: 2}
+    lease = second_one["assigned"][0]
+    assert (lease["floor"], lease["high"], lease["token"]) == (2**62, 2**62 + 5, "ö")
+    assert Snapshot.decode(base64.b64decode(lease["outstanding"])) == Snapshot(*window)
+    document = http.get(path("shared")).json()
+    assert [(entry["worker"], entry["live"], entry["partitions"]) for entry in document["workers"]] == [
         ("one", True, 2),
         ("two", True, 2),
     ]
-    position = shown["positions"][2]
+    position = document["positions"][2]
     assert (position["owner"], position["epoch"], position["outstanding"], position["lag"]) == ("two", 2, 2, 9)
     assert position["since"] is not None
-    assert shown["positions"][0]["lag"] is None
+    assert document["positions"][0]["lag"] is None
 
 
 def test_a_worker_that_leaves_frees_all_at_once(http: httpx.Client) -> None:
@@ -111,7 +111,7 @@ def test_a_worker_that_leaves_frees_all_at_once(http: httpx.Client) -> None:
     assert len(sync(http, "left", "one", "1")["assigned"]) == 4
     for _ in range(2):
         assert http.delete(path("left", "workers", "one"), params={"session": "1"}).status_code == 204
-    assert {each["owner"] for each in http.get(path("left")).json()["positions"]} == {None}
+    assert {entry["owner"] for entry in http.get(path("left")).json()["positions"]} == {None}
     assert epochs(sync(http, "left", "two")) == {0: 2, 1: 2, 2: 2, 3: 2}
 
 
@@ -134,8 +134,11 @@ def test_an_event_under_a_stale_fence_is_not_appended(http: httpx.Client) -> Non
     assert http.get("/v1/events", params={"after": position, "type": "x"}).json()["events"] == []
     fence["epoch"] = 2
     assert http.post("/v1/events", json={"events": events[1:], "fence": fence}).status_code == 200
-    nowhere = {**fence, "group": "nowhere"}
-    assert code(http.post("/v1/events", json={"events": [], "fence": nowhere})) == (404, "consumer_group_not_found")
+    missing_group = {**fence, "group": "nowhere"}
+    assert code(http.post("/v1/events", json={"events": [], "fence": missing_group})) == (
+        404,
+        "consumer_group_not_found",
+    )
     assert code(http.post("/v1/events", json={"events": [], "fence": {**fence, "partition": 9}})) == (
         409,
         "stale_epoch",
@@ -156,9 +159,9 @@ def test_a_worker_that_is_silent_for_longer_than_the_ttl_loses_what_it_held(http
     """By real time: another one that syncs has it soon after."""
     made(http, "silent", 1, ttl=0.3)
     sync(http, "silent", "one")
-    begun = time.monotonic()
+    start = time.monotonic()
     eventually(lambda: epochs(sync(http, "silent", "two")), {0: 2})
-    assert time.monotonic() - begun > 0.25
+    assert time.monotonic() - start > 0.25
 
 
 def test_a_group_is_deleted_when_nobody_is_in_it(http: httpx.Client) -> None:
@@ -188,16 +191,16 @@ def test_groups_are_listed_by_name(http: httpx.Client) -> None:
     for name in reversed(names):
         made(http, name, 2)
     sync(http, "listed-b", "one", capacity=1)
-    found, cursor = [], None
+    result, cursor = [], None
     while True:
         page = http.get("/v1/consumer-groups", params={"limit": 2} | ({"cursor": cursor} if cursor else {})).json()
-        found += page["groups"]
+        result += page["groups"]
         cursor = page["next"]
         if cursor is None:
             break
-    listed = {each["name"]: (each["workers"], each["owned"]) for each in found if each["name"] in names}
-    assert listed == {"listed-a": (0, 0), "listed-b": (1, 1), "listed-c": (0, 0)}
-    assert [each["name"] for each in found] == sorted(each["name"] for each in found)
+    listing = {entry["name"]: (entry["workers"], entry["owned"]) for entry in result if entry["name"] in names}
+    assert listing == {"listed-a": (0, 0), "listed-b": (1, 1), "listed-c": (0, 0)}
+    assert [entry["name"] for entry in result] == sorted(entry["name"] for entry in result)
     for bad in ("x", base64.urlsafe_b64encode(b"webhooks:1").decode().rstrip("=")):
         assert code(http.get("/v1/consumer-groups", params={"cursor": bad})) == (422, "invalid_request")
 
@@ -221,18 +224,18 @@ def test_metrics_tell_workers_partitions_and_lag(http: httpx.Client) -> None:
 
 def test_the_services_own_groups_are_to_be_looked_at_alone(sqlite_http: httpx.Client) -> None:
     """422 for every call that would change one."""
-    http, own = sqlite_http, "lastbit.dispatcher"
+    http, own_batch = sqlite_http, "lastbit.dispatcher"
     position = {"worker": "one", "epoch": 1, "snapshot": encoded(1, 1)}
     for answer in (
-        http.put(path(own), json={"partitions": 3}),
-        http.post(path(own, "sync"), json={"worker": "one", "session": "1"}),
-        http.put(path(own, "partitions", 0, "position"), json=position),
-        http.delete(path(own, "workers", "one")),
-        http.delete(path(own)),
+        http.put(path(own_batch), json={"partitions": 3}),
+        http.post(path(own_batch, "sync"), json={"worker": "one", "session": "1"}),
+        http.put(path(own_batch, "partitions", 0, "position"), json=position),
+        http.delete(path(own_batch, "workers", "one")),
+        http.delete(path(own_batch)),
     ):
         assert code(answer) == (422, "invalid_request")
         assert answer.json()["errors"][0]["place"] == "path.group"
-    assert http.get(path(own)).status_code in (200, 404)
+    assert http.get(path(own_batch)).status_code in (200, 404)
 
 
 def test_the_workers_of_a_service_on_sqlite_share_its_deliveries(sqlite_url: str) -> None:
@@ -243,7 +246,7 @@ def test_the_workers_of_a_service_on_sqlite_share_its_deliveries(sqlite_url: str
         with running_service(sqlite_url, workers=2, LASTBIT_DISPATCHER_EVERY="0.05"):
 
             def held() -> list[int]:
-                return [each.partitions for each in database.snapshot(groups.get, GROUP).workers]
+                return [worker.partitions for worker in database.snapshot(groups.get, GROUP).workers]
 
             eventually(held, [32, 32])
 
@@ -316,7 +319,7 @@ def test_bad_input_names_its_place(
     before = sqlite_http.get(path("bad")).json()
     answer = sqlite_http.request(method, path("bad") + rest, content=json.dumps(body), headers=JSON)
     assert code(answer) == (422, "invalid_request"), answer.text
-    assert place in {each["place"] for each in answer.json()["errors"]}
+    assert place in {entry["place"] for entry in answer.json()["errors"]}
     assert sqlite_http.get(path("bad")).json() == before
 
 

@@ -34,12 +34,12 @@ def end(http: httpx.Client) -> int:
 def append(http: httpx.Client, *events: dict[str, Any]) -> list[dict[str, Any]]:
     response = http.post("/v1/events", json={"events": list(events)})
     assert response.status_code == 200, response.text
-    answered: list[dict[str, Any]] = response.json()["events"]
-    return answered
+    reply: list[dict[str, Any]] = response.json()["events"]
+    return reply
 
 
-def new(type: str = "card.charged", **more: Any) -> dict[str, Any]:
-    return {"id": uuid.uuid4().hex, "type": type, **more}
+def new(type: str = "card.charged", **extra: Any) -> dict[str, Any]:
+    return {"id": uuid.uuid4().hex, "type": type, **extra}
 
 
 def read(http: httpx.Client, **params: Any) -> dict[str, Any]:
@@ -81,35 +81,35 @@ def test_events_are_read_as_they_were_appended(http: httpx.Client) -> None:
     """With any JSON as data, in the order of the call, at consecutive positions."""
     before = end(http)
     data = [None, 0, "ü\u2028\0\n", [1, {"deep": [True, None]}], {}, 2**60, "😀"]
-    events = [new(data=each, key=f"order-{place} ü") for place, each in enumerate(data)]
-    answered = append(http, *events)
-    assert answered == [
+    events = [new(data=entry, key=f"order-{place} ü") for place, entry in enumerate(data)]
+    reply = append(http, *events)
+    assert reply == [
         {"id": event["id"], "position": before + place, "repeated": False} for place, event in enumerate(events, 1)
     ]
     page = read(http, after=before)
     assert (page["next"], page["last"]) == (before + len(data), before + len(data))
-    for place, (event, shown) in enumerate(zip(events, page["events"], strict=True), 1):
-        assert list(shown) == ["position", "id", "type", "batch", "key", "data", "at"]
-        assert shown["position"] == before + place
-        assert (shown["id"], shown["type"], shown["key"], shown["data"], shown["batch"]) == (
+    for place, (event, document) in enumerate(zip(events, page["events"], strict=True), 1):
+        assert list(document) == ["position", "id", "type", "batch", "key", "data", "at"]
+        assert document["position"] == before + place
+        assert (document["id"], document["type"], document["key"], document["data"], document["batch"]) == (
             *(event["id"], "card.charged", event["key"], event["data"]),
             None,
         )
-        assert shown["at"].endswith("Z")
+        assert document["at"].endswith("Z")
 
 
 def test_a_repeated_append_is_answered_with_the_first_position(http: httpx.Client) -> None:
-    """Whatever it comes with, within one call too; the others of the call are appended."""
+    """Also with other content, and within one call; the other events of the call are appended."""
     first, second = new(data=1), new()
-    (where,) = append(http, first)
+    (appended_at,) = append(http, first)
     before = end(http)
     answers = append(http, {**first, "data": 2, "type": "other"}, second, second)
     assert answers == [
-        {"id": first["id"], "position": where["position"], "repeated": True},
+        {"id": first["id"], "position": appended_at["position"], "repeated": True},
         {"id": second["id"], "position": before + 1, "repeated": False},
         {"id": second["id"], "position": before + 1, "repeated": True},
     ]
-    page = read(http, after=where["position"] - 1)
+    page = read(http, after=appended_at["position"] - 1)
     assert [(event["id"], event["data"]) for event in page["events"]] == [(first["id"], 1), (second["id"], None)]
     assert append(http) == []
 
@@ -139,9 +139,9 @@ def test_every_transition_of_a_batch_is_an_event(http: httpx.Client) -> None:
 def test_filters_by_type_and_batch_go_on_after_what_they_left_out(http: httpx.Client) -> None:
     """Several types mean or; `next` is behind everything that was looked at, whether it fitted or not."""
     before = end(http)
-    ours = [opened(http, items=1, sealed=True)["id"] for _ in range(2)]
+    own_sessions = [opened(http, items=1, sealed=True)["id"] for _ in range(2)]
     append(http, new("a.b"), new("c.d"), new("a.bc"))
-    for batch in ours:
+    for batch in own_sessions:
         ack(http, f"{batch}:0:0")
     last = end(http)
 
@@ -152,28 +152,28 @@ def test_filters_by_type_and_batch_go_on_after_what_they_left_out(http: httpx.Cl
 
     assert types(type="a.b") == ["a.b"]
     assert types(type=["a.b", "c.d", "batch.completed"]) == ["a.b", "c.d", "batch.completed", "batch.completed"]
-    assert types(batch=ours[0]) == [f"batch.{name}" for name in ("opened", "sealed", "completed", "succeeded")]
-    assert types(batch=ours[1], type="batch.sealed") == ["batch.sealed"]
+    assert types(batch=own_sessions[0]) == [f"batch.{name}" for name in ("opened", "sealed", "completed", "succeeded")]
+    assert types(batch=own_sessions[1], type="batch.sealed") == ["batch.sealed"]
     assert types(type="A.B") == types(type="a.b ") == types(type="none") == []
     # A page that is full ends at its last event.
     first = read(http, after=before, type="batch.completed", limit=1)
     second = read(http, after=first["next"], type="batch.completed", limit=1)
-    assert [page["events"][0]["batch"] for page in (first, second)] == ours
+    assert [page["events"][0]["batch"] for page in (first, second)] == own_sessions
     assert first["next"] == first["events"][0]["position"] < last
 
 
 def test_pages_meet(http: httpx.Client) -> None:
     """Read one by one or in pages of any size, it is the same feed from 1 to the end."""
     append(http, *[new() for _ in range(20)])
-    whole = [event["position"] for limit in (1000,) for event in read(http, limit=limit)["events"]]
-    assert whole == list(range(1, len(whole) + 1))
-    found: list[int] = []
+    full_text = [event["position"] for limit in (1000,) for event in read(http, limit=limit)["events"]]
+    assert full_text == list(range(1, len(full_text) + 1))
+    result: list[int] = []
     after = 0
-    while after < whole[-1]:
+    while after < full_text[-1]:
         page = read(http, after=after, limit=7)
-        found += [event["position"] for event in page["events"]]
+        result += [event["position"] for event in page["events"]]
         after = page["next"]
-    assert found == whole
+    assert result == full_text
     assert read(http, after=after) == {"events": [], "next": after, "last": after}
 
 
@@ -323,30 +323,34 @@ def test_what_was_trimmed_is_gone_and_not_a_gap(database_url: str) -> None:
 # -- waiting
 
 
-def behind(http: httpx.Client, ask: Callable[[httpx.Client], httpx.Response], then: Callable[[], object]) -> Any:
+def behind(http: httpx.Client, ask: Callable[[httpx.Client], httpx.Response], react: Callable[[], object]) -> Any:
     """The answer to `ask`, where `then` is done once the request is under way."""
-    sent = threading.Event()
+    sending = threading.Event()
 
     def asking() -> httpx.Response:
-        hooks: Any = {"request": [lambda _: sent.set()]}
+        hooks: Any = {"request": [lambda _: sending.set()]}
         with httpx.Client(base_url=http.base_url, timeout=70, event_hooks=hooks) as waiter:
             return ask(waiter)
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asking)
-        assert sent.wait(30)
+        assert sending.wait(30)
         assert http.get("/healthz").status_code == 200  # a round trip behind the waiter's own
-        then()
+        react()
         return waiting.result(70).json()
 
 
 def test_a_long_poll_is_woken_by_a_commit(http: httpx.Client) -> None:
     """At once, again and again, by events that it asked for and by no others."""
     batch = opened(http, items=1)["id"]
-    began = time.monotonic()
+    start = time.monotonic()
     for _ in range(10):
         after = end(http)
-        page = behind(http, lambda to, at=after: to.get(f"/v1/events?after={at}&wait=60"), lambda: append(http, new()))
+        page = behind(
+            http,
+            lambda http_client, position=after: http_client.get(f"/v1/events?after={position}&wait=60"),
+            lambda: append(http, new()),
+        )
         assert [event["position"] for event in page["events"]] == [after + 1]
         assert page["next"] == after + 1
     after = end(http)
@@ -355,17 +359,21 @@ def test_a_long_poll_is_woken_by_a_commit(http: httpx.Client) -> None:
         append(http, new(), new("batchless"))
         http.post(f"/v1/batches/{batch}/seal")
 
-    page = behind(http, lambda to: to.get(f"/v1/events?after={after}&wait=60&batch={batch}"), noise_then_seal)
+    page = behind(
+        http, lambda http_client: http_client.get(f"/v1/events?after={after}&wait=60&batch={batch}"), noise_then_seal
+    )
     assert [event["id"] for event in page["events"]] == [f"batch:{batch}:sealed"]
     # A single one that waited for its time would have taken longer.
-    assert time.monotonic() - began < 55
+    assert time.monotonic() - start < 55
 
 
 def test_a_long_poll_ends_with_its_time(http: httpx.Client) -> None:
     """With nothing, and the position up to which there was nothing for it."""
     after = end(http)
     page = behind(
-        http, lambda to: to.get(f"/v1/events?after={after}&wait=0.5&type=none"), lambda: append(http, new(), new())
+        http,
+        lambda http_client: http_client.get(f"/v1/events?after={after}&wait=0.5&type=none"),
+        lambda: append(http, new(), new()),
     )
     assert page["events"] == []
     assert after <= page["next"] <= after + 2
@@ -377,22 +385,22 @@ def test_a_long_poll_and_a_stream_hear_of_what_another_process_commits(mariadb_u
     with Database(mariadb_url) as database:
         schema.migrate(database)
     with (
-        running_service(mariadb_url) as one,
+        running_service(mariadb_url) as first_one,
         running_service(mariadb_url) as other,
-        httpx.Client(base_url=one.url, timeout=70) as here,
-        httpx.Client(base_url=other.url, timeout=70) as there,
-        stream(here) as messages,
+        httpx.Client(base_url=first_one.url, timeout=70) as local,
+        httpx.Client(base_url=other.url, timeout=70) as remote,
+        stream(local) as messages,
     ):
-        began = time.monotonic()
+        start = time.monotonic()
         for position in range(1, 6):
             page = behind(
-                here,
-                lambda to, at=position: to.get(f"/v1/events?after={at - 1}&wait=60"),
-                lambda: append(there, new()),
+                local,
+                lambda http_client, at=position: http_client.get(f"/v1/events?after={at - 1}&wait=60"),
+                lambda: append(remote, new()),
             )
             assert [event["position"] for event in page["events"]] == [position]
             assert next(messages)["position"] == position
-        assert time.monotonic() - began < 55
+        assert time.monotonic() - start < 55
 
 
 # -- following
@@ -408,29 +416,29 @@ def test_a_stream_that_breaks_resumes_without_loss_or_repeat(http: httpx.Client)
             for number in range(0, MANY, 4):
                 append(writer, *({"id": id, "type": "step"} for id in ids[number : number + 4]))
 
-    seen: list[dict[str, Any]] = []
+    collected: list[dict[str, Any]] = []
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         connections = 0
-        while len(seen) < MANY:
+        while len(collected) < MANY:
             connections += 1
-            resume = seen[-1]["position"] if seen else start
+            resume = collected[-1]["position"] if collected else start
             with stream(http, resume) as messages:
                 for event, _ in zip(messages, range(1 + 13 * connections % 50), strict=False):
-                    seen.append(event)
-                    if len(seen) == MANY:
+                    collected.append(event)
+                    if len(collected) == MANY:
                         break
         writing.result(60)
     assert connections > 5
-    assert [event["position"] for event in seen] == list(range(start + 1, start + MANY + 1))
-    assert [event["id"] for event in seen] == ids
+    assert [event["position"] for event in collected] == list(range(start + 1, start + MANY + 1))
+    assert [event["id"] for event in collected] == ids
 
 
 def test_a_stream_shows_what_it_was_asked_for(http: httpx.Client) -> None:
     """By type and batch, as the page does, and from the feed's end where no position is given."""
     batch = opened(http, items=1)["id"]
     with (
-        stream(http) as everything,
+        stream(http) as all_events,
         stream(http, type=["batch.sealed", "mine"]) as by_type,
         stream(http, batch=batch) as by_batch,
         stream(http, after=0, batch=batch) as from_the_start,
@@ -440,7 +448,7 @@ def test_a_stream_shows_what_it_was_asked_for(http: httpx.Client) -> None:
         http.post(f"/v1/batches/{batch}/seal")
         last = end(http)
         page = read(http, after=after)["events"]
-        assert [next(everything) for _ in range(last - after)] == page
+        assert [next(all_events) for _ in range(last - after)] == page
         assert [next(by_type)["type"] for _ in range(2)] == ["mine", "batch.sealed"]
         assert next(by_batch)["type"] == "batch.sealed"
         assert [next(from_the_start)["type"] for _ in range(2)] == ["batch.opened", "batch.sealed"]
@@ -460,50 +468,50 @@ def test_a_stop_ends_streams_and_long_polls_at_once(sqlite_url: str) -> None:
         httpx.Client(base_url=running.url, timeout=70) as http,
         ThreadPoolExecutor(6) as pool,
     ):
-        sent = threading.Semaphore(0)
+        sending = threading.Semaphore(0)
 
         def poll() -> Any:
-            hooks: Any = {"request": [lambda _: sent.release()]}
+            hooks: Any = {"request": [lambda _: sending.release()]}
             with httpx.Client(base_url=running.url, timeout=70, event_hooks=hooks) as waiter:
                 return waiter.get("/v1/events?wait=60").json()
 
         def follow() -> list[Any]:
             with httpx.Client(base_url=running.url, timeout=70) as follower, stream(follower) as messages:
-                sent.release()
+                sending.release()
                 return list(messages)
 
         polls = [pool.submit(poll) for _ in range(3)]
         streams = [pool.submit(follow) for _ in range(3)]
         for _ in range(6):
-            assert sent.acquire(timeout=30)
+            assert sending.acquire(timeout=30)
         assert http.get("/healthz").status_code == 200
         http.close()
-        began = time.monotonic()
+        start = time.monotonic()
         assert running.stop(signal.SIGTERM) == -signal.SIGTERM
         # The time that requests under way are given is 15 s.
-        assert time.monotonic() - began < 10
-        assert [each.result(10) for each in polls] == [{"events": [], "next": 0, "last": 0}] * 3
-        assert [each.result(10) for each in streams] == [[]] * 3
+        assert time.monotonic() - start < 10
+        assert [entry.result(10) for entry in polls] == [{"events": [], "next": 0, "last": 0}] * 3
+        assert [entry.result(10) for entry in streams] == [[]] * 3
 
 
 def test_a_page_is_bounded_in_bytes_and_those_who_follow_miss_nothing(http: httpx.Client) -> None:
     """Page by page, held back, and as a stream, also where the stream reads what is at hand."""
     begin = end(http)
     with stream(http, after=begin) as events:
-        sent: list[str] = []
+        sending: list[str] = []
         for _ in range(2):
             part = [new(data="x" * 65_000) for _ in range(100)]
             append(http, *part)
-            sent += [event["id"] for event in part]
-        assert [next(events)["id"] for _ in sent] == sent
+            sending += [event["id"] for event in part]
+        assert [next(events)["id"] for _ in sending] == sending
     with stream(http, after=begin) as events:
-        assert [next(events)["id"] for _ in sent] == sent
+        assert [next(events)["id"] for _ in sending] == sending
     for wait in (0, 5):
-        found, after, pages = [], begin, 0
-        while after < begin + len(sent):
+        result, after, pages = [], begin, 0
+        while after < begin + len(sending):
             response = http.get("/v1/events", params={"after": after, "limit": 1000, "wait": wait})
             assert len(response.content) < 9 * 2**20
-            found += [event["id"] for event in response.json()["events"]]
+            result += [event["id"] for event in response.json()["events"]]
             after, pages = response.json()["next"], pages + 1
-        assert found == sent
+        assert result == sending
         assert pages == 2

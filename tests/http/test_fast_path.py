@@ -66,15 +66,15 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def batch(port: int) -> int:
-    opened: int = httpx.post(f"http://127.0.0.1:{port}/v1/batches", json={"items": 1000}).json()["id"]
-    return opened
+    connection: int = httpx.post(f"http://127.0.0.1:{port}/v1/batches", json={"items": 1000}).json()["id"]
+    return connection
 
 
 @pytest.fixture
 def wire(port: int) -> Iterator[Wire]:
-    opened = Wire(port)
-    yield opened
-    opened.close()
+    connection = Wire(port)
+    yield connection
+    connection.close()
 
 
 def test_the_same_connection_is_used_again_and_again(wire: Wire, batch: int) -> None:
@@ -84,18 +84,18 @@ def test_the_same_connection_is_used_again_and_again(wire: Wire, batch: int) -> 
         status, headers, content = wire.answer()
         assert (status, headers["content-type"]) == (200, "application/json")
         assert "date" in headers
-        repeated = index == 104 and content["repeated"] == 1
-        assert content == {"applied": int(not repeated), "repeated": int(repeated), "completed": [], "rejected": []}
+        attempt = index == 104 and content["repeated"] == 1
+        assert content == {"applied": int(not attempt), "repeated": int(attempt), "completed": [], "rejected": []}
 
 
-@pytest.mark.parametrize("cut", [1, 10, 60, 100, -1])
-def test_a_request_may_come_in_pieces(wire: Wire, batch: int, cut: int) -> None:
+@pytest.mark.parametrize("offset", [1, 10, 60, 100, -1])
+def test_a_request_may_come_in_pieces(wire: Wire, batch: int, offset: int) -> None:
     """Wherever it is cut, also where the whole one's head is known."""
-    whole = request([f"{batch}:0:{300 + cut % 50}"])
+    full_text = request([f"{batch}:0:{300 + offset % 50}"])
     for _ in range(2):
-        wire.send(whole)
+        wire.send(full_text)
         assert wire.answer()[2]["rejected"] == []
-        wire.send(whole[:cut], whole[cut:])
+        wire.send(full_text[:offset], full_text[offset:])
         assert wire.answer()[2]["repeated"] == 1
 
 
@@ -115,19 +115,19 @@ def test_pipelined_requests_are_answered_in_their_order(wire: Wire, batch: int) 
 
 def test_another_sites_page_can_ack_nothing(wire: Wire, batch: int) -> None:
     """Again and again, on a connection that has acked before, with a token never."""
-    own = request([f"{batch}:0:20"])
+    own_batch = request([f"{batch}:0:20"])
     foreign = request([f"{batch}:0:21"], headers=f"{JSON}Origin: https://elsewhere.example\r\n")
     site = request([f"{batch}:0:21"], headers=f"{JSON}Sec-Fetch-Site: cross-site\r\n")
-    ours = request([f"{batch}:0:22"], headers=f"{JSON}Origin: http://lastbit\r\n")
+    own_sessions = request([f"{batch}:0:22"], headers=f"{JSON}Origin: http://lastbit\r\n")
     token = request(
         [f"{batch}:0:23"], headers=f"{JSON}Origin: https://elsewhere.example\r\nAuthorization: Bearer x\r\n"
     )
-    for repeated in range(2):
-        for mine in (own, ours, token):
-            wire.send(mine)
-            assert wire.answer()[2]["repeated"] == repeated
-        for theirs in (foreign, site):
-            wire.send(theirs)
+    for number in range(2):
+        for own_one in (own_batch, own_sessions, token):
+            wire.send(own_one)
+            assert wire.answer()[2]["repeated"] == number
+        for other_batch in (foreign, site):
+            wire.send(other_batch)
             status, _, content = wire.answer()
             assert (status, content["code"]) == (403, "forbidden")
     wire.send(request([f"{batch}:0:21"]))
@@ -147,16 +147,16 @@ def test_trailers_are_no_headers(wire: Wire, batch: int) -> None:
     trailers = (
         "Idempotency-Key: trailer\r\nX-Request-Id: trailer\r\nContent-Type: text/plain\r\nExpect: 100-continue\r\n"
     )
-    opened = set()
+    connection = set()
     for _ in range(2):
         wire.send(chunked("/v1/batches", {}, trailers=trailers))
         status, headers, content = wire.answer()
         assert (status, "idempotency-replayed" in headers) == (201, False)
         assert headers["x-request-id"] != "trailer"
-        opened.add(content["id"])
+        connection.add(content["id"])
         wire.send(chunked("/v1/acks", {"items": []}, trailers=trailers))
         assert wire.answer()[0] == 200
-    assert len(opened) == 2
+    assert len(connection) == 2
     wire.send(chunked("/v1/acks", {"items": []}, headers="", trailers=JSON))
     assert wire.answer()[0] == 415
     wire.send(chunked("/v1/batches", {}, trailers="Host: x\r\n"), request([f"{batch}:0:30"]))
@@ -235,9 +235,13 @@ def test_a_request_that_is_cut_off_and_a_stream_end_with_the_clients_half(wire: 
 def test_what_is_unusual_is_answered_all_the_same(wire: Wire, batch: int) -> None:
     """A body in chunks, a client that asks first, a query in the URL, a parameter of the type."""
     content = json.dumps({"items": [f"{batch}:0:9"]}).encode()
-    chunked = f"POST /v1/acks HTTP/1.1\r\nHost: lastbit\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n".encode()
+    chunked_request = f"POST /v1/acks HTTP/1.1\r\nHost: lastbit\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n".encode()
     wire.send(
-        chunked, b"%x\r\n" % 5, content[:5] + b"\r\n", b"%x\r\n" % len(content[5:]), content[5:] + b"\r\n0\r\n\r\n"
+        chunked_request,
+        b"%x\r\n" % 5,
+        content[:5] + b"\r\n",
+        b"%x\r\n" % len(content[5:]),
+        content[5:] + b"\r\n0\r\n\r\n",
     )
     assert wire.answer()[2]["applied"] == 1
     asking = request([f"{batch}:0:9"], headers=JSON + "Expect: 100-continue\r\n")
@@ -266,9 +270,9 @@ def test_bad_headers_are_refused_and_the_connection_lives(
 ) -> None:
     """As problems, with nothing applied."""
     wire.send(request([f"{batch}:0:0"], headers=headers))
-    answered = wire.answer()
-    assert (answered[0], answered[1]["content-type"]) == (status, "application/problem+json")
-    assert answered[2]["code"] == code
+    reply = wire.answer()
+    assert (reply[0], reply[1]["content-type"]) == (status, "application/problem+json")
+    assert reply[2]["code"] == code
     wire.send(request([f"{batch}:0:0"]))
     assert wire.answer()[2]["applied"] == 1
 
@@ -303,10 +307,10 @@ def test_a_body_that_is_too_large_ends_the_connection(wire: Wire) -> None:
 def test_a_client_that_leaves_before_its_answer_harms_nobody(port: int, wire: Wire, batch: int) -> None:
     """Its ack counts; the service goes on."""
     for index in range(20, 30):
-        gone = Wire(port)
-        gone.send(request([f"{batch}:0:{index}"]))
-        gone.close()
+        leaver = Wire(port)
+        leaver.send(request([f"{batch}:0:{index}"]))
+        leaver.close()
     wire.send(request([f"{batch}:0:{index}" for index in range(20, 30)]))
-    answered = wire.answer()[2]
-    assert answered["applied"] + answered["repeated"] == 10
+    reply = wire.answer()[2]
+    assert reply["applied"] + reply["repeated"] == 10
     assert httpx.get(f"http://127.0.0.1:{port}/v1/batches/{batch}").json()["acked"] == 10

@@ -40,9 +40,9 @@ class Worker:
         """The outcome's values are JSON as text."""
         self.events += 1
         id = f"deep-{self.events}"
-        appended = self.http.post("/v1/events", json={"events": [{"id": id, "type": "t"}]}).json()["events"][0]
+        appended_event = self.http.post("/v1/events", json={"events": [{"id": id, "type": "t"}]}).json()["events"][0]
         head = {
-            "event": {"id": id, "position": appended["position"]},
+            "event": {"id": id, "position": appended_event["position"]},
             "fence": {"worker": "w", "epoch": self.held["epoch"]},
             "version": version,
         }
@@ -63,7 +63,7 @@ def worker(database: str) -> Iterator[Worker]:
 
 
 def outcome(place: str, text: str) -> dict[str, str]:
-    """What brings `text` to the place."""
+    """The arguments that carry `text` to the place."""
     return {
         "state": {"state": text},
         "commands": {"commands": f'[{{"type": "go", "data": {text}}}]'},
@@ -76,25 +76,25 @@ PLACES = {"state": "body.state", "commands": "body.commands[0].data", "timers": 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_nested_too_deeply_is_refused_and_what_is_taken_is_returned(worker: Worker, place: str) -> None:
-    """Whatever any parser on the way makes of it: pydantic's serializer gives up at 255 levels, Python near 1,000."""
+    """Other parsers have other limits: pydantic's serializer gives up at 255 levels, Python near 1,000."""
     for levels in (DEPTH + 1, 256, 900):
-        refused = worker.handle(**outcome(place, nested(levels)))
-        assert code(refused) == (422, "invalid_request"), (levels, refused.text)
-        [wrong] = refused.json()["errors"]
+        refusal = worker.handle(**outcome(place, nested(levels)))
+        assert code(refusal) == (422, "invalid_request"), (levels, refusal.text)
+        [wrong] = refusal.json()["errors"]
         assert (wrong["place"], "100 levels" in wrong["expected"]) == (PLACES[place], True)
     assert worker.http.get(f"{PROCESS}/i").status_code == 404
     answer = worker.handle(**outcome(place, nested(DEPTH)))
     assert answer.status_code == 200, answer.text
-    deep, shown = json.loads(nested(DEPTH)), worker.http.get(f"{PROCESS}/i").json()
+    deep, document = json.loads(nested(DEPTH)), worker.http.get(f"{PROCESS}/i").json()
     if place == "state":
-        assert deep == answer.json()["instance"]["state"] == shown["state"]
-        assert [each["state"] for each in worker.http.get(PROCESS).json()["instances"]] == [deep]
+        assert deep == answer.json()["instance"]["state"] == document["state"]
+        assert [entry["state"] for entry in worker.http.get(PROCESS).json()["instances"]] == [deep]
     elif place == "commands":
         [event] = worker.http.get("/v1/events", params={"type": "command.go"}).json()["events"]
         [command] = worker.http.get("/v1/commands").json()["commands"]
-        assert deep == shown["commands"][0]["data"] == command["data"] == event["data"]["data"]
+        assert deep == document["commands"][0]["data"] == command["data"] == event["data"]["data"]
     else:
-        assert shown["timers"][0]["data"] == deep
+        assert document["timers"][0]["data"] == deep
 
 
 def test_an_events_data_has_the_same_limit(worker: Worker) -> None:
@@ -125,8 +125,8 @@ def test_rows_that_are_deeper_already_are_returned(worker: Worker, database: str
         for table, column in (("processes", "state"), ("outbox", "data"), ("timers", "data"), ("feed", "data")):
             assert rows.execute(f"UPDATE {table} SET {column} = ?", [deep]).rowcount
     for path, count in ((f"{PROCESS}/i", 3), (PROCESS, 1), ("/v1/commands", 1), ("/v1/events", 2)):
-        shown = worker.http.get(path)
-        assert (shown.status_code, shown.text.count(deep)) == (200, count), path
+        document = worker.http.get(path)
+        assert (document.status_code, document.text.count(deep)) == (200, count), path
     changed = worker.handle(version=1, state='"smaller"')
     assert (changed.status_code, changed.json()["instance"]["state"]) == (200, "smaller")
 
@@ -147,8 +147,8 @@ def test_what_some_parsers_refuse_is_not_stored(worker: Worker, text: str) -> No
     """Nested or not, in every place."""
     for wrong in (text, f'{{"a": [{text}]}}'):
         for place in PLACES:
-            refused = worker.handle(**outcome(place, wrong))
-            assert code(refused) == (422, "invalid_request"), refused.text
+            refusal = worker.handle(**outcome(place, wrong))
+            assert code(refusal) == (422, "invalid_request"), refusal.text
         content = f'{{"events": [{{"id": "x", "type": "x", "data": {wrong}}}]}}'
         assert code(worker.http.post("/v1/events", content=content, headers=JSON)) == (422, "invalid_request")
     assert worker.http.get(f"{PROCESS}/i").status_code == 404
@@ -186,6 +186,6 @@ def test_all_routes_take_the_same_json(worker: Worker, path: str) -> None:
     """Whichever decoder is behind them."""
     body = json.dumps(BODIES[path]).encode()
     for name, deform in DEFORMED.items():
-        refused = worker.http.post(path, content=deform(body), headers=JSON)
-        assert code(refused) == (422, "invalid_request"), (name, refused.text)
-        assert refused.json()["errors"][0]["place"].startswith("body"), name
+        refusal = worker.http.post(path, content=deform(body), headers=JSON)
+        assert code(refusal) == (422, "invalid_request"), (name, refusal.text)
+        assert refusal.json()["errors"][0]["place"].startswith("body"), name

@@ -31,34 +31,34 @@ ACKS = 2000 if SOAK else 200
 pytestmark = pytest.mark.timeout(600)
 
 
-def connect(running: ServiceProcess, said: bytes = b"", *, receive: int | None = None) -> socket.socket:
-    opened = socket.socket()
+def connect(running: ServiceProcess, output: bytes = b"", *, receive: int | None = None) -> socket.socket:
+    connection = socket.socket()
     if receive is not None:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
-    opened.settimeout(30)
-    opened.connect(("127.0.0.1", running.port))
-    opened.sendall(said)
-    return opened
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", running.port))
+    connection.sendall(output)
+    return connection
 
 
-def head(path: str, length: int, more: str = "") -> bytes:
+def head(path: str, length: int, extra: str = "") -> bytes:
     return (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{more}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{extra}\r\n"
     ).encode()
 
 
-def everything(opened: socket.socket) -> bytes:
+def everything(connection: socket.socket) -> bytes:
     """All that comes until the other end closes."""
-    heard = b""
+    lines = b""
     with contextlib.suppress(ConnectionResetError):  # it closed while we were still talking
-        while part := opened.recv(65536):
-            heard += part
-    return heard
+        while part := connection.recv(65536):
+            lines += part
+    return lines
 
 
-def refused(heard: bytes) -> tuple[int, str]:
+def refused(lines: bytes) -> tuple[int, str]:
     """Status and code of a problem as it came over the wire."""
-    start, _, body = heard.partition(b"\r\n\r\n")
+    start, _, body = lines.partition(b"\r\n\r\n")
     assert b"connection: close" in start.lower()
     return int(start.split(b" ", 2)[1]), json.loads(body)["code"]
 
@@ -75,9 +75,9 @@ def dribbling(slow: list[socket.socket]) -> Iterator[None]:
 
     def dribble() -> None:
         while not stop.wait(0.2):
-            for each in slow:
+            for entry in slow:
                 with contextlib.suppress(OSError):
-                    each.send(b"x")
+                    entry.send(b"x")
 
     thread = threading.Thread(target=dribble)
     thread.start()
@@ -99,13 +99,13 @@ def test_a_crowd_of_idle_and_slow_connections_does_not_stop_acks(sqlite_url: str
     ):
         batch = opened(client)
         idle = [stack.enter_context(connect(running)) for _ in range(IDLE)]
-        begun = (
+        start = (
             b"GET /v1/batches HTTP/1.1\r\nHost: x\r\nX-Slow: ",
             head("/v1/acks", 1000),
             head("/v1/batches", 1000),
             b"POST /v1/acks HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n300\r\n",
         )
-        slow = [stack.enter_context(connect(running, begun[number % len(begun)])) for number in range(SLOW)]
+        slow = [stack.enter_context(connect(running, start[number % len(start)])) for number in range(SLOW)]
         slowest = 0.0
         with dribbling(slow):
             for number in range(ACKS):
@@ -115,11 +115,11 @@ def test_a_crowd_of_idle_and_slow_connections_does_not_stop_acks(sqlite_url: str
                 assert answer["applied"] == 1
             print(f"{IDLE} idle, {SLOW} slow: {ACKS} acks, the slowest in {slowest * 1000:.0f} ms")
             assert slowest < 5
-            for each in slow:
-                everything(each)  # which ends when it is closed
-        for each in (idle[0], idle[-1]):
-            each.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            assert everything(each).startswith(b"HTTP/1.1 200")
+            for entry in slow:
+                everything(entry)  # which ends when it is closed
+        for entry in (idle[0], idle[-1]):
+            entry.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert everything(entry).startswith(b"HTTP/1.1 200")
         refused_total = client.get("/metrics").text.partition('lastbit_refused_total{cause="slow"} ')[2]
         assert float(refused_total.split("\n", 1)[0]) == SLOW
 
@@ -127,14 +127,14 @@ def test_a_crowd_of_idle_and_slow_connections_does_not_stop_acks(sqlite_url: str
 def test_connections_beyond_the_bound_are_told_to_come_back(sqlite_url: str) -> None:
     """503 with Retry-After; and when somebody has left there is room again."""
     with running_service(sqlite_url, LASTBIT_MAX_CONNECTIONS="5") as running, contextlib.ExitStack() as stack:
-        held = [stack.enter_context(connect(running)) for _ in range(4)]
+        lease = [stack.enter_context(connect(running)) for _ in range(4)]
         with httpx.Client(base_url=running.url) as client:
             assert client.get("/healthz").status_code == 200
             with connect(running) as one_more:
-                heard = everything(one_more)
-            assert refused(heard) == (503, "unavailable")
-            assert b"retry-after: 1" in heard
-            held[0].close()
+                lines = everything(one_more)
+            assert refused(lines) == (503, "unavailable")
+            assert b"retry-after: 1" in lines
+            lease[0].close()
             while True:  # the service hears of it in its own time
                 with connect(running, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n") as next_one:
                     if everything(next_one).startswith(b"HTTP/1.1 200"):
@@ -172,25 +172,25 @@ def test_who_has_to_leave() -> None:
             "slow body": Peer(body=939),
             "deaf": Peer(stuck=939),
         }
-        for each in (*peers.values(), *(Peer() for _ in range(crowd))):
-            assert watch.made(each)
+        for entry in (*peers.values(), *(Peer() for _ in range(crowd))):
+            assert watch.made(entry)
         watch.look(1000)
-        ended = {name: peer.ended for name, peer in peers.items() if peer.ended}
-        assert ended == {"too idle": "end", "slow head": "end", "slow body": "end", "deaf": "abort"}
+        end_state = {name: peer.ended for name, peer in peers.items() if peer.ended}
+        assert end_state == {"too idle": "end", "slow head": "end", "slow body": "end", "deaf": "abort"}
 
 
 def test_a_head_without_an_end_is_refused(sqlite_url: str) -> None:
     """413, and the connection is closed, long before memory is of concern."""
     with running_service(sqlite_url) as running:
-        for begun in (b"GET /v1/batches HTTP/1.1\r\nX-Endless: ", b"GET /", b"GET / HTTP/1.1\r\nX: y\r\n"):
-            with connect(running, begun) as endless:
-                sent = 0
+        for start in (b"GET /v1/batches HTTP/1.1\r\nX-Endless: ", b"GET /", b"GET / HTTP/1.1\r\nX: y\r\n"):
+            with connect(running, start) as endless:
+                sending = 0
                 try:
-                    while sent < 200 * 2**20:
-                        sent += endless.send(b"X: y\r\n" * 2000 if begun.endswith(b"\n") else b"x" * 12_000)
+                    while sending < 200 * 2**20:
+                        sending += endless.send(b"X: y\r\n" * 2000 if start.endswith(b"\n") else b"x" * 12_000)
                 except (ConnectionResetError, BrokenPipeError):
                     pass
-                assert sent < 50 * 2**20
+                assert sending < 50 * 2**20
         assert httpx.get(f"{running.url}/readyz").status_code == 200
         with connect(running, b"GET / HTTP/1.1\r\nX-Long: ") as long:
             # That much is read when this is answered; then one byte more than may be.
@@ -219,8 +219,8 @@ def test_large_bodies_find_room_or_are_told_to_come_back(sqlite_url: str, path: 
             assert httpx.get(f"{running.url}/healthz").status_code == 200
         # It has left in the middle of its body; nothing of it stays.
         for _ in range(3):
-            with connect(running, head(path, length) + body + end) as again:
-                assert again.recv(65536).startswith(b"HTTP/1.1 20")
+            with connect(running, head(path, length) + body + end) as repeat:
+                assert repeat.recv(65536).startswith(b"HTTP/1.1 20")
 
 
 def test_a_request_that_breaks_off_before_its_body_is_not_done(sqlite_url: str) -> None:
@@ -229,9 +229,9 @@ def test_a_request_that_breaks_off_before_its_body_is_not_done(sqlite_url: str) 
         kept = opened(client)
         for path in ("/v1/batches", f"/v1/batches/{kept}/cancel"):
             connect(running, head(path, 20, "Idempotency-Key: once\r\n")).close()
-        again = client.post("/v1/batches", json={"key": "mine"}, headers={"Idempotency-Key": "once"})
-        assert (again.status_code, again.json()["key"]) == (201, "mine")
-        states = [each["state"] for each in client.get("/v1/batches").json()["batches"]]
+        second = client.post("/v1/batches", json={"key": "mine"}, headers={"Idempotency-Key": "once"})
+        assert (second.status_code, second.json()["key"]) == (201, "mine")
+        states = [entry["state"] for entry in client.get("/v1/batches").json()["batches"]]
         assert states == ["open", "open"]
 
 
@@ -268,17 +268,17 @@ def test_while_the_database_is_silent_requests_wait_up_to_a_bound(mariadb: Maria
         try:
             waiting = [pool.submit(look, number) for number in range(50)]
             # Forty have a thread, five wait for one, so five are sent away at once.
-            sent_away = [done.result() for done in islice(as_completed(waiting, 30), 5)]
+            sent_away = [process.result() for process in islice(as_completed(waiting, 30), 5)]
             assert client.get("/healthz").status_code == 200
         finally:
             proxy.speak()
-        for each in sent_away:
-            assert (each.status_code, each.json()["code"]) == (503, "unavailable")
-            assert each.json()["detail"] == "too many requests are waiting"
-            assert each.headers["Retry-After"] == "1"
-            assert "X-Request-Id" in each.headers
-        answered = [done.result().status_code for done in waiting]
-        assert answered.count(200) == 45
+        for entry in sent_away:
+            assert (entry.status_code, entry.json()["code"]) == (503, "unavailable")
+            assert entry.json()["detail"] == "too many requests are waiting"
+            assert entry.headers["Retry-After"] == "1"
+            assert "X-Request-Id" in entry.headers
+        reply = [process.result().status_code for process in waiting]
+        assert reply.count(200) == 45
 
 
 @pytest.mark.mariadb
@@ -305,5 +305,5 @@ def test_masks_that_wait_for_a_look_at_their_batch_take_room(mariadb: MariaDB, m
         finally:
             proxy.speak()
         assert (sent_away.status_code, sent_away.json()["code"]) == (503, "unavailable")
-        assert sorted(each.result().status_code for each in both) == [200, 503]
+        assert sorted(entry.result().status_code for entry in both) == [200, 503]
         assert post(0).json()["repeated"] == 500 * 8192

@@ -35,7 +35,7 @@ class Logged:
         self.database = database
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it has said so far, all of it JSON objects."""
+        """Its log so far; each line is a JSON object."""
         return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def of(self, request_id: str) -> list[dict[str, Any]]:
@@ -66,11 +66,11 @@ def test_a_callers_request_id_comes_back(sqlite_http: httpx.Client, given: str) 
     batch = sqlite_http.post("/v1/batches", json={"items": 1}, headers=headers)
     assert batch.headers["x-request-id"] == given
     for path in ("/v1/batches/999999", "/nowhere", "/v1/acks"):
-        refused = sqlite_http.get(path, headers=headers)
-        assert (refused.status_code // 100, refused.headers["x-request-id"]) == (4, given)
+        refusal = sqlite_http.get(path, headers=headers)
+        assert (refusal.status_code // 100, refusal.headers["x-request-id"]) == (4, given)
     for _ in range(2):  # a head that was seen before has its id all the same
-        refused = sqlite_http.post("/v1/acks", json={"items": ["x"]}, headers=headers)
-        assert (refused.status_code, refused.headers["x-request-id"]) == (422, given)
+        refusal = sqlite_http.post("/v1/acks", json={"items": ["x"]}, headers=headers)
+        assert (refusal.status_code, refusal.headers["x-request-id"]) == (422, given)
     acked = sqlite_http.post("/v1/acks", json={"items": [f"{batch.json()['id']}:0:0"]}, headers=headers)
     assert acked.status_code == 200
     assert "x-request-id" not in acked.headers
@@ -85,9 +85,9 @@ def test_what_can_be_no_request_id_is_replaced(sqlite_http: httpx.Client, given:
         *(sqlite_http.post("/v1/acks", json={"items": ["x"]}, headers=headers) for _ in range(3)),
     ]
     assert [answer.status_code for answer in answers] == [200, 200, 422, 422, 422]
-    made = {answer.headers["x-request-id"] for answer in answers}
-    assert len(made) == 5
-    assert all(MADE.fullmatch(each) for each in made)
+    creation = {answer.headers["x-request-id"] for answer in answers}
+    assert len(creation) == 5
+    assert all(MADE.fullmatch(entry) for entry in creation)
 
 
 def test_requests_are_logged_once_and_acks_are_not(logged: Logged) -> None:
@@ -112,9 +112,9 @@ def test_requests_are_logged_once_and_acks_are_not(logged: Logged) -> None:
     logged.running.stop()
     lines = logged.lines()
     assert all(line["timestamp"] and line["level"] and line["event"] for line in lines)
-    said = [line["event"] for line in lines if line.get("logger") == "uvicorn.error"]
-    assert any(event.startswith("Uvicorn running on") for event in said)
-    assert any(event.startswith("Finished server process") for event in said)
+    output = [line["event"] for line in lines if line.get("logger") == "uvicorn.error"]
+    assert any(event.startswith("Uvicorn running on") for event in output)
+    assert any(event.startswith("Finished server process") for event in output)
 
 
 def test_an_unexpected_error_is_in_the_log_under_its_id(logged: Logged) -> None:

@@ -37,9 +37,9 @@ class Asked(Service):
             self.on_head()
             return head()
 
-        def counted_read(*arguments: Any, **named: Any) -> feed.EventPage:
+        def counted_read(*arguments: Any, **names: Any) -> feed.EventPage:
             self.counts["events"] += 1
-            return read(*arguments, **named)
+            return read(*arguments, **names)
 
         def counted_get(batch: int) -> Any:
             self.counts["get"] += 1
@@ -58,9 +58,9 @@ def asked(sqlite_url: str) -> Iterator[Asked]:
 
 
 async def _watch(waiters: Waiting, batch: int, watching: asyncio.Semaphore) -> bytes:
-    async with waiters.watch(batch) as ended:
+    async with waiters.watch(batch) as end_state:
         watching.release()
-        await ended.wait()
+        await end_state.wait()
         return await waiters.look(batch)
 
 
@@ -80,7 +80,7 @@ def test_the_feed_is_polled_once_for_all_who_wait(asked: Asked, monkeypatch: pyt
         batches = [asked.batches.open(Opening(items=0)).batch.id for _ in range(100)]
         start = asked.feed.head()
         waiters, watching, loop = Waiting(asked), asyncio.Semaphore(0), asyncio.get_running_loop()
-        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(_watch(waiters, each, watching)) for each in batches]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(_watch(waiters, entry, watching)) for entry in batches]
         tasks += [asyncio.create_task(_follow(waiters, start, watching)) for _ in range(50)]
         for _ in tasks:
             await watching.acquire()
@@ -135,11 +135,11 @@ def test_a_commit_of_this_process_wakes_without_the_poll(asked: Asked, monkeypat
 
     async def scene() -> None:
         waiters = Waiting(asked)
-        async with waiters.follow(["mine"]) as mine, waiters.follow(["other"]) as other:
+        async with waiters.follow(["mine"]) as own_one, waiters.follow(["other"]) as other:
             await asyncio.to_thread(asked.feed.append, [feed.NewEvent("1", "mine")])
-            await asyncio.wait_for(mine.woken.wait(), 30)
+            await asyncio.wait_for(own_one.woken.wait(), 30)
             assert not other.woken.is_set()
-            page = await waiters.read(mine, 0, 10)
+            page = await waiters.read(own_one, 0, 10)
             assert [event.id for event in page.events] == ["1"]
             assert (page.next, page.last) == (1, 1)
             assert (await waiters.read(other, 0, 10)).events == []
@@ -149,7 +149,7 @@ def test_a_commit_of_this_process_wakes_without_the_poll(asked: Asked, monkeypat
 
 
 def test_a_silent_stream_says_how_far_it_was_read(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that one who sees few events resumes behind all that were not for him."""
+    """So a follower that sees few events resumes behind all events that it didn't want."""
     monkeypatch.setattr(events, "PING", 0.05)
 
     async def scene() -> None:
@@ -187,45 +187,45 @@ def positions(message: bytes) -> list[int]:
 
 
 def test_a_crowd_of_followers_reads_many_events_at_once(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are woken some at a time. What is appended until the last one is awake is read once, and is one text for
-    all of them."""
+    """They are woken some at a time. Events appended until the last follower is awake are read once and encoded once
+    for all."""
     monkeypatch.setattr(long_polls, "POLL", 10_000.0)
-    followers, appended = 4 * long_polls.SLICE, 60
-    encoded: list[feed.EventPage] = []
-    monkeypatch.setattr(events, "_messages", lambda page: encoded.append(page) or b"id: %d\n" % page.next)
+    followers, appended_event = 4 * long_polls.SLICE, 60
+    encoding: list[feed.EventPage] = []
+    monkeypatch.setattr(events, "_messages", lambda page: encoding.append(page) or b"id: %d\n" % page.next)
 
     async def scene() -> None:
-        waiters, got = Paused(asked), [0] * followers
-        begun, done = asyncio.Semaphore(0), asyncio.Semaphore(0)
+        waiters, delivery = Paused(asked), [0] * followers
+        start, process = asyncio.Semaphore(0), asyncio.Semaphore(0)
         reads: Counter[int] = Counter()
 
         async def follow(number: int) -> None:
             async for message in events._stream(waiters, 0, [], None):
-                begun.release()
+                start.release()
                 if message.startswith(b"id: "):
                     reads[number] += 1
-                    got[number] = positions(message)[-1]
-                if got[number] == appended:
-                    done.release()
+                    delivery[number] = positions(message)[-1]
+                if delivery[number] == appended_event:
+                    process.release()
 
         tasks = [asyncio.create_task(follow(number)) for number in range(followers)]
         for _ in tasks:
-            await begun.acquire()
+            await start.acquire()
         while len(waiters._followers) < followers:
             await asyncio.sleep(0)
         await waiters._begin(asyncio.Event())  # they began to wait for it earlier
         asked.counts.clear()
-        for number in range(appended):
+        for number in range(appended_event):
             await asyncio.to_thread(asked.feed.append, [feed.NewEvent(f"{number}", "any")])
         await asyncio.wait_for(waiters.paused.wait(), 30)
-        awake = sum(position > 0 for position in got)
+        awake = sum(position > 0 for position in delivery)
         assert awake <= long_polls.SLICE
         waiters.gate.set()
         for _ in tasks:
-            await asyncio.wait_for(done.acquire(), 30)
+            await asyncio.wait_for(process.acquire(), 30)
         assert asked.counts["events"] <= 3
         assert max(reads.values()) <= 3
-        assert len(encoded) <= 6
+        assert len(encoding) <= 6
         waiters.close()
         await asyncio.gather(*tasks)
 
@@ -234,7 +234,7 @@ def test_a_crowd_of_followers_reads_many_events_at_once(asked: Asked, monkeypatc
 
 def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is held against each filter once, whatever the number of followers, and not at all where its types and
-    batches say enough. Who asks later how far the feed was read has nothing to look through."""
+    batches say enough. A follower that comes later has nothing to look through."""
     judged: list[int] = []
     wants = Filter.wants
     monkeypatch.setattr(Filter, "wants", lambda self, event: judged.append(event.position) or wants(self, event))
@@ -243,22 +243,22 @@ def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch
     async def scene() -> None:
         waiters = Waiting(asked)
         async with contextlib.AsyncExitStack() as stack:
-            mine = await stack.enter_async_context(waiters.follow(["mine"]))
+            own_one = await stack.enter_async_context(waiters.follow(["mine"]))
             others = [await stack.enter_async_context(waiters.follow(["other"])) for _ in range(50)]
             others += [await stack.enter_async_context(waiters.follow([], 7)) for _ in range(50)]
-            limited = [await stack.enter_async_context(waiters.follow([], None, "a/")) for _ in range(50)]
+            is_limited = [await stack.enter_async_context(waiters.follow([], None, "a/")) for _ in range(50)]
             asked.feed.append(
                 [*(feed.NewEvent(f"{number}", "some", "b/1") for number in range(100)), feed.NewEvent("last", "mine")]
             )
-            await asyncio.wait_for(mine.woken.wait(), 30)
+            await asyncio.wait_for(own_one.woken.wait(), 30)
             assert len(judged) == 101 + 1, "each event for the prefix, and the last one for its follower"
             asked.counts.clear()
             judged.clear()
-            for each in (*others, *limited):
-                assert not each.woken.is_set()
-                assert await waiters.read(each, 0, 10) == feed.EventPage([], 101, 101)
+            for entry in (*others, *is_limited):
+                assert not entry.woken.is_set()
+                assert await waiters.read(entry, 0, 10) == feed.EventPage([], 101, 101)
             assert judged == []
-            assert [event.id for event in (await waiters.read(mine, 0, 10)).events] == ["last"]
+            assert [event.id for event in (await waiters.read(own_one, 0, 10)).events] == ["last"]
             assert asked.counts == Counter()
         waiters.close()
 
@@ -266,7 +266,7 @@ def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch
 
 
 def test_each_follower_meets_what_it_wants_once_and_in_order(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it wants, whenever it comes, goes and comes back, and however the pages are cut."""
+    """With any filter, at any time of arrival and return, and with pages of any size."""
     monkeypatch.setattr(long_polls, "KEPT", 40)
     monkeypatch.setattr(long_polls, "SLICE", 3)
     monkeypatch.setattr(long_polls, "READ", 7)
@@ -292,34 +292,37 @@ def test_each_follower_meets_what_it_wants_once_and_in_order(asked: Asked, monke
     async def scene() -> None:
         waiters = Waiting(asked)
 
-        async def follow(wanted: list[str], prefix: str | None) -> list[int]:
-            got: list[int] = []
+        async def follow(expectation: list[str], prefix: str | None) -> list[int]:
+            delivery: list[int] = []
             after = 0
-            while not got or got[-1] < len(new):
-                stream = events._stream(waiters, after, wanted, None, prefix)
+            while not delivery or delivery[-1] < len(new):
+                stream = events._stream(waiters, after, expectation, None, prefix)
                 left = dice.randrange(1, 6)
                 async for message in stream:
-                    got += positions(message)
-                    after = got[-1] if got else after
+                    delivery += positions(message)
+                    after = delivery[-1] if delivery else after
                     left -= 1
                     if not left or after == len(new):
                         break
                 await stream.aclose()  # type: ignore[attr-defined]
-            return got
+            return delivery
 
         def append() -> None:
             for start in range(0, len(new), 3):
                 asked.feed.append(new[start : start + 3])
 
-        tasks = [asyncio.create_task(follow(*each)) for each in filters * 5]
+        tasks = [asyncio.create_task(follow(*entry)) for entry in filters * 5]
         await asyncio.to_thread(append)
-        for (wanted, prefix), got in zip(filters * 5, await asyncio.wait_for(asyncio.gather(*tasks), 60), strict=True):
+        for (expectation, prefix), delivery in zip(
+            filters * 5, await asyncio.wait_for(asyncio.gather(*tasks), 60), strict=True
+        ):
             expected = [
                 position
                 for position, event in enumerate(new, 1)
-                if (not wanted or event.type in wanted) and (prefix is None or str(event.key).startswith(prefix))
+                if (not expectation or event.type in expectation)
+                and (prefix is None or str(event.key).startswith(prefix))
             ]
-            assert got == expected
+            assert delivery == expected
         waiters.close()
 
     asyncio.run(scene())
@@ -358,7 +361,7 @@ def test_followers_share_a_page_until_the_feed_is_read_on(asked: Asked, monkeypa
             asked.feed.append([feed.NewEvent("1", "other"), feed.NewEvent("2", "other")])
             await asyncio.wait_for(any_event.woken.wait(), 30)
             early = [await stack.enter_async_context(waiters.follow(["mine"])) for _ in range(2)]
-            pages = [await waiters.read(each, 0, 10) for each in early]
+            pages = [await waiters.read(entry, 0, 10) for entry in early]
             assert pages[0] is pages[1]
             assert pages[0].events == []
             asked.feed.append([feed.NewEvent("3", "mine")])

@@ -36,10 +36,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_old_schema_is_refused_with_the_command_that_mends_it(mariadb_url: str) -> None:
     """MariaDB is migrated by hand; the service does not start before, and starts after."""
-    refused = run(LASTBIT_DATABASE_URL=mariadb_url)
-    assert refused.returncode == 1
-    assert "python -m api migrate" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    refusal = run(LASTBIT_DATABASE_URL=mariadb_url)
+    assert refusal.returncode == 1
+    assert "python -m api migrate" in refusal.stderr
+    assert "Traceback" not in refusal.stderr
     assert run("migrate", "--database-url", mariadb_url).returncode == 0
     assert run("migrate", "--database-url", mariadb_url).returncode == 0
     with running_service(mariadb_url) as running:
@@ -48,11 +48,11 @@ def test_an_old_schema_is_refused_with_the_command_that_mends_it(mariadb_url: st
 
 def test_a_database_that_is_away_is_said_so() -> None:
     """In a sentence, without the password, exit status 1."""
-    refused = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
-    assert refused.returncode == 1
-    assert "can't be reached" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    assert "secret" not in refused.stderr
+    refusal = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
+    assert refusal.returncode == 1
+    assert "can't be reached" in refusal.stderr
+    assert "Traceback" not in refusal.stderr
+    assert "secret" not in refusal.stderr
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_a_database_that_is_away_is_said_so() -> None:
 )
 def test_wrong_use_is_exit_status_2(arguments: list[str]) -> None:
     """With a sentence that names the flag."""
-    refused = run(*arguments)
-    assert refused.returncode == 2
-    assert "Traceback" not in refused.stderr
+    refusal = run(*arguments)
+    assert refusal.returncode == 2
+    assert "Traceback" not in refusal.stderr
 
 
 def test_a_worker_may_take_its_time_to_start(quiet: None) -> None:
@@ -73,20 +73,20 @@ def test_a_worker_may_take_its_time_to_start(quiet: None) -> None:
 
 def test_connections_are_taken_in_many_a_turn(quiet: None) -> None:
     """Of the event loop, whose turns are long when much is to be done."""
-    crowd, made, turns = 64, 0, 0
+    crowd, creation, turns = 64, 0, 0
 
     class Taken(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            nonlocal made
-            made += 1
+            nonlocal creation
+            creation += 1
 
     async def take() -> None:
         nonlocal turns
         loop = asyncio.get_running_loop()
-        servers = [await loop.create_server(Taken, sock=each, backlog=crowd) for each in sockets]
+        servers = [await loop.create_server(Taken, sock=entry, backlog=crowd) for entry in sockets]
         for _ in range(crowd):
             stack.enter_context(socket.create_connection(sockets[0].getsockname()))
-        while made < crowd:
+        while creation < crowd:
             turns += 1
             await asyncio.sleep(0)
         for server in servers:
@@ -100,9 +100,9 @@ def test_connections_are_taken_in_many_a_turn(quiet: None) -> None:
 
 def test_a_url_of_another_database_is_refused() -> None:
     """Naming what is supported."""
-    refused = run("--database-url", "postgresql://localhost/x")
-    assert refused.returncode == 1
-    assert "sqlite, mysql or mariadb" in refused.stderr
+    refusal = run("--database-url", "postgresql://localhost/x")
+    assert refusal.returncode == 1
+    assert "sqlite, mysql or mariadb" in refusal.stderr
 
 
 def test_a_stop_ends_long_polls_and_answers_what_is_under_way(sqlite_url: str) -> None:
@@ -158,7 +158,7 @@ def test_two_workers_on_one_batch_are_exact(mariadb_url: str) -> None:
             answers = [answer for part in pool.map(ack, [ids[n::16] for n in range(16)]) for answer in part]
         assert sum(answer["applied"] for answer in answers) == 600
         assert sum(answer["repeated"] for answer in answers) == 600
-        assert sum(told["newly"] for answer in answers for told in answer["completed"]) == 1
+        assert sum(replies["newly"] for answer in answers for replies in answer["completed"]) == 1
         assert httpx.get(f"{running.url}/v1/batches/{batch['id']}/verify").json()["ok"]
 
 
@@ -166,9 +166,9 @@ def test_a_long_poll_hears_of_what_another_process_ends(mariadb_url: str) -> Non
     """Two services on one database: the shared poll of one finds what the other has completed."""
     with Database(mariadb_url) as database:
         schema.migrate(database)
-    with running_service(mariadb_url) as one, running_service(mariadb_url) as other:
-        batch = httpx.post(f"{one.url}/v1/batches", json={"items": 1, "sealed": True}).json()["id"]
+    with running_service(mariadb_url) as first_one, running_service(mariadb_url) as other:
+        batch = httpx.post(f"{first_one.url}/v1/batches", json={"items": 1, "sealed": True}).json()["id"]
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(httpx.get, f"{one.url}/v1/batches/{batch}?wait=60", timeout=70)
+            waiting = pool.submit(httpx.get, f"{first_one.url}/v1/batches/{batch}?wait=60", timeout=70)
             httpx.post(f"{other.url}/v1/acks", json={"items": [f"{batch}:0:0"]})
             assert waiting.result(30).json()["state"] == "complete"

@@ -1,5 +1,5 @@
-"""What /metrics says after real traffic, while the database is away, and of two workers; the dashboard reads nothing
-else."""
+"""The content of /metrics after real traffic, while the database is away, and of two workers; the dashboard reads
+nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.servers import ROOT, MariaDB, ServiceProcess, running_service
 
 def acks(http: httpx.Client) -> dict[tuple[str, str], float]:
     samples = families(http)["lastbit_acks_total"].samples
-    return {(each.labels["verb"], each.labels["result"]): each.value for each in samples}
+    return {(sample.labels["verb"], sample.labels["result"]): sample.value for sample in samples}
 
 
 def test_acks_are_counted_by_result(http: httpx.Client) -> None:
@@ -73,7 +73,9 @@ def test_calls_are_counted_by_status_and_route(http: httpx.Client) -> None:
         http.get(f"/v1/batches/{batch + 10**9}")
         http.get(f"/{batch}")
     assert {name: count - before[name] for name, count in counts().items()} == dict.fromkeys(before, 2)
-    assert str(batch) not in {each.labels["route"] for each in families(http)["lastbit_http_request_seconds"].samples}
+    assert str(batch) not in {
+        sample.labels["route"] for sample in families(http)["lastbit_http_request_seconds"].samples
+    }
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def test_a_flush_is_measured_with_its_transaction(calm_http: httpx.Client) -> No
     before = counts()
     send(http, items=[f"{first}:0:0", f"{second}:0:0"])
     http.post(f"/v1/batches/{10**9}/items", json={"count": 1})  # there is none, so it is rolled back
-    assert [now - then for now, then in zip(counts(), before, strict=True)] == [1, 2, 1, 1, 1]
+    assert [now - previous for now, previous in zip(counts(), before, strict=True)] == [1, 2, 1, 1, 1]
 
 
 def test_a_database_that_does_not_answer_does_not_take_metrics_with_it(mariadb: MariaDB, mariadb_url: str) -> None:
@@ -119,11 +121,11 @@ def test_a_database_that_does_not_answer_does_not_take_metrics_with_it(mariadb: 
         mariadb.process.send_signal(signal.SIGSTOP)
         try:
             eventually(lambda: value(client, "lastbit_database_up"), 0)
-            begun = time.monotonic()
-            found = families(client)
-            assert time.monotonic() - begun < 5
-            assert "lastbit_open_batches" not in found  # nobody knows
-            assert [each.value for each in found["lastbit_database_up"].samples] == [0]
+            start = time.monotonic()
+            result = families(client)
+            assert time.monotonic() - start < 5
+            assert "lastbit_open_batches" not in result  # nobody knows
+            assert [sample.value for sample in result["lastbit_database_up"].samples] == [0]
             assert acks(client)["ack", "applied"] == 1
         finally:
             mariadb.process.send_signal(signal.SIGCONT)
@@ -135,7 +137,7 @@ def workers(running: ServiceProcess) -> list[int]:
     """Process ids of the service's workers."""
     assert running.process is not None
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
-    return [int(each) for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 @contextlib.contextmanager
@@ -173,10 +175,10 @@ def test_a_scrape_of_any_worker_counts_for_all(mariadb_url: str, tmp_path: Path)
         eventually(applied, 5)
         for other in pair:
             with standing(other), client() as http:
-                found = families(http)
+                result = families(http)
                 assert acks(http)["ack", "applied"] == 5
-                assert [each.value for each in found["lastbit_open_batches"].samples] == [1]
-                assert [each.labels for each in found["lastbit_database_up"].samples] == [{}]
+                assert [sample.value for sample in result["lastbit_open_batches"].samples] == [1]
+                assert [sample.labels for sample in result["lastbit_database_up"].samples] == [{}]
         os.kill(pair[0], signal.SIGKILL)
         eventually(lambda: len(set(workers(running)) - {pair[0]}), 2)
         assert applied() == 5
@@ -192,10 +194,10 @@ def measured(sqlite_http: httpx.Client) -> dict[str, Any]:
     send(sqlite_http, items=[f"{batch}:0:0"])
     sqlite_http.put("/v1/consumer-groups/orders", json={"partitions": 4})
     sqlite_http.put("/v1/processes/ship-order")
-    # What was read from the database a moment ago may be said again.
+    # Gauges read from the database a moment ago may be repeated.
     eventually(lambda: bool(families(sqlite_http)["lastbit_process_events_parked"].samples), True)
     return {
-        name: (family.type, {label for each in family.samples for label in each.labels} - {"le"})
+        name: (family.type, {label for sample in family.samples for label in sample.labels} - {"le"})
         for name, family in families(sqlite_http).items()
     }
 
@@ -215,21 +217,21 @@ def test_the_dashboard_shows_all_metrics_and_no_others(measured: dict[str, Any])
         for name, (kind, _) in measured.items()
         for suffix in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))
     }
-    assert {each["name"] for each in dashboard["templating"]["list"]} >= {"datasource"}
+    assert {entry["name"] for entry in dashboard["templating"]["list"]} >= {"datasource"}
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    shown = set()
+    document = set()
     for panel in panels:
         assert panel["targets"], panel["title"]
         for target in panel["targets"]:
             expression = target["expr"]
-            used = set(re.findall(r"\blastbit_\w+", expression))
-            assert used, expression
-            assert used <= names.keys(), expression
-            shown |= {names[each] for each in used}
-            labels = {label for each in used for label in measured[names[each]][1]} | {"le", "job", "instance"}
-            asked = set(re.findall(r"(\w+)=~?\"", expression)) | set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-            asked |= {label for each in re.findall(r"by \(([^)]*)\)", expression) for label in each.split(", ")}
-            assert asked <= labels, expression
+            used_names = set(re.findall(r"\blastbit_\w+", expression))
+            assert used_names, expression
+            assert used_names <= names.keys(), expression
+            document |= {names[entry] for entry in used_names}
+            labels = {label for entry in used_names for label in measured[names[entry]][1]} | {"le", "job", "instance"}
+            params = set(re.findall(r"(\w+)=~?\"", expression)) | set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            params |= {label for entry in re.findall(r"by \(([^)]*)\)", expression) for label in entry.split(", ")}
+            assert params <= labels, expression
             assert target["datasource"]["uid"] == panel["datasource"]["uid"] == "${datasource}"
-    assert shown == measured.keys()
+    assert document == measured.keys()

@@ -28,16 +28,16 @@ Answer = tuple[int, dict[str, str], dict[str, object]]
 """Status, headers and body."""
 
 
-def answer(opened: socket.socket) -> Answer:
+def answer(connection: socket.socket) -> Answer:
     """The one that comes."""
-    heard = b""
-    while b"\r\n\r\n" not in heard:
-        heard += opened.recv(65536)
-    head, _, content = heard.partition(b"\r\n\r\n")
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536)
+    head, _, content = data.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
     while len(content) < int(headers["content-length"]):
-        content += opened.recv(65536)
+        content += connection.recv(65536)
     return int(lines[0].split()[1]), headers, json.loads(content)
 
 
@@ -57,31 +57,31 @@ def test_a_crowd_is_answered_or_told_to_come_back(mariadb: MariaDB, mariadb_url:
         crowd = [stack.enter_context(socket.create_connection(("127.0.0.1", running.port))) for _ in range(CROWD)]
         proxy.fall_silent()
         try:
-            for number, each in enumerate(crowd):
-                each.settimeout(60)
-                each.sendall(load.encoded("/v1/acks", {"items": [f"{batch}:0:{number}"]}))
+            for number, entry in enumerate(crowd):
+                entry.settimeout(60)
+                entry.sendall(load.encoded("/v1/acks", {"items": [f"{batch}:0:{number}"]}))
             told_at_once: list[socket.socket] = []
             while len(told_at_once) < CROWD - MOST:
                 told_at_once, _, _ = select.select(crowd, [], [], 60)
         finally:
             proxy.speak()
-        answered = [answer(each) for each in crowd]
-        assert {status for status, _, _ in answered} == {200, 503}
-        for status, headers, content in answered:
+        reply = [answer(entry) for entry in crowd]
+        assert {status for status, _, _ in reply} == {200, 503}
+        for status, headers, content in reply:
             if status == 503:
                 assert (content["code"], headers["retry-after"]) == ("unavailable", "1")
                 assert headers["content-type"] == "application/problem+json"
                 assert headers["x-request-id"]
-        refused = {number for number, (status, _, _) in enumerate(answered) if status == 503}
+        refusal = {number for number, (status, _, _) in enumerate(reply) if status == 503}
         # And of those who waited too, where there is more than can be committed soon.
-        assert len(refused) >= CROWD - MOST
+        assert len(refusal) >= CROWD - MOST
         ranges = client.get(f"/v1/batches/{batch}/pending", params={"limit": 1000}).json()["ranges"]
-        assert {number for each in ranges for number in range(each["start"], each["end"])} == refused
+        assert {number for entry in ranges for number in range(entry["start"], entry["end"])} == refusal
         with Client(running.url) as sdk, sdk.acker() as acker:
-            again = [acker.ack(f"{batch}:0:{number}") for number in refused]
-            told = [future.result(60) for future in again]
-        assert told[-1] is not None
-        verified = client.get(f"/v1/batches/{batch}/verify").json()
-        assert (verified["ok"], verified["acked"], verified["pending"]) == (True, CROWD + 1, 0)
+            second = [acker.ack(f"{batch}:0:{number}") for number in refusal]
+            replies = [future.result(60) for future in second]
+        assert replies[-1] is not None
+        verification = client.get(f"/v1/batches/{batch}/verify").json()
+        assert (verification["ok"], verification["acked"], verification["pending"]) == (True, CROWD + 1, 0)
         counted = client.get("/metrics").text
-        assert f'lastbit_refused_total{{cause="acks"}} {len(refused)}.0' in counted
+        assert f'lastbit_refused_total{{cause="acks"}} {len(refusal)}.0' in counted

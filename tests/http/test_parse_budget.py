@@ -48,9 +48,9 @@ class Loop:
             if self.turns.is_full():
                 self.now += SENT_AWAY
                 continue
-            begun = self.turns.begin()
+            start = self.turns.begin()
             self.now += seconds
-            self.turns.end(begun)
+            self.turns.end(start)
             let_in += 1
         self.now += rest
         due, self.callbacks[:] = list(self.callbacks), []
@@ -92,11 +92,11 @@ def test_a_flood_of_large_calls_is_cut() -> None:
     loop = Loop()
     loop.flood()
     for _ in range(20):
-        begun = loop.now
+        start = loop.now
         let_in = loop.turn(2000, 0.001)
-        took = loop.now - begun
-        assert took < CROWD
-        assert let_in * 0.001 / took > 0.3
+        seconds = loop.now - start
+        assert seconds < CROWD
+        assert let_in * 0.001 / seconds > 0.3
 
 
 def test_a_flood_of_those_who_wait_before_they_come_again_has_shorter_turns() -> None:
@@ -104,13 +104,13 @@ def test_a_flood_of_those_who_wait_before_they_come_again_has_shorter_turns() ->
     answered, and most of the time goes into parsing all the same."""
     loop = Loop()
     loop.flood()
-    took = CROWD
+    seconds = CROWD
     for _ in range(20):
-        begun = loop.now
-        let_in = loop.turn(round(11_000 * took), 0.001)
-        took = loop.now - begun
-    assert took < 1.6 * SHARES[0]
-    assert let_in * 0.001 / took > 0.6
+        start = loop.now
+        let_in = loop.turn(round(11_000 * seconds), 0.001)
+        seconds = loop.now - start
+    assert seconds < 1.6 * SHARES[0]
+    assert let_in * 0.001 / seconds > 0.6
 
 
 def test_a_few_calls_are_parsed_however_long_they_take() -> None:
@@ -147,8 +147,8 @@ def test_it_is_over_when_nobody_had_to_be_sent_away_for_a_while() -> None:
     loop.flood()
     loop.turn(20, 0.001)
     assert loop.turn(BURST, 0.001) < BURST
-    begun = loop.now
-    while loop.now - begun < CALM + AFTER:
+    start = loop.now
+    while loop.now - start < CALM + AFTER:
         loop.turn(20, 0.001)
         loop.now += 0.01
     assert loop.turn(BURST, 0.001) == BURST
@@ -166,41 +166,41 @@ def test_a_flood_that_is_never_committed_is_told_to_come_back(sqlite_url: str, t
     with contextlib.ExitStack() as stack:
         stack.callback(running.stop, signal.SIGKILL)
         sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", running.port))) for _ in range(crowd)]
-        told: list[Answer] = []
+        replies: list[Answer] = []
         for _ in range(10):
             os.kill(running.process.pid, signal.SIGSTOP)
-            for each in sockets:
-                each.settimeout(60)
-                each.sendall(request)
+            for entry in sockets:
+                entry.settimeout(60)
+                entry.sendall(request)
             os.kill(running.process.pid, signal.SIGCONT)
-            answers = [answer(each) for each in sockets]
+            answers = [answer(entry) for entry in sockets]
             assert {status for status, _, _ in answers} <= {422, 503}
-            told = [each for each in answers if each[0] == 503]
-            if told:
+            replies = [entry for entry in answers if entry[0] == 503]
+            if replies:
                 break
-        assert 0 < len(told) <= crowd - FEWEST
-        for _, headers, problem in told:
+        assert 0 < len(replies) <= crowd - FEWEST
+        for _, headers, problem in replies:
             assert headers["retry-after"]
             assert problem["code"] == "unavailable"
-        said = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-        assert [each["turn"] > CROWD for each in said if each["event"] == "acks_shed"] == [True]
+        output = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+        assert [entry["turn"] > CROWD for entry in output if entry["event"] == "acks_shed"] == [True]
 
 
 def test_it_is_said_once_when_somebody_is_sent_away_and_once_when_it_is_over() -> None:
     """Not where turns are long and nobody is sent away, as with many small calls."""
     loop = Loop()
-    with structlog.testing.capture_logs() as said:
+    with structlog.testing.capture_logs() as output:
         for _ in range(100):
             assert loop.turn(2000, 20e-6, rest=CROWD) == 2000
-        assert said == []
+        assert output == []
         loop.flood()
         for _ in range(20):
             loop.turn(2000, 0.001)
-        assert [each["event"] for each in said] == ["acks_shed"]
-        assert said[0]["turn"] > CROWD
+        assert [entry["event"] for entry in output] == ["acks_shed"]
+        assert output[0]["turn"] > CROWD
         for _ in range(200):
             loop.turn(20, 0.001)
-        assert [each["event"] for each in said] == ["acks_shed", "acks_shed_no_more"]
+        assert [entry["event"] for entry in output] == ["acks_shed", "acks_shed_no_more"]
 
 
 def test_zero_sends_nobody_away() -> None:
@@ -211,8 +211,8 @@ def test_zero_sends_nobody_away() -> None:
 
 
 class Flooded:
-    """A service in this process that is full when it is told so. What it hears between two runs of its event loop it
-    hears in one turn."""
+    """A service in this process that is full when it is told so. All bytes that arrive between two runs of its event
+    loop arrive in one iteration."""
 
     def __init__(self, running: Served) -> None:
         self.loop = running.loop
@@ -238,8 +238,8 @@ class Flooded:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Served]:
-    with served() as found:
-        yield found
+    with served() as result:
+        yield result
 
 
 @pytest.fixture
@@ -263,26 +263,26 @@ CHUNKED = b"".join(
     ids=["", "named", "chunked"],
 )
 def test_who_is_sent_away_is_told_after_a_pause(flooded: Flooded, request_: bytes) -> None:
-    """Each in his own time, and two of one connection one after the other; whichever way through the code it takes."""
+    """Each after its own delay, and two of one connection one after the other, on every path through the code."""
     first, second = flooded.connect(), flooded.connect()
     first.feed(request_)
-    assert [each.status for each in first.until_answered()] == [200]
+    assert [entry.status for entry in first.until_answered()] == [200]
     first.transport.written = b""
     flooded.full(True)
-    begun = flooded.loop.time()
+    start = flooded.loop.time()
     first.feed(request_, request_)
     assert first.transport.written == b""
     assert len(first.until_answered()) == 1
-    between = flooded.loop.time()
-    assert between - begun >= refusals.SECONDS
+    pause_start = flooded.loop.time()
+    assert pause_start - start >= refusals.SECONDS
     second.feed(request_)
     for connection, count in ((second, 1), (first, 2)):
-        told = connection.until_answered(count)
-        assert [each.status for each in told] == [503] * count
-        for each in told:
-            assert each.headers["retry-after"] == "1"
-            assert (each.headers["x-request-id"] == "mine") is (b"mine" in request_)
-        assert flooded.loop.time() - between >= refusals.SECONDS
+        replies = connection.until_answered(count)
+        assert [entry.status for entry in replies] == [503] * count
+        for entry in replies:
+            assert entry.headers["retry-after"] == "1"
+            assert (entry.headers["x-request-id"] == "mine") is (b"mine" in request_)
+        assert flooded.loop.time() - pause_start >= refusals.SECONDS
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["let in", "sent away"])
@@ -297,21 +297,21 @@ def test_answers_do_not_wait_until_all_were_heard(flooded: Flooded, large: bool,
     assert admitted.transport.written == b""
     flooded.full(full)
     others.protocol.data_received(REQUEST)
-    told = [each.status for each in answers(admitted.transport.written)]
-    assert told == ([200] if large or full else [])
-    assert [each.status for each in others.until_answered()] == [503 if full else 200]
+    replies = [answer.status for answer in answers(admitted.transport.written)]
+    assert replies == ([200] if large or full else [])
+    assert [entry.status for entry in others.until_answered()] == [503 if full else 200]
 
 
 def test_who_is_to_be_told_may_be_gone_by_then_or_the_service_stop(flooded: Flooded) -> None:
     """Nothing is written to the one; the other's connection ends with the answer."""
-    gone, stopped = flooded.connect(), flooded.connect()
+    leaver, stopped = flooded.connect(), flooded.connect()
     flooded.full(True)
-    for each in (gone, stopped):
-        each.protocol.data_received(REQUEST)
-    gone.transport.close()
-    gone.lose()
+    for entry in (leaver, stopped):
+        entry.protocol.data_received(REQUEST)
+    leaver.transport.close()
+    leaver.lose()
     stopped.protocol.shutdown()
-    told = stopped.until_answered()
-    assert [(each.status, each.headers["connection"]) for each in told] == [(503, "close")]
+    replies = stopped.until_answered()
+    assert [(entry.status, entry.headers["connection"]) for entry in replies] == [(503, "close")]
     assert stopped.transport.closed
-    assert gone.transport.written == b""
+    assert leaver.transport.written == b""

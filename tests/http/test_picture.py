@@ -12,10 +12,10 @@ import pytest
 from tests.http.test_batches import ack, code, opened
 
 
-def bits_of(found: dict[str, Any], name: str) -> set[int]:
+def bits_of(result: dict[str, Any], name: str) -> set[int]:
     """The indexes of a group's bitfield that are set."""
-    field = base64.b64decode(found["bits"][name])
-    assert len(field) == -(-found["issued"] // 8)
+    field = base64.b64decode(result["bits"][name])
+    assert len(field) == -(-result["issued"] // 8)
     return {index for index in range(8 * len(field)) if field[index // 8] >> (index % 8) & 1}
 
 
@@ -31,40 +31,54 @@ def test_tiles_and_bits_say_what_was_acked_and_failed(http: httpx.Client) -> Non
     http.post("/v1/failures", json={"items": [name[number] for number in sorted(failed)]}).raise_for_status()
     ack(http, *(name[number] for number in sorted(acked)))
     failed -= acked
-    for per, start in [(1, 0), (1, 7), (2, 0), (5, 0), (5, 3), (37, 0), (38, 1), (131_072, 0)]:
-        found = http.get(f"/v1/batches/{batch}/groups", params={"per": per, "start": start}).json()
-        assert (found["batch"], found["items"], found["group_size"]) == (batch, items, size)
-        assert (found["groups"], found["next"]) == (38, None)
+    for groups_per_tile, start in [(1, 0), (1, 7), (2, 0), (5, 0), (5, 3), (37, 0), (38, 1), (131_072, 0)]:
+        result = http.get(f"/v1/batches/{batch}/groups", params={"per": groups_per_tile, "start": start}).json()
+        assert (result["batch"], result["items"], result["group_size"]) == (batch, items, size)
+        assert (result["groups"], result["next"]) == (38, None)
         expected = []
-        for group in range(start, 38, per):
-            wide = min(per, 38 - group)
-            inside = range(group * size, min((group + wide) * size, items))
-            resolved = sum(number in inside for number in acked | failed)
-            lost = sum(number in inside for number in failed)
+        for group in range(start, 38, groups_per_tile):
+            wide = min(groups_per_tile, 38 - group)
+            tile_range = range(group * size, min((group + wide) * size, items))
+            resolved = sum(number in tile_range for number in acked | failed)
+            failed_count = sum(number in tile_range for number in failed)
             expected.append(
-                {"group": group, "groups": wide, "issued": len(inside), "resolved": resolved, "failed": lost}
+                {
+                    "group": group,
+                    "groups": wide,
+                    "issued": len(tile_range),
+                    "resolved": resolved,
+                    "failed": failed_count,
+                }
             )
-        assert found["tiles"] == expected
+        assert result["tiles"] == expected
     for group in range(38):
-        one = http.get(f"/v1/batches/{batch}/groups/{group}").json()
-        inside = range(group * size, min((group + 1) * size, items))
-        assert (one["batch"], one["group"], one["groups"], one["issued"]) == (batch, group, 1, len(inside))
-        assert bits_of(one, "resolved") == {n % size for n in (acked | failed) if n in inside}
-        assert bits_of(one, "failed") == {n % size for n in failed if n in inside}
-        assert (one["resolved"], one["failed"]) == (len(bits_of(one, "resolved")), len(bits_of(one, "failed")))
+        first_one = http.get(f"/v1/batches/{batch}/groups/{group}").json()
+        tile_range = range(group * size, min((group + 1) * size, items))
+        assert (first_one["batch"], first_one["group"], first_one["groups"], first_one["issued"]) == (
+            batch,
+            group,
+            1,
+            len(tile_range),
+        )
+        assert bits_of(first_one, "resolved") == {n % size for n in (acked | failed) if n in tile_range}
+        assert bits_of(first_one, "failed") == {n % size for n in failed if n in tile_range}
+        assert (first_one["resolved"], first_one["failed"]) == (
+            len(bits_of(first_one, "resolved")),
+            len(bits_of(first_one, "failed")),
+        )
 
 
 def test_pages_of_tiles_follow_each_other(http: httpx.Client) -> None:
     """`next` is where the next answer begins, and each tile comes once."""
     batch = opened(http, items=64 * 10, group_size=64)["id"]
-    seen: list[tuple[int, int]] = []
+    collected: list[tuple[int, int]] = []
     start: int | None = 0
     while start is not None:
         params = {"start": start, "limit": 2, "per": 2}
         page = http.get(f"/v1/batches/{batch}/groups", params=params).json()
-        seen += [(tile["group"], tile["groups"]) for tile in page["tiles"]]
+        collected += [(tile["group"], tile["groups"]) for tile in page["tiles"]]
         start = page["next"]
-    assert seen == [(0, 2), (2, 2), (4, 2), (6, 2), (8, 2)]
+    assert collected == [(0, 2), (2, 2), (4, 2), (6, 2), (8, 2)]
 
 
 def test_the_picture_of_the_largest_batch_is_bounded(http: httpx.Client) -> None:

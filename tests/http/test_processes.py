@@ -26,8 +26,8 @@ class Process:
         self.group = f"/v1/consumer-groups/process.{name}"
         answer = http.put(self.path, json={"partitions": PARTITIONS})
         assert answer.status_code == 201, answer.text
-        synced = http.post(f"{self.group}/sync", json={"worker": "w1", "session": "s1"}).json()
-        self.epochs = {each["partition"]: each["epoch"] for each in synced["assigned"]}
+        sync_result = http.post(f"{self.group}/sync", json={"worker": "w1", "session": "s1"}).json()
+        self.epochs = {entry["partition"]: entry["epoch"] for entry in sync_result["assigned"]}
 
     def event(self, id: str, type: str = "card.charged", key: str = "o1") -> dict[str, Any]:
         """Of the feed."""
@@ -46,8 +46,8 @@ class Process:
     def get(self, instance: str = "o1") -> dict[str, Any]:
         answer = self.http.get(f"{self.path}/{instance}")
         assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
+        result: dict[str, Any] = answer.json()
+        return result
 
     def close(self) -> None:
         self.http.delete(f"{self.group}/workers/w1")
@@ -56,9 +56,9 @@ class Process:
 
 @pytest.fixture
 def process(http: httpx.Client, request: pytest.FixtureRequest) -> Iterator[Process]:
-    made = Process(http, f"p{abs(hash(request.node.nodeid))}")
-    yield made
-    made.close()
+    creation = Process(http, f"p{abs(hash(request.node.nodeid))}")
+    yield creation
+    creation.close()
 
 
 def test_an_event_does_what_it_does_once(process: Process) -> None:
@@ -67,24 +67,24 @@ def test_an_event_does_what_it_does_once(process: Process) -> None:
     answer = process.handle(first, state={"seen": ["card"]}).json()
     assert (answer["status"], answer["repeated"], answer["commands"]) == ("handled", False, [])
     assert (answer["instance"]["version"], answer["instance"]["state"]) == (1, {"seen": ["card"]})
-    wanted: dict[str, Any] = {"commands": [{"type": "ship", "data": {"to": "Ülm"}}], "finish": True}
-    done = process.handle(second, version=1, state=None, **wanted).json()
+    expectation: dict[str, Any] = {"commands": [{"type": "ship", "data": {"to": "Ülm"}}], "finish": True}
+    done = process.handle(second, version=1, state=None, **expectation).json()
     [command] = done["commands"]
     assert command["repeated"] is False
     assert (done["instance"]["status"], done["instance"]["version"]) == ("finished", 2)
-    again = process.handle(second, version=1, state="other", **wanted).json()
-    assert (again["status"], again["repeated"], again["commands"]) == ("handled", True, [])
-    found = process.get()
-    assert again["instance"] == {name: found[name] for name in again["instance"]}
-    assert [(each["event"], each["status"]) for each in found["history"]] == [
+    repeat = process.handle(second, version=1, state="other", **expectation).json()
+    assert (repeat["status"], repeat["repeated"], repeat["commands"]) == ("handled", True, [])
+    result = process.get()
+    assert repeat["instance"] == {name: result[name] for name in repeat["instance"]}
+    assert [(entry["event"], entry["status"]) for entry in result["history"]] == [
         (second["id"], "handled"),
         (first["id"], "handled"),
     ]
-    [shown] = found["commands"]
-    assert (shown["id"], shown["step"], shown["type"], shown["data"]) == (
+    [document] = result["commands"]
+    assert (document["id"], document["step"], document["type"], document["data"]) == (
         *(command["id"], "ship", "ship", {"to": "Ülm"}),
     )
-    assert found["finished_at"] is not None
+    assert result["finished_at"] is not None
 
 
 def test_a_command_is_an_event_of_the_feed(process: Process) -> None:
@@ -123,8 +123,8 @@ def test_refusals_say_what_to_do(process: Process) -> None:
     assert code(process.http.put(process.path, json={"partitions": 4})) == (409, "partitions_fixed")
     assert process.http.put(process.path).status_code == 200
     assert code(process.http.delete(process.path)) == (409, "consumer_group_in_use")
-    unknown = process.handle({"id": "no-such-event", "position": event["position"]}, error="boom")
-    assert code(unknown) == (422, "invalid_request")
+    missing = process.handle({"id": "no-such-event", "position": event["position"]}, error="boom")
+    assert code(missing) == (422, "invalid_request")
 
 
 def test_a_parked_event_is_shown_and_retried(process: Process) -> None:
@@ -132,8 +132,8 @@ def test_a_parked_event_is_shown_and_retried(process: Process) -> None:
     event = process.event("1")
     parked = process.handle(event, error="Traceback: no such item").json()
     assert (parked["status"], parked["instance"]["version"], parked["instance"]["state"]) == ("parked", 0, None)
-    listed = process.http.get(process.path, params={"status": "parked"}).json()
-    assert [(each["instance"], each["parked"]) for each in listed["instances"]] == [("o1", 1)]
+    listing = process.http.get(process.path, params={"status": "parked"}).json()
+    assert [(entry["instance"], entry["parked"]) for entry in listing["instances"]] == [("o1", 1)]
     assert process.get()["history"][0]["error"] == "Traceback: no such item"
     assert process.http.post(f"{process.path}/o1/retry", json={"event": "another"}).json() == {"retrying": 0}
     assert process.http.post(f"{process.path}/o1/retry").json() == {"retrying": 1}
@@ -160,12 +160,12 @@ def test_timers_are_shown_replaced_and_cancelled(process: Process) -> None:
         {"timer": "stock", "after": 60.5},
     ]
     process.handle(process.event("1"), timers=timers)
-    assert [(each["timer"], each["data"]) for each in process.get()["timers"]] == [
+    assert [(entry["timer"], entry["data"]) for entry in process.get()["timers"]] == [
         ("stock", None),
         ("payment", {"by": "card"}),
     ]
     process.handle(process.event("2"), version=1, timers=[{"timer": "stock", "after": None}])
-    assert [each["timer"] for each in process.get()["timers"]] == ["payment"]
+    assert [entry["timer"] for entry in process.get()["timers"]] == ["payment"]
     process.handle(process.event("3"), version=2, finish=True)
     assert process.get()["timers"] == []
     late = process.handle(process.event("4"), version=0, state=1).json()
@@ -177,20 +177,20 @@ def test_a_timer_that_is_due_becomes_an_event(sqlite_http: httpx.Client) -> None
     process = Process(sqlite_http, "times-out")
     event = process.event("1")
     process.handle(event, timers=[{"timer": "t", "after": 0, "data": 7}])
-    asked = {"after": event["position"], "type": "timer.times-out", "wait": 60}
-    [fired] = process.http.get("/v1/events", params=asked).json()["events"]
-    assert fired["data"] == {"process": "times-out", "instance": "o1", "timer": "t", "data": 7}
+    params = {"after": event["position"], "type": "timer.times-out", "wait": 60}
+    [timer_event] = process.http.get("/v1/events", params=params).json()["events"]
+    assert timer_event["data"] == {"process": "times-out", "instance": "o1", "timer": "t", "data": 7}
     assert process.get()["timers"] == []
 
 
 @pytest.mark.parametrize("instance", ["o/1", "o 1", "ö?#%", "handle", "a/handle", "\U0001f69a", "x" * 255])
 def test_an_instance_may_have_any_name(process: Process, instance: str) -> None:
     """In the address it is encoded."""
-    encoded = "".join(f"%{byte:02X}" for byte in instance.encode())
+    encoding = "".join(f"%{byte:02X}" for byte in instance.encode())
     event = process.event("1", key="k")
-    answer = process.http.post(f"{process.path}/{encoded}/handle", json=process.body(event, instance, state=1))
+    answer = process.http.post(f"{process.path}/{encoding}/handle", json=process.body(event, instance, state=1))
     assert answer.status_code == 200, answer.text
-    assert process.http.get(f"{process.path}/{encoded}").json()["instance"] == instance
+    assert process.http.get(f"{process.path}/{encoding}").json()["instance"] == instance
 
 
 def test_instances_are_listed_by_name_in_pages(process: Process) -> None:
@@ -199,18 +199,20 @@ def test_instances_are_listed_by_name_in_pages(process: Process) -> None:
     names = sorted(f"o{number:02}" for number in range(7))
     for number, name in enumerate(names):
         process.handle(event, name, state=number, finish=number % 2 == 0)
-    seen: list[str] = []
+    collected: list[str] = []
     cursor: dict[str, Any] = {}
     while True:
         page = process.http.get(process.path, params={"limit": 3, **cursor}).json()
-        seen += [each["instance"] for each in page["instances"]]
+        collected += [entry["instance"] for entry in page["instances"]]
         if page["next"] is None:
             break
         cursor = {"cursor": page["next"]}
-    assert seen == names
+    assert collected == names
     finished = process.http.get(process.path, params={"status": "finished"}).json()["instances"]
-    assert [each["state"] for each in finished] == [0, 2, 4, 6]
-    [summary] = [each for each in process.http.get("/v1/processes").json()["processes"] if each["name"] == process.name]
+    assert [entry["state"] for entry in finished] == [0, 2, 4, 6]
+    [summary] = [
+        entry for entry in process.http.get("/v1/processes").json()["processes"] if entry["name"] == process.name
+    ]
     assert {name: summary[name] for name in ("running", "finished", "parked", "timers", "partitions")} == {
         "running": 3,
         "finished": 4,
@@ -226,34 +228,34 @@ def test_commands_are_pulled_in_their_order_and_waited_for(process: Process) -> 
     for number in range(3):
         process.handle(process.event(f"{number}"), f"o{number}", commands=[{"type": f"go{number % 2}"}])
     page = process.http.get("/v1/commands", params={"after": last, "process": process.name}).json()
-    assert [each["instance"] for each in page["commands"]] == ["o0", "o1", "o2"]
+    assert [entry["instance"] for entry in page["commands"]] == ["o0", "o1", "o2"]
     assert page["next"] == page["last"]
     first = process.http.get("/v1/commands", params={"after": last, "limit": 1}).json()
     assert first["next"] == first["commands"][0]["position"]
-    only = process.http.get("/v1/commands", params={"after": last, "type": "go0"}).json()["commands"]
-    assert [each["instance"] for each in only] == ["o0", "o2"]
+    filtered = process.http.get("/v1/commands", params={"after": last, "type": "go0"}).json()["commands"]
+    assert [entry["instance"] for entry in filtered] == ["o0", "o2"]
     answers: list[Any] = []
 
     def wait() -> None:
-        asked = {"after": page["next"], "type": "go1", "wait": 30}
-        answers.append(process.http.get("/v1/commands", params=asked).json()["commands"])
+        params = {"after": page["next"], "type": "go1", "wait": 30}
+        answers.append(process.http.get("/v1/commands", params=params).json()["commands"])
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     process.handle(process.event("4"), "o4", commands=[{"type": "go1"}])
     waiting.join(60)
-    assert [each["instance"] for each in answers[0]] == ["o4"]
+    assert [answer["instance"] for answer in answers[0]] == ["o4"]
     assert process.http.get("/v1/commands", params={"after": page["next"] + 99, "wait": 1}).status_code == 422
 
 
 def test_a_new_process_begins_where_it_is_told(http: httpx.Client) -> None:
     """With all that is kept, or above a position."""
     last = http.get("/v1/commands").json()["last"]
-    made = http.put("/v1/processes/begins", json={"after": last, "ttl": 1.5, "release": 2}).json()
-    assert (made["after"], made["partitions"], made["group"]) == (last, 32, "process.begins")
+    creation = http.put("/v1/processes/begins", json={"after": last, "ttl": 1.5, "release": 2}).json()
+    assert (creation["after"], creation["partitions"], creation["group"]) == (last, 32, "process.begins")
     assert http.put("/v1/processes/all").json()["after"] == 0
-    refused = http.put("/v1/processes/future", json={"after": last + 1})
-    assert code(refused) == (422, "invalid_request")
+    refusal = http.put("/v1/processes/future", json={"after": last + 1})
+    assert code(refusal) == (422, "invalid_request")
     for name in ("begins", "all"):
         assert http.delete(f"/v1/processes/{name}").status_code == 204
 
@@ -292,7 +294,7 @@ def test_what_a_worker_gets_wrong_is_named(sqlite_http: httpx.Client, body: dict
     right = {"event": {"id": "e", "position": 1}, "fence": {"worker": "w", "epoch": 1}, "version": 0}
     response = sqlite_http.post("/v1/processes/p/o1/handle", content=_json({**right, **body}), headers=_JSON)
     assert code(response) == (422, "invalid_request")
-    assert place in [each["place"] for each in response.json()["errors"]]
+    assert place in [entry["place"] for entry in response.json()["errors"]]
 
 
 _JSON = {"Content-Type": "application/json"}
@@ -305,13 +307,13 @@ def _json(value: Any) -> bytes:
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "-a", "a" * 201])
 def test_a_process_has_a_plain_name(sqlite_http: httpx.Client, name: str) -> None:
     """It is a part of the types of its events."""
-    encoded = "".join(f"%{byte:02X}" for byte in name.encode())
-    assert sqlite_http.put(f"/v1/processes/{encoded}").status_code in (404, 405, 422)
+    encoding = "".join(f"%{byte:02X}" for byte in name.encode())
+    assert sqlite_http.put(f"/v1/processes/{encoding}").status_code in (404, 405, 422)
 
 
 @pytest.mark.parametrize("name", ["%2E", "%2E%2E", "x" * 256, "a%0Ab", "a%00", "%7F"])
 def test_an_instances_name_can_stand_in_an_address(sqlite_http: httpx.Client, name: str) -> None:
-    """What the ways to the service would change on the way is refused."""
+    """Names that proxies would change are refused."""
     body = {"event": {"id": "e", "position": 1}, "fence": {"worker": "w", "epoch": 1}, "version": 0}
     assert sqlite_http.post(f"/v1/processes/p/{name}/handle", json=body).status_code in (404, 405, 422)
 

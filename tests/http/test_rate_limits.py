@@ -1,4 +1,5 @@
-"""Rates of tokens: who is over his is told when to come back, nothing of the call was done, and others don't notice."""
+"""Rates of tokens: a call over the rate is refused with the time of a retry, nothing of it is done, and others don't
+notice."""
 
 from __future__ import annotations
 
@@ -45,10 +46,10 @@ def opened(running: ServiceProcess, items: int) -> int:
 def until_refused(call: Callable[[], httpx.Response]) -> httpx.Response:
     """However slow this machine is, some call in a row comes too soon."""
     for _ in range(1000):
-        answered = call()
-        if answered.status_code == 429:
-            return answered
-        assert answered.status_code in (200, 201)
+        reply = call()
+        if reply.status_code == 429:
+            return reply
+        assert reply.status_code in (200, 201)
     raise AssertionError("a thousand calls, and none was too many")
 
 
@@ -72,17 +73,17 @@ def test_a_bucket_holds_a_second_and_debts_are_worked_off() -> None:
 def test_buckets_of_tokens_that_are_gone_are_forgotten_and_the_others_stay() -> None:
     """A reload is no way to a fresh bucket, unless the rate is another one."""
     rates = Rates()
-    one, two = (Token(name, frozenset(ALL), name.encode(), requests=1) for name in ("one", "two"))
-    rates.call(one)
-    rates.call(two)
+    first_one, second_one = (Token(name, frozenset(ALL), name.encode(), requests=1) for name in ("one", "two"))
+    rates.call(first_one)
+    rates.call(second_one)
     rates.keep({b"one"})
-    rates.call(two)
-    for each in (one, two):
+    rates.call(second_one)
+    for entry in (first_one, second_one):
         with pytest.raises(Exception, match="1 requests a second"):
-            rates.call(each)
+            rates.call(entry)
     rates.call(Token("one", frozenset(ALL), b"one", requests=7))
     rates.call(Token("free", frozenset(ALL), b"free"))
-    rates.bring(one, 10**9)
+    rates.bring(first_one, 10**9)
 
 
 def test_too_many_calls_are_refused_wherever_they_go(rated: ServiceProcess) -> None:
@@ -94,10 +95,10 @@ def test_too_many_calls_are_refused_wherever_they_go(rated: ServiceProcess) -> N
             lambda: client.post("/v1/acks", json={"items": []}),
             lambda: client.post("/v1/failures?ordinary=1", json={"items": []}),
         ):
-            refused = until_refused(call)
-            assert refused.json()["code"] == "rate_limited"
-            assert refused.json()["detail"] == "the token few-calls has a rate of 2 requests a second"
-            assert refused.headers["Retry-After"] == "1"
+            refusal = until_refused(call)
+            assert refusal.json()["code"] == "rate_limited"
+            assert refusal.json()["detail"] == "the token few-calls has a rate of 2 requests a second"
+            assert refusal.headers["Retry-After"] == "1"
             assert other.get("/v1/batches").status_code == 200
             assert client.get("/healthz").status_code == 200
         metrics = other.get("/metrics").text
@@ -110,17 +111,17 @@ def test_the_short_way_has_the_same_rates(rated: ServiceProcess) -> None:
     batch = opened(rated, 1000)
     wire = Wire(rated.port)
     headers = f"{JSON}Authorization: Bearer {FEW_CALLS}\r\n"
-    seen: dict[int, int] = {}
+    collected: dict[int, int] = {}
     index = 0
-    while 429 not in seen or seen[429] < 3:
+    while 429 not in collected or collected[429] < 3:
         wire.send(request([f"{batch}:0:{index}"], headers=headers))
-        status, answered, _ = wire.answer()
-        seen[status] = seen.get(status, 0) + 1
-        assert status == 200 or answered["retry-after"] == "1"
+        status, reply, _ = wire.answer()
+        collected[status] = collected.get(status, 0) + 1
+        assert status == 200 or reply["retry-after"] == "1"
         index += 1
         assert index < 1000
     with caller(rated, FREE) as client:
-        assert client.get(f"/v1/batches/{batch}").json()["acked"] == seen.get(200, 0)
+        assert client.get(f"/v1/batches/{batch}").json()["acked"] == collected.get(200, 0)
     wire.close()
 
 
@@ -137,11 +138,11 @@ def test_items_are_counted_and_of_a_refused_call_nothing_is_applied(rated: Servi
             ("/v1/events", {"events": [{"id": "mine", "type": "mine"}]}),
             ("/v1/tallies/rated/apply", {"entries": [entry]}),
         ):
-            refused = client.post(path, json=body)
-            assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
-            assert "10 items a second" in refused.json()["detail"]
-            assert 5 <= int(refused.headers["Retry-After"]) <= 20
-        # What brings no items is fine, and so is an empty call.
+            refusal = client.post(path, json=body)
+            assert (refusal.status_code, refusal.json()["code"]) == (429, "rate_limited")
+            assert "10 items a second" in refusal.json()["detail"]
+            assert 5 <= int(refusal.headers["Retry-After"]) <= 20
+        # Calls without items are fine, and so is an empty call.
         assert client.get(f"/v1/batches/{batch}").json()["acked"] == 200
         assert client.post("/v1/acks", json={"items": []}).json()["applied"] == 0
         assert client.post("/v1/batches", json={"items": 10**6}).status_code == 201
@@ -152,14 +153,14 @@ def test_items_are_counted_and_of_a_refused_call_nothing_is_applied(rated: Servi
 
 def test_the_settings_have_a_rate_for_tokens_without_one(tmp_path: Path) -> None:
     """A line's own comes first; a file that is read again brings new ones."""
-    mine, other = tokens.new(), tokens.new()
+    own_one, other = tokens.new(), tokens.new()
     file = tmp_path / "tokens"
     file.write_text(
-        f"{tokens.known(mine, 'mine', ALL).line()}\n{tokens.known(other, 'other', ALL, requests=100_000).line()}\n"
+        f"{tokens.known(own_one, 'mine', ALL).line()}\n{tokens.known(other, 'other', ALL, requests=100_000).line()}\n"
     )
     settings = {"LASTBIT_TOKENS_FILE": str(file), "LASTBIT_TOKEN_REQUESTS": "1"}
     with sqlite_file() as url, running_service(url, **settings) as running:
-        with caller(running, mine) as client:
+        with caller(running, own_one) as client:
             assert "1 requests a second" in until_refused(lambda: client.get("/v1/batches")).json()["detail"]
         with caller(running, other) as client:
             assert {client.get("/v1/batches").status_code for _ in range(20)} == {200}
@@ -176,27 +177,27 @@ def test_a_service_without_tokens_has_no_rates() -> None:
 def test_clients_wait_as_they_are_told_and_go_on(rated: ServiceProcess) -> None:
     """Client, acker and command line: everything is done in the end, at the token's pace."""
     batch = opened(rated, 100)
-    begun = time.monotonic()
+    start = time.monotonic()
     with Client(rated.url, token=FEW_CALLS) as client:
         for index in range(5):
             assert client.ack(f"{batch}:0:{index}").applied == 1
         with client.acker() as acker:
-            told = [acker.ack(f"{batch}:0:{index}") for index in range(5, 20)]
-            assert [future.result(60) for future in told] == [None] * 15
+            replies = [acker.ack(f"{batch}:0:{index}") for index in range(5, 20)]
+            assert [future.result(60) for future in replies] == [None] * 15
 
     async def with_tasks() -> int:
         async with AsyncClient(rated.url, token=FEW_CALLS) as client:
             answers = await asyncio.gather(*(client.ack(f"{batch}:0:{index}") for index in range(20, 26)))
-            return sum(each.applied for each in answers)
+            return sum(answer.applied for answer in answers)
 
     assert asyncio.run(with_tasks()) == 6
     line = Lastbit(rated.url)
     for index in range(26, 29):
-        done = line("ack", f"{batch}:0:{index}", "--token", FEW_CALLS)
-        assert done.returncode == 0, done.stderr
+        process = line("ack", f"{batch}:0:{index}", "--token", FEW_CALLS)
+        assert process.returncode == 0, process.stderr
     with caller(rated, FREE) as client_:
         assert client_.get(f"/v1/batches/{batch}").json()["acked"] == 29
-    assert time.monotonic() - begun >= 14 / 2 - 1
+    assert time.monotonic() - start >= 14 / 2 - 1
 
 
 def test_a_client_that_may_not_wait_is_told(rated: ServiceProcess) -> None:
@@ -207,6 +208,6 @@ def test_a_client_that_may_not_wait_is_told(rated: ServiceProcess) -> None:
             for _ in range(1000):
                 list(client.batches())
 
-        with pytest.raises(RateLimited) as refused:
+        with pytest.raises(RateLimited) as refusal:
             insist()
-    assert refused.value.retry_after == 1
+    assert refusal.value.retry_after == 1

@@ -46,10 +46,10 @@ def test_a_request_says_who_it_is_from_and_nothing_else(receiver: Receiver, monk
     sender = WebhookSender(allow_private=True)
     for _ in range(2):
         assert send(receiver.url + "?a=b", sender).delivered
-    for got in receiver.got:
-        assert got.path == "/hook?a=b"
-        assert got.body == BODY
-        assert got.headers == {
+    for delivery in receiver.got:
+        assert delivery.path == "/hook?a=b"
+        assert delivery.body == BODY
+        assert delivery.headers == {
             "host": receiver.url.split("/")[2],
             "user-agent": f"Lastbit/{__version__}",
             "content-type": "application/json",
@@ -71,7 +71,7 @@ def test_a_redirect_is_a_failure_and_not_followed(receiver: Receiver, code: int)
 
 
 @pytest.mark.parametrize(
-    ("reply", "seen", "words"),
+    ("reply", "collected", "words"),
     [
         (b"", None, "closed before the answer"),
         (b"HTTP/1.1 200 OK\r\nContent-Le", None, "closed before the answer"),
@@ -83,19 +83,19 @@ def test_a_redirect_is_a_failure_and_not_followed(receiver: Receiver, code: int)
     ],
 )
 def test_an_answer_that_is_not_whole_is_a_failure(
-    receiver: Receiver, reply: bytes, seen: int | None, words: str
+    receiver: Receiver, reply: bytes, collected: int | None, words: str
 ) -> None:
-    """Whatever its status said, and it is said in words."""
+    """With any status, and the error is a sentence."""
     receiver.reply = raw(reply)
     answer = send(receiver.url)
-    assert answer.status == seen
+    assert answer.status == collected
     assert words in (answer.error or "")
     assert not answer.delivered
 
 
 def test_of_a_large_answer_a_few_kilobytes_are_read(receiver: Receiver) -> None:
     """The rest is not waited for."""
-    wrote = threading.Event()
+    written_event = threading.Event()
 
     def endless(handler: Handler, _: Got) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -103,27 +103,27 @@ def test_of_a_large_answer_a_few_kilobytes_are_read(receiver: Receiver) -> None:
             while True:
                 handler.wfile.write(b"x" * 65_536)
         except ConnectionError:
-            wrote.set()
+            written_event.set()
 
     receiver.reply = endless
     assert send(receiver.url).delivered
-    assert wrote.wait(30)
+    assert written_event.wait(30)
 
 
 @pytest.mark.parametrize("part", [b"", b"H", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"])
 def test_the_timeout_is_for_all_of_it(receiver: Receiver, part: bytes) -> None:
     """A byte now and then does not stretch it: neither before the answer, nor in its head, nor in its body."""
-    over = threading.Event()
+    finish = threading.Event()
 
     def drip(handler: Handler, _: Got) -> None:
         handler.wfile.write(part)
-        while not over.wait(0.02):
+        while not finish.wait(0.02):
             if part:
                 handler.wfile.write(b"T")
 
     receiver.reply = drip
     answer = send(receiver.url, WebhookSender(allow_private=True, timeout=0.3))
-    over.set()
+    finish.set()
     assert answer.error is not None
     assert "within 0.3 s" in answer.error or "not HTTP" in answer.error
     assert answer.milliseconds < 5000
@@ -131,22 +131,22 @@ def test_the_timeout_is_for_all_of_it(receiver: Receiver, part: bytes) -> None:
 
 def test_a_resolver_that_hangs_is_not_waited_for() -> None:
     """Its time counts too."""
-    over = threading.Event()
+    finish = threading.Event()
 
     def hang(host: str, port: int) -> list[str]:
-        over.wait(60)
+        finish.wait(60)
         return ["127.0.0.1"]
 
     answer = send("http://hooks.example/", WebhookSender(resolve=hang, timeout=0.2))
-    over.set()
+    finish.set()
     assert answer.error == "not sent: the host can't be resolved"
 
 
 def test_nobody_listens(receiver: Receiver) -> None:
     """Said without the address."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        answer = send(f"http://hooks.example:{held.getsockname()[1]}/", to("127.0.0.1"))
+    with socket.socket() as lease:
+        lease.bind(("127.0.0.1", 0))
+        answer = send(f"http://hooks.example:{lease.getsockname()[1]}/", to("127.0.0.1"))
     assert (answer.status, answer.error) == (None, "the connection was refused")
 
 
@@ -178,8 +178,8 @@ def test_retry_after_can_be_a_date(receiver: Receiver) -> None:
 
 def test_a_date_to_retry_after_is_told_by_the_receivers_own_clock(receiver: Receiver) -> None:
     """Which may be years off, and so may ours."""
-    said = b"Date: Wed, 21 Oct 2015 07:28:00 GMT\r\nRetry-After: Wed, 21 Oct 2015 07:30:00 GMT\r\nContent-Length: 0"
-    receiver.reply = raw(b"HTTP/1.1 503 Busy\r\n" + said + b"\r\n\r\n")
+    output = b"Date: Wed, 21 Oct 2015 07:28:00 GMT\r\nRetry-After: Wed, 21 Oct 2015 07:30:00 GMT\r\nContent-Length: 0"
+    receiver.reply = raw(b"HTTP/1.1 503 Busy\r\n" + output + b"\r\n\r\n")
     assert send(receiver.url).retry_after == 120
 
 
@@ -204,9 +204,9 @@ def test_addresses_that_are_not_public_are_refused(receiver: Receiver, host: str
 def test_one_bad_address_among_good_ones_is_enough() -> None:
     """Every one is judged: the connection could fall to any. And none of them is named."""
     sender = WebhookSender(resolve=Resolver(["93.184.216.34", "10.9.8.7"]))
-    with pytest.raises(Unfit) as refused:
+    with pytest.raises(Unfit) as refusal:
         sender.check("http://hooks.example/")
-    assert "10.9.8.7" not in str(refused.value)
+    assert "10.9.8.7" not in str(refusal.value)
     error = send("http://hooks.example/", sender).error
     assert error == "not sent: the host is an address that is not public"
 
@@ -217,10 +217,10 @@ def test_a_name_that_leads_elsewhere_after_the_check_is_not_followed(
     """It was public when the webhook was made, and is asked for once at each send: the connection goes to the very
     address that was judged."""
     url = f"http://hooks.example:{receiver.url.split(':')[2]}"
-    connected: list[str] = []
+    addresses: list[str] = []
 
     def connect(address: tuple[str, int], timeout: float | None = None) -> socket.socket:
-        connected.append(address[0])
+        addresses.append(address[0])
         raise ConnectionRefusedError
 
     monkeypatch.setattr(socket, "create_connection", connect)
@@ -228,9 +228,9 @@ def test_a_name_that_leads_elsewhere_after_the_check_is_not_followed(
     sender = WebhookSender(resolve=resolver)
     sender.check(url)
     assert send(url, sender).error == "the connection was refused"
-    assert connected == ["93.184.216.35"]  # not looked up a second time, for that would be loopback
+    assert addresses == ["93.184.216.35"]  # not looked up a second time, for that would be loopback
     assert send(url, sender).error == "not sent: the host is an address that is not public"
-    assert connected == ["93.184.216.35"]
+    assert addresses == ["93.184.216.35"]
     assert resolver.asked == ["hooks.example"] * 3
     assert receiver.got == []
 
@@ -281,8 +281,8 @@ def test_the_certificate_is_the_names_wherever_it_is_pinned_to(certificate: Path
         assert send(f"https://hooks.example:{port}", sender).delivered
         wrong = send(f"https://other.example:{port}", sender)
         assert (wrong.status, wrong.error) == (None, "the TLS certificate was not accepted")
-        unknown = send(f"https://hooks.example:{port}", to("127.0.0.1"))
-        assert unknown.error == "the TLS certificate was not accepted"
+        missing = send(f"https://hooks.example:{port}", to("127.0.0.1"))
+        assert missing.error == "the TLS certificate was not accepted"
         assert len(receiver.got) == 1
     with receiving() as plain:
         answer = send(f"https://hooks.example:{plain.url.split(':')[2]}", sender)

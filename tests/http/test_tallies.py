@@ -50,9 +50,9 @@ def test_each_source_has_a_guard_of_its_own(http: httpx.Client) -> None:
     sources = [entry(9), entry(9, partition=1), entry(3, topic="bolts"), entry(0, generation=1)]
     assert counts(http, "sources", *sources) == (4, 0)
     assert counts(http, "sources", *reversed(sources)) == (0, 4)
-    found = http.get("/v1/tallies/sources/r1").json()
-    assert found["value"] == 4
-    assert [(each["topic"], each["partition"], each["generation"]) for each in found["sources"]] == [
+    result = http.get("/v1/tallies/sources/r1").json()
+    assert result["value"] == 4
+    assert [(element["topic"], element["partition"], element["generation"]) for element in result["sources"]] == [
         *(("bolts", 0, 0), ("screws", 0, 0), ("screws", 0, 1), ("screws", 1, 0)),
     ]
 
@@ -84,8 +84,8 @@ def test_a_key_to_which_nothing_was_added_is_zero(http: httpx.Client) -> None:
 def test_a_key_is_any_text(http: httpx.Client, key: str) -> None:
     """Of 1 to 255 characters."""
     assert counts(http, "texts", entry(1, 7, key=key)) == (1, 0)
-    quoted = "".join(f"%{byte:02X}" for byte in key.encode())
-    assert http.get(f"/v1/tallies/texts/{quoted}").json()["value"] == 7
+    path_part = "".join(f"%{byte:02X}" for byte in key.encode())
+    assert http.get(f"/v1/tallies/texts/{path_part}").json()["value"] == 7
     assert http.get("/v1/tallies/texts", params={"prefix": key}).json()["totals"][0] == {"key": key, "value": 7}
 
 
@@ -103,15 +103,15 @@ def test_totals_are_listed_by_prefix_in_pages(http: httpx.Client) -> None:
     assert counts(http, "pages", *entries) == (14, 0)
 
     def read(limit: int, **params: str) -> list[tuple[str, int]]:
-        found, cursor = [], None
+        result, cursor = [], None
         while True:
-            asked = {"limit": limit, **params, **({"cursor": cursor} if cursor else {})}
-            page = http.get("/v1/tallies/pages", params=asked).json()
+            question = {"limit": limit, **params, **({"cursor": cursor} if cursor else {})}
+            page = http.get("/v1/tallies/pages", params=question).json()
             assert len(page["totals"]) <= limit
-            found += [(each["key"], each["value"]) for each in page["totals"]]
+            result += [(element["key"], element["value"]) for element in page["totals"]]
             cursor = page["next"]
             if cursor is None:
-                return found
+                return result
 
     for limit in (1, 2, 3, 1000):
         assert read(limit) == [(key, 2) for key in keys]
@@ -126,20 +126,20 @@ def test_totals_are_listed_by_prefix_in_pages(http: httpx.Client) -> None:
 def test_a_message_that_comes_after_a_later_one_is_refused(http: httpx.Client) -> None:
     """Where the call shows that it was never added; nothing of the call is applied."""
     counts(http, "order", entry(2), entry(4))
-    refused = apply(http, "order", entry(1, key="other"), entry(7), entry(6))
-    assert code(refused) == (409, "out_of_order")
-    assert refused.json()["errors"][0]["place"] == "body.entries[2]"
+    refusal = apply(http, "order", entry(1, key="other"), entry(7), entry(6))
+    assert code(refusal) == (409, "out_of_order")
+    assert refusal.json()["errors"][0]["place"] == "body.entries[2]"
     assert code(apply(http, "order", entry(7, child=1), entry(7))) == (409, "out_of_order")
     assert http.get("/v1/tallies/order/other").json()["value"] == 0
-    # What is seen to be a repeat may come in any order: below the guard, or brought by this very call.
+    # Recognized repeats may come in any order: below the guard, or within the same call.
     assert counts(http, "order", entry(2), entry(1), entry(6), entry(7), entry(6), entry(3), entry(7)) == (2, 5)
 
 
 def test_one_message_that_brings_two_deltas_to_a_key_is_refused(http: httpx.Client) -> None:
     """One of them would be taken for a repeat of the other."""
-    refused = apply(http, "deltas", entry(1), entry(1, 2))
-    assert code(refused) == (422, "invalid_request")
-    assert refused.json()["errors"][0]["place"] == "body.entries[1].delta"
+    refusal = apply(http, "deltas", entry(1), entry(1, 2))
+    assert code(refusal) == (422, "invalid_request")
+    assert refusal.json()["errors"][0]["place"] == "body.entries[1].delta"
     assert counts(http, "deltas", entry(1), entry(1, key="r2")) == (2, 0)
 
 
@@ -147,9 +147,9 @@ def test_a_sum_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.Cl
     """Integers stay below 2^53, above and below zero."""
     assert counts(http, "limit", entry(1, LIMIT - 1), entry(1, 1 - LIMIT, key="r2")) == (2, 0)
     for key, delta in (("r1", 1), ("r2", -1)):
-        refused = apply(http, "limit", entry(1, key="other"), entry(2, delta, key=key))
-        assert code(refused) == (422, "invalid_request")
-        assert refused.json()["errors"][0]["place"] == "body.entries[1].delta"
+        refusal = apply(http, "limit", entry(1, key="other"), entry(2, delta, key=key))
+        assert code(refusal) == (422, "invalid_request")
+        assert refusal.json()["errors"][0]["place"] == "body.entries[1].delta"
     assert http.get("/v1/tallies/limit/other").json()["value"] == 0
     assert counts(http, "limit", entry(2, -1), entry(3, 1)) == (2, 0)
     assert http.get("/v1/tallies/limit/r1").json()["value"] == LIMIT - 1
@@ -159,10 +159,14 @@ def test_a_total_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.
     """Of several sources, in one call or in several; what brings it back is applied."""
     for sign, tally in ((1, "total"), (-1, "below")):
         assert counts(http, tally, entry(1, sign * (LIMIT - 1))) == (1, 0)
-        for further in (entry(1, sign, topic="bolts"), entry(1, sign * (LIMIT - 1), topic="bolts"), entry(2, sign)):
-            refused = apply(http, tally, entry(1, key="other"), further, entry(1, key="third"))
-            assert code(refused) == (422, "invalid_request")
-            assert refused.json()["errors"][0]["place"] == "body.entries[1].delta"
+        for further_entry in (
+            entry(1, sign, topic="bolts"),
+            entry(1, sign * (LIMIT - 1), topic="bolts"),
+            entry(2, sign),
+        ):
+            refusal = apply(http, tally, entry(1, key="other"), further_entry, entry(1, key="third"))
+            assert code(refusal) == (422, "invalid_request")
+            assert refusal.json()["errors"][0]["place"] == "body.entries[1].delta"
         assert counts(http, tally, entry(1, -2 * sign, topic="bolts"), entry(2, sign, topic="bolts")) == (2, 0)
         assert counts(http, tally, entry(1, sign, topic="nuts")) == (1, 0)
         assert code(apply(http, tally, entry(2, sign, topic="nuts"))) == (422, "invalid_request")
@@ -211,9 +215,9 @@ def test_a_total_that_is_beyond_the_limit_already_is_returned(kind: str, request
 def test_a_key_that_no_address_can_have_is_refused(sqlite_http: httpx.Client, key: str) -> None:
     """Clients take it out of a path before they send it. With more around it, it is a key like others."""
     tally = f"dots{len(key)}"
-    refused = apply(sqlite_http, tally, entry(1), entry(1, key=key))
-    assert code(refused) == (422, "invalid_request")
-    assert refused.json()["errors"][0]["place"] == "body.entries[1].key"
+    refusal = apply(sqlite_http, tally, entry(1), entry(1, key=key))
+    assert code(refusal) == (422, "invalid_request")
+    assert refusal.json()["errors"][0]["place"] == "body.entries[1].key"
     assert sqlite_http.get(f"/v1/tallies/{tally}").json()["totals"] == []
     for fine in (f"{key}x", f"a{key}", f"{key} ", f"{key}/{key}"):
         assert counts(sqlite_http, tally, entry(1, key=fine)) == (1, 0)
@@ -294,9 +298,9 @@ def test_a_malformed_entry_is_named_and_nothing_is_applied(
     sqlite_http: httpx.Client, change: dict[str, Any], place: str
 ) -> None:
     """With its place."""
-    refused = apply(sqlite_http, "bad", entry(1), {**entry(2), **change})
-    assert code(refused) == (422, "invalid_request")
-    assert refused.json()["errors"][0]["place"].startswith(place)
+    refusal = apply(sqlite_http, "bad", entry(1), {**entry(2), **change})
+    assert code(refusal) == (422, "invalid_request")
+    assert refusal.json()["errors"][0]["place"].startswith(place)
     assert sqlite_http.get("/v1/tallies/bad/r1").json()["value"] == 0
 
 
@@ -307,10 +311,10 @@ def test_what_is_no_call_is_refused(sqlite_http: httpx.Client) -> None:
     assert code(post("/v1/tallies/t/apply", json={"entries": {}})) == (422, "invalid_request")
     assert code(apply(sqlite_http, "t", *[entry(1)] * 10_001)) == (413, "too_large")
     assert counts(sqlite_http, "t", *[entry(1)] * 10_000) == (1, 9_999)
-    declared = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json"}
     assert code(post("/v1/tallies/t/apply", content=b"{}", headers={"Content-Type": "text/plain"}))[0] == 415
     for body in (b'{"entries": [}', b'{"entries": [{"key": "\\ud800"}]}', b"\xff", b"[" * 100_000):
-        assert code(post("/v1/tallies/t/apply", content=body, headers=declared)) == (422, "invalid_request")
+        assert code(post("/v1/tallies/t/apply", content=body, headers=headers)) == (422, "invalid_request")
     for name in ("a b", "-a", ".a", "a" * 256, "é"):
         assert code(apply(sqlite_http, name, entry(1))) == (422, "invalid_request")
         assert code(sqlite_http.get(f"/v1/tallies/{name}/k")) == (422, "invalid_request")

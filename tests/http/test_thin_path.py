@@ -8,10 +8,10 @@ import httpx
 def test_a_batch_goes_from_open_to_complete(api_url: str) -> None:
     """A batch is reported complete by the call that brings its last item, and not before."""
     with httpx.Client(base_url=api_url) as client:
-        opened = client.post("/v1/batches", json={"key": "catalog-42", "group_size": 64}).json()
-        batch = opened["id"]
-        extended = client.post(f"/v1/batches/{batch}/items", json={"count": 100}).json()
-        assert (extended["start"], extended["count"], extended["items"]) == (0, 100, 100)
+        connection = client.post("/v1/batches", json={"key": "catalog-42", "group_size": 64}).json()
+        batch = connection["id"]
+        extension = client.post(f"/v1/batches/{batch}/items", json={"count": 100}).json()
+        assert (extension["start"], extension["count"], extension["items"]) == (0, 100, 100)
         ids = [f"{batch}:{number // 64}:{number % 64}" for number in range(100)]
         answer = client.post("/v1/acks", json={"items": ids[:99]}).json()
         assert answer == {"applied": 99, "repeated": 0, "completed": [], "rejected": []}

@@ -42,11 +42,11 @@ def http() -> Iterator[httpx.Client]:
 @pytest.fixture
 def webhook(http: httpx.Client, receiver: Receiver) -> Iterator[dict[str, Any]]:
     """One that is told of the type `card.charged`."""
-    created = http.post("/v1/webhooks", json={"url": receiver.url, "types": ["card.charged"]})
-    assert created.status_code == 201, created.text
-    receiver.secrets.append(created.json()["secret"])
-    yield created.json()
-    http.delete(f"/v1/webhooks/{created.json()['id']}")
+    webhook = http.post("/v1/webhooks", json={"url": receiver.url, "types": ["card.charged"]})
+    assert webhook.status_code == 201, webhook.text
+    receiver.secrets.append(webhook.json()["secret"])
+    yield webhook.json()
+    http.delete(f"/v1/webhooks/{webhook.json()['id']}")
 
 
 def append(http: httpx.Client, id: str, **event: Any) -> int:
@@ -58,24 +58,24 @@ def append(http: httpx.Client, id: str, **event: Any) -> int:
 def settled(http: httpx.Client, webhook: int, event: str, state: str) -> dict[str, Any]:
     """The delivery of the event, once it is in that state; each look is a round trip."""
     for _ in range(3000):
-        for each in http.get(f"/v1/webhooks/{webhook}/deliveries").json()["deliveries"]:
-            if (each["event"], each["state"]) == (event, state):
-                found: dict[str, Any] = each
-                return found
+        for entry in http.get(f"/v1/webhooks/{webhook}/deliveries").json()["deliveries"]:
+            if (entry["event"], entry["state"]) == (event, state):
+                result: dict[str, Any] = entry
+                return result
     raise AssertionError(f"{event} did not become {state}")
 
 
 def test_a_secret_is_shown_once(http: httpx.Client, receiver: Receiver) -> None:
     """In the answer that makes the webhook, and in no other one."""
-    created = http.post("/v1/webhooks", json={"url": receiver.url, "label": "ö"})
-    body = created.json()
+    webhook = http.post("/v1/webhooks", json={"url": receiver.url, "label": "ö"})
+    body = webhook.json()
     assert re.fullmatch(r"whsec_[A-Za-z0-9+/]{43}=", body["secret"])
-    assert created.headers["location"] == f"/v1/webhooks/{body['id']}"
-    assert created.headers["cache-control"] == "no-store"
+    assert webhook.headers["location"] == f"/v1/webhooks/{body['id']}"
+    assert webhook.headers["cache-control"] == "no-store"
     assert (body["types"], body["label"], body["state"]) == (None, "ö", "active")
-    shown = http.get(f"/v1/webhooks/{body['id']}")
-    assert shown.json() == {name: value for name, value in body.items() if name != "secret"}
-    assert shown.json() in http.get("/v1/webhooks").json()["webhooks"]
+    document = http.get(f"/v1/webhooks/{body['id']}")
+    assert document.json() == {name: value for name, value in body.items() if name != "secret"}
+    assert document.json() in http.get("/v1/webhooks").json()["webhooks"]
     http.post(f"/v1/webhooks/{body['id']}/test")
     for path in (f"/{body['id']}", "", f"/{body['id']}/deliveries", f"/{body['id']}/nothing"):
         assert body["secret"][6:] not in http.get(f"/v1/webhooks{path}").text
@@ -86,32 +86,32 @@ def test_a_secret_is_shown_once(http: httpx.Client, receiver: Receiver) -> None:
 def test_an_event_arrives_signed(http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]) -> None:
     """Its id is the webhook-id, its body is the specification's envelope around what the feed shows."""
     position = append(http, "order:1", key="ö", data={"cents": 100})
-    (got,) = receiver.wait_for(1)
-    assert got.valid
-    assert got.id == "order:1"
+    (request,) = receiver.wait_for(1)
+    assert request.valid
+    assert request.id == "order:1"
     event = http.get("/v1/events", params={"after": position - 1, "limit": 1}).json()["events"][0]
-    assert got.json == {"type": "card.charged", "timestamp": event["at"], "data": event}
-    assert got.headers["content-type"] == "application/json"
+    assert request.json == {"type": "card.charged", "timestamp": event["at"], "data": event}
+    assert request.headers["content-type"] == "application/json"
     delivery = settled(http, webhook["id"], "order:1", "delivered")
     assert (delivery["webhook"], delivery["position"], delivery["attempts"]) == (webhook["id"], position, 1)
     assert delivery["next_attempt_at"] is None
     (attempt,) = delivery["log"]
     assert (attempt["status"], attempt["error"]) == (204, None)
-    forged = got.body.replace(b"100", b"999")
+    forgery = request.body.replace(b"100", b"999")
     with pytest.raises(Exception, match="signature"):
-        Webhook(webhook["secret"]).verify(forged, got.headers)
+        Webhook(webhook["secret"]).verify(forgery, request.headers)
 
 
 def test_a_batch_says_who_was_told(http: httpx.Client, receiver: Receiver) -> None:
     """Of the batch's own events, newest first."""
-    created = http.post("/v1/webhooks", json={"url": receiver.url, "types": ["batch.completed"]}).json()
+    webhook = http.post("/v1/webhooks", json={"url": receiver.url, "types": ["batch.completed"]}).json()
     batch = http.post("/v1/batches", json={"sealed": True}).json()["id"]
     receiver.wait_for(1)
-    settled(http, created["id"], f"batch:{batch}:completed", "delivered")
+    settled(http, webhook["id"], f"batch:{batch}:completed", "delivered")
     (delivery,) = http.get(f"/v1/batches/{batch}/deliveries").json()["deliveries"]
-    assert (delivery["webhook"], delivery["batch"], delivery["type"]) == (created["id"], batch, "batch.completed")
+    assert (delivery["webhook"], delivery["batch"], delivery["type"]) == (webhook["id"], batch, "batch.completed")
     assert code(http.get("/v1/batches/999999/deliveries")) == (404, "batch_not_found")
-    http.delete(f"/v1/webhooks/{created['id']}")
+    http.delete(f"/v1/webhooks/{webhook['id']}")
 
 
 def test_a_receiver_that_recovers_gets_what_it_missed(
@@ -121,12 +121,12 @@ def test_a_receiver_that_recovers_gets_what_it_missed(
     receiver.replies(status(500), raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), status(200))
     append(http, "order:2")
     delivery = settled(http, webhook["id"], "order:2", "delivered")
-    assert [(each["status"], each["error"]) for each in delivery["log"]] == [
+    assert [(entry["status"], entry["error"]) for entry in delivery["log"]] == [
         (500, None),
         (200, "the connection was closed in the middle of the answer"),
         (200, None),
     ]
-    assert [(got.id, got.valid) for got in receiver.got] == [("order:2", True)] * 3
+    assert [(request.id, request.valid) for request in receiver.got] == [("order:2", True)] * 3
 
 
 def test_a_dead_delivery_comes_back(http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]) -> None:
@@ -135,27 +135,27 @@ def test_a_dead_delivery_comes_back(http: httpx.Client, receiver: Receiver, webh
     position = append(http, "order:3")
     path = f"/v1/webhooks/{webhook['id']}"
     dead = settled(http, webhook["id"], "order:3", "dead")
-    assert {each["error"] for each in dead["log"]} == {"a redirect, which is not followed"}
+    assert {entry["error"] for entry in dead["log"]} == {"a redirect, which is not followed"}
     assert len(dead["log"]) == 3
     assert http.get(f"{path}/deliveries?state=dead").json()["deliveries"] == [dead]
     assert http.get(f"{path}/deliveries?state=delivered").json()["deliveries"] == []
     receiver.reply = status(200)
-    for count, which in enumerate(({}, {"position": position}, {"event": "order:3"}), 4):
-        assert http.post(f"{path}/redeliver", json=which).json() == {"redelivered": 1}
+    for count, body in enumerate(({}, {"position": position}, {"event": "order:3"}), 4):
+        assert http.post(f"{path}/redeliver", json=body).json() == {"redelivered": 1}
         receiver.wait_for(count)
         while len(settled(http, webhook["id"], "order:3", "delivered")["log"]) < count:
             pass
     assert http.post(f"{path}/redeliver").json() == {"redelivered": 0}
-    assert {got.id for got in receiver.got} == {"order:3"}
+    assert {delivery.id for delivery in receiver.got} == {"order:3"}
 
 
 def test_a_slow_receiver_is_given_up_on(http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]) -> None:
     """After the timeout, in words."""
-    over = threading.Event()
-    receiver.replies(lambda *_: over.wait(30), status(200))  # type: ignore[arg-type, return-value]
+    finish = threading.Event()
+    receiver.replies(lambda *_: finish.wait(30), status(200))  # type: ignore[arg-type, return-value]
     append(http, "order:4")
     delivery = settled(http, webhook["id"], "order:4", "delivered")
-    over.set()
+    finish.set()
     assert delivery["log"][0]["error"] == "no whole answer within 1 s"
 
 
@@ -165,8 +165,8 @@ def test_gone_disables(http: httpx.Client, receiver: Receiver, webhook: dict[str
     append(http, "order:5")
     settled(http, webhook["id"], "order:5", "dead")
     assert http.get(f"/v1/webhooks/{webhook['id']}").json()["state"] == "disabled"
-    refused = http.post(f"/v1/webhooks/{webhook['id']}/redeliver", json={"event": "order:5"})
-    assert code(refused) == (409, "webhook_disabled")
+    refusal = http.post(f"/v1/webhooks/{webhook['id']}/redeliver", json={"event": "order:5"})
+    assert code(refusal) == (409, "webhook_disabled")
 
 
 def test_a_test_is_sent_at_once_and_leaves_no_trace(
@@ -175,10 +175,10 @@ def test_a_test_is_sent_at_once_and_leaves_no_trace(
     """Signed, and answered with what came back, good or bad."""
     before = http.get("/v1/events", params={"limit": 1000}).json()["next"]
     answer = http.post(f"/v1/webhooks/{webhook['id']}/test").json()
-    (got,) = receiver.got
-    assert got.valid
-    assert (got.id, got.json["type"]) == (answer["event"], "webhook.test")
-    assert got.json["data"]["data"] == {"webhook": webhook["id"]}
+    (delivery,) = receiver.got
+    assert delivery.valid
+    assert (delivery.id, delivery.json["type"]) == (answer["event"], "webhook.test")
+    assert delivery.json["data"]["data"] == {"webhook": webhook["id"]}
     assert (answer["delivered"], answer["status"], answer["error"]) == (True, 204, None)
     receiver.reply = status(500)
     answer = http.post(f"/v1/webhooks/{webhook['id']}/test").json()
@@ -193,21 +193,21 @@ def test_pages_go_back_in_time(http: httpx.Client, webhook: dict[str, Any]) -> N
     for number in range(5):
         append(http, f"page:{number}")
     settled(http, webhook["id"], "page:4", "delivered")
-    path, seen, cursor = f"/v1/webhooks/{webhook['id']}/deliveries", [], None
+    path, collected, cursor = f"/v1/webhooks/{webhook['id']}/deliveries", [], None
     while True:
         params = {"limit": 2, **({"cursor": cursor} if cursor else {})}
         page = http.get(path, params=params).json()
-        seen += [each["event"] for each in page["deliveries"]]
+        collected += [entry["event"] for entry in page["deliveries"]]
         if (cursor := page["next"]) is None:
             break
-    assert seen == [f"page:{number}" for number in range(4, -1, -1)]
+    assert collected == [f"page:{number}" for number in range(4, -1, -1)]
     cursor = http.get(path, params={"limit": 2}).json()["next"]
     other = http.post("/v1/webhooks", json={"url": webhook["url"]}).json()["id"]
     assert code(http.get("/v1/webhooks", params={"cursor": cursor})) == (422, "invalid_request")
     first = http.get("/v1/webhooks", params={"limit": 1}).json()
-    assert [each["id"] for each in first["webhooks"]] == [other]
+    assert [entry["id"] for entry in first["webhooks"]] == [other]
     following = http.get("/v1/webhooks", params={"limit": 1, "cursor": first["next"]}).json()
-    assert [each["id"] for each in following["webhooks"]] == [webhook["id"]]
+    assert [entry["id"] for entry in following["webhooks"]] == [webhook["id"]]
     http.delete(f"/v1/webhooks/{other}")
 
 
@@ -232,9 +232,9 @@ def test_pages_go_back_in_time(http: httpx.Client, webhook: dict[str, Any]) -> N
 def test_a_bad_webhook_is_refused(http: httpx.Client, body: dict[str, Any], place: str) -> None:
     """With the place that was wrong, and nothing is made."""
     before = http.get("/v1/webhooks").json()
-    refused = http.post("/v1/webhooks", json=body)
-    assert code(refused) == (422, "invalid_request")
-    assert refused.json()["errors"][0]["place"] == place
+    refusal = http.post("/v1/webhooks", json=body)
+    assert code(refusal) == (422, "invalid_request")
+    assert refusal.json()["errors"][0]["place"] == place
     assert http.get("/v1/webhooks").json() == before
 
 
@@ -253,9 +253,9 @@ def test_a_bad_redelivery_is_refused(http: httpx.Client, webhook: dict[str, Any]
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "[::ffff:10.0.0.1]"])
 def test_by_default_nothing_private_is_reached(sqlite_http: httpx.Client, host: str) -> None:
     """And the answer does not say where the name led."""
-    refused = sqlite_http.post("/v1/webhooks", json={"url": f"http://{host}:8000/"})
-    assert code(refused) == (422, "invalid_request")
-    assert refused.json()["detail"] == "body.url: the host is an address that is not public"
+    refusal = sqlite_http.post("/v1/webhooks", json={"url": f"http://{host}:8000/"})
+    assert code(refusal) == (422, "invalid_request")
+    assert refusal.json()["detail"] == "body.url: the host is an address that is not public"
 
 
 def test_no_log_says_a_secret() -> None:
@@ -279,9 +279,9 @@ def test_no_log_says_a_secret() -> None:
             append(client, "two")
             receiver.wait_for(2)
         process.terminate()
-        said = process.communicate(timeout=60)[0].decode()
-    logged = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-    deliveries = [line for line in logged if line["event"] == "delivery"]
+        output = process.communicate(timeout=60)[0].decode()
+    log_lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    deliveries = [line for line in log_lines if line["event"] == "delivery"]
     assert {line["webhook_id"] for line in deliveries} == {"one", "two"}
     assert {200, 500} <= {line["status"] for line in deliveries}
-    assert secret[6:] not in said
+    assert secret[6:] not in output

@@ -44,17 +44,17 @@ def settings() -> dict[str, Any]:
 @pytest.fixture
 def page(browser: Browser, complaints: list[str], settings: dict[str, Any]) -> Iterator[Page]:
     usual = {"reduced_motion": "reduce", "viewport": {"width": 1180, "height": 860}}
-    with browser.new_context(**{**usual, **settings}) as own:
-        own.set_default_timeout(20_000)
-        opened = own.new_page()
+    with browser.new_context(**{**usual, **settings}) as own_batch:
+        own_batch.set_default_timeout(20_000)
+        connection = own_batch.new_page()
 
         def heard(message: ConsoleMessage) -> None:
             if message.type in ("error", "warning"):
                 complaints.append(f"{message.text} at {message.location}")
 
-        opened.on("console", heard)
-        opened.on("pageerror", lambda error: complaints.append(str(error)))
-        yield opened
+        connection.on("console", heard)
+        connection.on("pageerror", lambda error: complaints.append(str(error)))
+        yield connection
         assert complaints == []
 
 
@@ -74,10 +74,10 @@ def service_url() -> Iterator[str]:
 @pytest.fixture
 def webhook(api: httpx.Client, receiver: Receiver) -> Iterator[int]:
     """One that is told of what happens to batches, while the test runs."""
-    created = api.post("/v1/webhooks", json={"url": receiver.url, "types": ["batch.opened", "batch.sealed"]}).json()
-    receiver.secrets.append(created["secret"])
-    yield created["id"]
-    api.delete(f"/v1/webhooks/{created['id']}").raise_for_status()
+    webhook = api.post("/v1/webhooks", json={"url": receiver.url, "types": ["batch.opened", "batch.sealed"]}).json()
+    receiver.secrets.append(webhook["secret"])
+    yield webhook["id"]
+    api.delete(f"/v1/webhooks/{webhook['id']}").raise_for_status()
 
 
 @pytest.fixture

@@ -26,17 +26,17 @@ PHONE = {"width": 360, "height": 760}
 def opened(api: httpx.Client, **body: Any) -> int:
     answer = api.post("/v1/batches", json=body)
     answer.raise_for_status()
-    found: int = answer.json()["id"]
-    return found
+    result: int = answer.json()["id"]
+    return result
 
 
 def pending(api: httpx.Client, batch: int) -> int:
-    found: int = api.get(f"/v1/batches/{batch}").json()["pending"]
-    return found
+    result: int = api.get(f"/v1/batches/{batch}").json()["pending"]
+    return result
 
 
 def resolve(
-    api: httpx.Client, batch: int, chance: random.Random, shares: list[float], lost: set[int], size: int
+    api: httpx.Client, batch: int, chance: random.Random, shares: list[float], failed_count: set[int], size: int
 ) -> None:
     """Ack so much of each group, in no order, and fail three items of those of `lost`."""
     for first in range(0, len(shares), 64):
@@ -46,7 +46,7 @@ def resolve(
             failed = bytearray(size // 8)
             for index in chance.sample(range(size), int(size * share)) if 0 < share < 1 else []:
                 acked[index // 8] |= 1 << (index % 8)
-            if group in lost:
+            if group in failed_count:
                 for index in chance.sample(range(size), 3):
                     failed[index // 8] |= 1 << (index % 8)
             acked = bytearray(byte & ~lost_byte for byte, lost_byte in zip(acked, failed, strict=True))
@@ -64,23 +64,25 @@ def make_up(api: httpx.Client) -> int:
     """Some batches; the answer is the one to look at."""
     chance = random.Random(11)
 
-    def small(key: str, items: int, share: float, lost: int = 0, **more: Any) -> int:
-        batch = opened(api, key=key, items=items, **more)
+    def small(key: str, items: int, share: float, failed_count: int = 0, **extra: Any) -> int:
+        batch = opened(api, key=key, items=items, **extra)
         ids = [f"{batch}:{number // 8192}:{number % 8192}" for number in range(items)]
-        done = ids[: int(items * share)]
-        for start in range(0, len(done), 8000):
-            api.post("/v1/acks", json={"items": done[lost if start == 0 else start : start + 8000]}).raise_for_status()
-        if lost:
+        process = ids[: int(items * share)]
+        for start in range(0, len(process), 8000):
             api.post(
-                "/v1/failures", json={"items": ids[:lost], "reason": "source file is truncated"}
+                "/v1/acks", json={"items": process[failed_count if start == 0 else start : start + 8000]}
+            ).raise_for_status()
+        if failed_count:
+            api.post(
+                "/v1/failures", json={"items": ids[:failed_count], "reason": "source file is truncated"}
             ).raise_for_status()
         return batch
 
     small("invoices-2026-04", 4210, 1, sealed=True, labels={"team": "billing", "run": "monthly"})
     small("thumbnails-backfill", 60000, 0.31, labels={"team": "media"})
-    gone = small("search-index-v8", 12000, 0.42, sealed=True, labels={"team": "search"})
-    api.post(f"/v1/batches/{gone}/cancel").raise_for_status()
-    small("catalog-41", 18400, 1, lost=3, sealed=True, labels={"team": "search", "shop": "de"})
+    leaver = small("search-index-v8", 12000, 0.42, sealed=True, labels={"team": "search"})
+    api.post(f"/v1/batches/{leaver}/cancel").raise_for_status()
+    small("catalog-41", 18400, 1, failed_count=3, sealed=True, labels={"team": "search", "shop": "de"})
     small("newsletter-may", 25000, 1, sealed=True, labels={"team": "crm"})
     size, groups = 8192, 184
     looked_at = opened(api, key="catalog-42", items=size * groups - 3000, labels={"team": "search", "shop": "fr"})
@@ -104,8 +106,8 @@ KeyError: 'XXL'"""
 def make_up_process(api: httpx.Client) -> str:
     """A process, of which one instance has a parked event: the answer is its name."""
     api.put(f"/v1/processes/{PROCESS}", json={"partitions": 1}).raise_for_status()
-    synced = api.post(f"/v1/consumer-groups/process.{PROCESS}/sync", json={"worker": "w1", "session": "s1"}).json()
-    fence = {"worker": "w1", "epoch": synced["assigned"][0]["epoch"]}
+    sync_result = api.post(f"/v1/consumer-groups/process.{PROCESS}/sync", json={"worker": "w1", "session": "s1"}).json()
+    fence = {"worker": "w1", "epoch": sync_result["assigned"][0]["epoch"]}
 
     def handled(instance: str, version: int, type: str, data: dict[str, Any], **outcome: Any) -> None:
         id = f"{instance}-{type}"
@@ -121,13 +123,13 @@ def make_up_process(api: httpx.Client) -> str:
         handled(order, 0, "payment.captured", {"cents": 4999}, state=waiting, timers=timers)
         if number % 3 == 0:
             continue
-        known = {**waiting, "address": "12 Harbour Street"}
-        handled(order, 1, "address.confirmed", {}, state=known)
+        tokens = {**waiting, "address": "12 Harbour Street"}
+        handled(order, 1, "address.confirmed", {}, state=tokens)
         if number == 1045:
             handled(order, 2, "parcel.packed", {"parcel": "XXL"}, error=TRACEBACK)
         else:
             ship = {"step": "ship", "type": "ship", "data": {"parcel": "M"}}
-            handled(order, 2, "parcel.packed", {"parcel": "M"}, state=known, commands=[ship], finish=True)
+            handled(order, 2, "parcel.packed", {"parcel": "M"}, state=tokens, commands=[ship], finish=True)
     return "order-1045"
 
 
@@ -142,12 +144,12 @@ def make_older(database: str) -> None:
     with contextlib.closing(sqlite3.connect(database.removeprefix("sqlite:///"))) as file, file:
         for column, (event, minutes) in moments.items():
             file.execute(f"UPDATE batches SET {earlier(column, minutes, 'id')}")
-            at = earlier("appended_at", minutes, "batch_id")
-            file.execute(f"UPDATE feed SET {at} WHERE type = 'batch.{event}'")
+            position = earlier("appended_at", minutes, "batch_id")
+            file.execute(f"UPDATE feed SET {position} WHERE type = 'batch.{event}'")
 
 
-def shoot(page: Page, name: str, folder: Path, *, whole: bool = False) -> None:
-    page.screenshot(path=folder / f"{name}.png", full_page=whole, animations="disabled", caret="hide")
+def shoot(page: Page, name: str, folder: Path, *, full_text: bool = False) -> None:
+    page.screenshot(path=folder / f"{name}.png", full_page=full_text, animations="disabled", caret="hide")
 
 
 def take(browser: Browser, url: str, api: httpx.Client, batch: int, parked: str, folder: Path) -> None:
@@ -167,7 +169,7 @@ def take(browser: Browser, url: str, api: httpx.Client, batch: int, parked: str,
             api.post("/v1/acks", json={"groups": [moved]}).raise_for_status()
             expect(page.locator(".big .words")).to_contain_text("left")
             expect(page.locator("[data-panel='why']")).to_contain_text(f"{pending(api, batch):,} of")
-            shoot(page, f"batch{suffix}", folder, whole=True)
+            shoot(page, f"batch{suffix}", folder, full_text=True)
             if scheme == "light":
                 page.locator(".tile").nth(61).click()
                 field = page.get_by_role("slider", name="Item")
@@ -181,7 +183,7 @@ def take(browser: Browser, url: str, api: httpx.Client, batch: int, parked: str,
         expect(page.locator("[data-instance]")).to_have_count(7)
         page.goto(f"{url}/#/processes/{PROCESS}/{parked}")
         expect(page.locator("[data-event]")).to_have_count(3)
-        shoot(page, "instance", folder, whole=True)
+        shoot(page, "instance", folder, full_text=True)
     with browser.new_context(viewport=PHONE, device_scale_factor=2, reduced_motion="reduce", has_touch=True) as context:
         page = context.new_page()
         page.goto(f"{url}/#/")

@@ -97,19 +97,19 @@ def test_a_wrong_token_is_told_in_words(page: Page, service_url: str, complaints
 
 def test_what_a_session_may_not_do_is_not_offered(page: Page, api: httpx.Client, service_url: str) -> None:
     """A reader can't cancel; a limited session sees its own batches, and no complaint of the browser's is heard."""
-    mine, other = opened(api, key="shop-1", items=2), opened(api, key="other-1", items=2)
+    own_one, other = opened(api, key="shop-1", items=2), opened(api, key="other-1", items=2)
     sign_in(page, service_url, "looker")
     row(page, other).get_by_role("link", name="other-1").click()
     expect(page.locator("[data-panel='events']")).to_contain_text("opened")
     expect(page.get_by_role("button", name="Cancel…")).to_be_hidden()
     page.get_by_role("button", name="Sign out looker").click()
     sign_in(page, service_url, "shop")
-    expect(row(page, mine)).to_be_visible()
+    expect(row(page, own_one)).to_be_visible()
     expect(row(page, other)).to_have_count(0)
-    row(page, mine).get_by_role("link", name="shop-1").click()
+    row(page, own_one).get_by_role("link", name="shop-1").click()
     expect(page.locator("[data-panel='events']")).to_contain_text("opened")
     page.get_by_role("button", name="Cancel…").click()
-    page.get_by_role("textbox").fill(str(mine))
+    page.get_by_role("textbox").fill(str(own_one))
     page.get_by_role("button", name="Cancel the batch").click()
     expect(page.locator("main .title .state")).to_have_text("cancelled")
 
@@ -146,10 +146,10 @@ def test_another_sites_page_can_use_no_session(page: Page, api: httpx.Client, se
       document.body.append(form);
       form.submit();
     }}"""
-    with foreign.expect_navigation() as heard:
+    with foreign.expect_navigation() as data:
         foreign.evaluate(form)
-    assert heard.value is not None
-    assert heard.value.status == 403
+    assert data.value is not None
+    assert data.value.status == 403
     assert api.get(f"/v1/batches/{batch}").json()["state"] == "open"
 
 
@@ -185,9 +185,9 @@ def test_axe_finds_nothing_where_one_signs_in(page: Page, service_url: str, sett
     """axe is put into the page, hence a browser without our policy."""
     page.goto(service_url)
     expect(page.get_by_label("Token")).to_be_visible()
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    result = Axe().run(page)
+    assert result.violations_count == 0, result.generate_report()
     sign_in(page, service_url, "boss")
     expect(live(page)).to_be_visible()
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    result = Axe().run(page)
+    assert result.violations_count == 0, result.generate_report()

@@ -55,7 +55,7 @@ def live(page: Page) -> Locator:
     return page.locator("#live[data-state='live']")
 
 
-# What is served
+# Served files
 
 
 def test_each_file_has_its_type_and_the_policy(api: httpx.Client) -> None:
@@ -75,9 +75,9 @@ def test_a_file_that_is_known_is_not_sent_again(api: httpx.Client) -> None:
     """Its ETag is asked for each time, so a new release shows at once."""
     answer = api.get("/page/main.js")
     assert answer.headers["cache-control"] == "no-cache"
-    again = api.get("/page/main.js", headers={"If-None-Match": f'"other", W/{answer.headers["etag"]}'})
-    assert (again.status_code, again.content) == (304, b"")
-    assert again.headers["etag"] == answer.headers["etag"]
+    second = api.get("/page/main.js", headers={"If-None-Match": f'"other", W/{answer.headers["etag"]}'})
+    assert (second.status_code, second.content) == (304, b"")
+    assert second.headers["etag"] == answer.headers["etag"]
     assert api.get("/page/main.js", headers={"If-None-Match": '"other"'}).status_code == 200
 
 
@@ -92,8 +92,8 @@ def test_the_page_names_no_address_but_its_own() -> None:
     """It works where nothing else is reached. A namespace is no address."""
     for name, file in served.read_files().items():
         text = file.content.decode().replace("http://www.w3.org/2000/svg", "")
-        found = re.findall(r"(?:https?:)?//[\w.-]+\.\w+", text)
-        assert not found, (name, found)
+        result = re.findall(r"(?:https?:)?//[\w.-]+\.\w+", text)
+        assert not result, (name, result)
 
 
 # The list
@@ -104,20 +104,20 @@ def test_a_batch_shows_up_and_its_progress_moves(page: Page, api: httpx.Client, 
     page.goto(service_url)
     expect(live(page)).to_be_visible()
     batch = opened(api, key="moves", items=4, labels={"team": "search"})
-    shown = row(page, batch)
-    expect(shown).to_contain_text("moves")
-    expect(shown.locator(".state")).to_have_text("open")
-    expect(shown.get_by_role("img")).to_have_accessible_name("0 % resolved: 0 acked, 0 failed, 4 pending")
+    document = row(page, batch)
+    expect(document).to_contain_text("moves")
+    expect(document.locator(".state")).to_have_text("open")
+    expect(document.get_by_role("img")).to_have_accessible_name("0 % resolved: 0 acked, 0 failed, 4 pending")
     ack(api, f"{batch}:0:0", f"{batch}:0:2")
-    expect(shown).to_contain_text("2 of 4 items")
-    expect(shown).to_contain_text("50 %")
+    expect(document).to_contain_text("2 of 4 items")
+    expect(document).to_contain_text("50 %")
     fail(api, "why", f"{batch}:0:1")
-    expect(shown.get_by_role("img")).to_have_accessible_name("75 % resolved: 2 acked, 1 failed, 1 pending")
-    expect(shown).to_contain_text("1 failed")
+    expect(document.get_by_role("img")).to_have_accessible_name("75 % resolved: 2 acked, 1 failed, 1 pending")
+    expect(document).to_contain_text("1 failed")
     ack(api, f"{batch}:0:3")
     api.post(f"/v1/batches/{batch}/seal").raise_for_status()
-    expect(shown.locator(".state")).to_have_text("complete")
-    expect(shown).to_contain_text("all 4 items")
+    expect(document.locator(".state")).to_have_text("complete")
+    expect(document).to_contain_text("all 4 items")
     expect(page.locator("#said")).to_have_text(f"Batch {batch} is complete")
 
 
@@ -172,7 +172,7 @@ def test_a_filter_that_the_service_refuses_is_explained(
     expect(page.get_by_role("alert")).to_contain_text("expected name:value, got 'nonsense'")
     page.get_by_role("link", name="Without the label nonsense").click()
     expect(page.get_by_role("alert")).to_be_hidden()
-    assert all("422" in each for each in complaints)
+    assert all("422" in complaint for complaint in complaints)
     complaints.clear()
 
 
@@ -289,12 +289,12 @@ def test_a_tile_is_a_group_and_a_click_shows_its_bits(page: Page, api: httpx.Cli
     expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:0, acked")
     drawn = "canvas => Array.from(canvas.getContext('2d').getImageData(6, 6, 1, 1).data)"
     acked = "node => getComputedStyle(node).getPropertyValue('--acked').trim()"
-    wanted = page.locator(".bits").evaluate(acked)
+    expectation = page.locator(".bits").evaluate(acked)
     ack(api, f"{batch}:0:1")
     expect(item).to_have_attribute("aria-valuenow", "0")
     expect(page.locator(".bits .facts")).to_have_text("64 items: 3 acked, 0 failed, 61 pending")
     red, green, blue, _ = canvas.evaluate(drawn)
-    assert (red, green, blue) == tuple(bytes.fromhex(wanted.removeprefix("#")))
+    assert (red, green, blue) == tuple(bytes.fromhex(expectation.removeprefix("#")))
     page.get_by_role("button", name="Close").click()
     expect(page.locator(".bits")).to_have_count(0)
     expect(tiles.nth(0)).to_be_focused()
@@ -374,7 +374,7 @@ def test_a_cancel_that_comes_too_late_says_so(
     expect(dialog.get_by_role("alert")).to_contain_text(f"batch {batch} is complete: cancel is not possible any more")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
-    assert all("409" in each for each in complaints)
+    assert all("409" in complaint for complaint in complaints)
     complaints.clear()
 
 
@@ -400,7 +400,7 @@ def test_a_batch_that_is_not_there_is_said_to_be_gone(
     expect(numbers(page, "items")).to_have_text("1")
     api.delete(f"/v1/batches/{batch}").raise_for_status()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"There is no batch {batch}")
-    assert all("404" in each for each in complaints)
+    assert all("404" in complaint for complaint in complaints)
     complaints.clear()
 
 
@@ -425,7 +425,7 @@ def test_an_address_of_no_page_says_so(page: Page, service_url: str, address: st
 
 
 def test_events_that_were_trimmed_are_said_to_be_gone(page: Page, complaints: list[str]) -> None:
-    """What the feed still has is shown."""
+    """The events that the feed still has are shown."""
     with sqlite_file() as database, running_service(database) as service, httpx.Client(base_url=service.url) as api:
         batch = opened(api, items=1)
         with sqlite3.connect(database.removeprefix("sqlite:///")) as file:
@@ -512,7 +512,7 @@ def test_a_dead_delivery_is_redelivered_after_asking(
     lines = panel(page, "deliveries").get_by_role("listitem")
     dead = lines.and_(page.locator("[data-state='dead']"))
     expect(dead).to_contain_text(re.compile(rf"dead.*opened.*webhook {webhook}.*2 attempts.*answered 500.*(now|ago)"))
-    codes = [each["code"] for each in api.get(f"/v1/batches/{batch}/explain").json()["reasons"]]
+    codes = [entry["code"] for entry in api.get(f"/v1/batches/{batch}/explain").json()["reasons"]]
     assert codes[-1] == "webhook_not_delivered"
     receiver.reply = status(200)
     api.post(f"/v1/batches/{batch}/seal").raise_for_status()
@@ -534,7 +534,9 @@ def test_a_dead_delivery_is_redelivered_after_asking(
     expect(lines.nth(1)).to_contain_text(re.compile("delivered.*opened.*1 attempt·answered 200"))
     expect(dead).to_have_count(0)
     opening, sealing = f"batch:{batch}:opened", f"batch:{batch}:sealed"
-    assert [(got.id, got.valid) for got in receiver.got] == [(id, True) for id in (opening, opening, sealing, opening)]
+    assert [(delivery.id, delivery.valid) for delivery in receiver.got] == [
+        (id, True) for id in (opening, opening, sealing, opening)
+    ]
 
 
 def test_a_redelivery_that_is_refused_says_so(
@@ -549,7 +551,7 @@ def test_a_redelivery_that_is_refused_says_so(
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name="Deliver again").click()
     expect(dialog.get_by_role("alert")).to_contain_text(f"webhook {webhook} is disabled")
-    assert all("409" in each for each in complaints)
+    assert all("409" in complaint for complaint in complaints)
     complaints.clear()
 
 
@@ -624,7 +626,7 @@ def test_the_policy_refuses_what_would_make_text_markup(page: Page, service_url:
     page.goto(service_url)
     with pytest.raises(Error, match="TrustedHTML"):
         page.evaluate("() => { document.body.innerHTML = '<p>x</p>'; }")
-    assert all("TrustedHTML" in each for each in complaints)
+    assert all("TrustedHTML" in complaint for complaint in complaints)
     complaints.clear()
 
 
@@ -632,11 +634,11 @@ def focused(page: Page) -> Locator:
     return page.locator(":focus")
 
 
-def tab_to(page: Page, wanted: Locator) -> None:
+def tab_to(page: Page, expectation: Locator) -> None:
     """By the tab key alone."""
     for _ in range(80):
         page.keyboard.press("Tab")
-        if wanted.evaluate("node => node === document.activeElement"):
+        if expectation.evaluate("node => node === document.activeElement"):
             return
     raise AssertionError("the tab key doesn't get there")
 
@@ -697,7 +699,7 @@ def everything(api: httpx.Client) -> int:
 def test_a_phone_needs_no_scrolling_sideways(
     page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int
 ) -> None:
-    """Whatever is in the list, in a batch, in a group, in a dialog."""
+    """With any content of the list, a batch, a group or a dialog."""
     receiver.reply = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")
     batch = everything(api)
     overflow = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -732,16 +734,16 @@ def test_axe_finds_nothing(
     axe = Axe()
 
     def check(view: str) -> None:
-        found = axe.run(page)
-        assert found.violations_count == 0, f"{view}: {found.generate_report()}"
+        result = axe.run(page)
+        assert result.violations_count == 0, f"{view}: {result.generate_report()}"
 
     receiver.replies(status(500), status(500), status(503, Retry_After="7200"))
     batch = everything(api)
     receiver.wait_for(2)
     api.post(f"/v1/batches/{batch}/seal").raise_for_status()
     receiver.wait_for(3)
-    done = opened(api, key="done", items=1, sealed=True)
-    fail(api, "why", f"{done}:0:0")
+    process = opened(api, key="done", items=1, sealed=True)
+    fail(api, "why", f"{process}:0:0")
     opened(api, key="succeeded", sealed=True)
     api.post(f"/v1/batches/{opened(api, key='cancelled')}/cancel").raise_for_status()
     page.goto(f"{fresh_url}/#/")
@@ -751,7 +753,7 @@ def test_axe_finds_nothing(
     expect(row(page, batch)).to_be_visible()
     check("a filtered list")
     page.goto(f"{service_url}/#/")
-    expect(row(page, done)).to_be_visible()
+    expect(row(page, process)).to_be_visible()
     check("the list")
     page.goto(f"{service_url}/#/batches/{batch}?group=0")
     expect(page.locator(".bits")).to_be_visible()
@@ -772,8 +774,8 @@ def test_axe_finds_nothing(
 def process(api: httpx.Client, name: str) -> None:
     """One with an instance of which an event is parked, one that runs, one that is finished."""
     api.put(f"/v1/processes/{name}", json={"partitions": 1}).raise_for_status()
-    synced = api.post(f"/v1/consumer-groups/process.{name}/sync", json={"worker": "w1", "session": "s1"}).json()
-    fence = {"worker": "w1", "epoch": synced["assigned"][0]["epoch"]}
+    sync_result = api.post(f"/v1/consumer-groups/process.{name}/sync", json={"worker": "w1", "session": "s1"}).json()
+    fence = {"worker": "w1", "epoch": sync_result["assigned"][0]["epoch"]}
     outcomes: list[tuple[str, dict[str, Any]]] = [
         ("order/1", {"state": {"seen": [HOSTILE]}, "timers": [{"timer": "payment", "after": 3600}]}),
         ("order/1", {"version": 1, "error": f"ValueError: {HOSTILE}"}),
@@ -782,8 +784,8 @@ def process(api: httpx.Client, name: str) -> None:
     ]
     for instance, outcome in outcomes:
         id = uuid.uuid4().hex
-        appended = api.post("/v1/events", json={"events": [{"id": id, "type": "card.charged"}]}).json()
-        event = {"id": id, "position": appended["events"][0]["position"]}
+        appended_event = api.post("/v1/events", json={"events": [{"id": id, "type": "card.charged"}]}).json()
+        event = {"id": id, "position": appended_event["events"][0]["position"]}
         body = {"version": 0, **outcome, "event": event, "fence": fence}
         path = f"/v1/processes/{name}/{instance.replace('/', '%2F')}/handle"
         api.post(path, json=body).raise_for_status()
@@ -844,6 +846,6 @@ def test_axe_finds_nothing_in_processes(page: Page, api: httpx.Client, service_u
     ):
         page.goto(f"{service_url}/#/processes{path}")
         expect(page.locator(shows).first).to_be_visible()
-        found = Axe().run(page)
-        assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+        result = Axe().run(page)
+        assert result.violations_count == 0, f"{path}: {result.generate_report()}"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -121,7 +121,7 @@ class RabbitMQ:
 
 class Wire:
     """Passes connections on to a port of this machine until it is cut: then all of them end, as on a network's failure.
-    What comes after is passed on again."""
+    Later bytes are passed on again."""
 
     def __init__(self, port: int) -> None:
         self._target = port

@@ -26,7 +26,7 @@ def instructions() -> Iterator[tuple[str, str]]:
 
 
 def stages() -> list[Stage]:
-    """What follows each FROM; the last one is the image."""
+    """The instructions after each FROM; the last stage is the image."""
     result: list[Stage] = []
     for word, rest in instructions():
         if word == "FROM":
@@ -48,7 +48,7 @@ def copied() -> list[str]:
 
 
 def let_in() -> list[str]:
-    """What .dockerignore sends to the build, as paths from the root."""
+    """The files that .dockerignore lets into the build, as paths from the root."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in lines
     return [line[1:].rstrip("/") for line in lines if line.startswith("!")]

@@ -22,7 +22,7 @@ class Example:
         self._environment = {**os.environ, "TMPDIR": str(folder), "TERM": "dumb", "PYTHONPATH": str(ROOT)}
 
     def said(self, *arguments: str) -> str:
-        """What it says up to its end, where all adds up, nothing is complained of and nothing is left."""
+        """Its output to the end. Fails unless all figures agree, nothing is reported and no file is left."""
         command = [*self._command, *arguments]
         process = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=200)
         assert process.returncode == 0, process.stdout + process.stderr

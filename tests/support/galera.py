@@ -76,7 +76,7 @@ class Node(MariaDB):
             *(f"--wsrep-node-name=node{self.number}", f"--wsrep-node-address={host}:{self.group_port}"),
             *("--wsrep-sst-method=rsync", f"--wsrep-sst-receive-address={host}:{self.sst_port}"),
             *("--binlog-format=ROW", "--innodb-autoinc-lock-mode=2", "--wsrep-slave-threads=2"),
-            # What was answered is in this node's log too; the two others have it besides.
+            # Answered writes are in this node's log too; the two others also have them.
             "--innodb-flush-log-at-trx-commit=1",
             *("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M"),
             *self.extra,
@@ -388,7 +388,7 @@ class Cluster:
         until(lambda: self.whole, seconds, lambda: f"ready are {self.front.fit}, in {[n.view() for n in self.nodes]}")
 
     def furthest(self, nodes: Iterable[Node]) -> Node | None:
-        """Of those nodes, the one that has seen most; None where none answers."""
+        """The most advanced of the nodes; None if no node answers."""
         positions: dict[Node, int] = {}
         for node in nodes:
             with contextlib.suppress(pymysql.MySQLError, OSError):

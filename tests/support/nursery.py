@@ -132,7 +132,7 @@ class Nursery:
 
 
 def _become(request: dict, files: list[int]) -> None:  # type: ignore[type-arg]
-    """What an interpreter that has just started is."""
+    """The state of an interpreter that has just started."""
     news = socket.socket(fileno=files[0])
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -115,7 +115,7 @@ def _verified(secret: str, body: bytes, headers: dict[str, str]) -> bool:
 
 @contextlib.contextmanager
 def receiving(*, tls: ssl.SSLContext | None = None, port: int = 0, secrets: Sequence[str] = ()) -> Iterator[Receiver]:
-    """A receiver on a free port, or on this one. What comes is signed with one of `secrets`, or of later ones."""
+    """A receiver on a free port, or on this one. Requests must be signed with one of `secrets`, or of later ones."""
     handler = type("ItsHandler", (Handler,), {})
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     if tls is not None:

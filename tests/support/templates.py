@@ -16,7 +16,7 @@ from core.storage.database import Database
 from tests.support.servers import sqlite_file
 
 _mariadb: list[str] = []
-"""What makes the tables and their first rows."""
+"""The statements that create the tables and their first rows."""
 
 
 def migrate(database: Database) -> None:
