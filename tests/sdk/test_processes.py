@@ -125,7 +125,7 @@ def test_a_worker_that_comes_later_goes_on_where_the_others_were(url: str, clien
     process = Process("later", correlate("later"), counted)
     append(client, "later", range(20), ["charged", "reserved"])
     with working(url, process, "w1"):
-        while sum(instance.version == 2 for instance in client.processes.page("later")) < 20:
+        while sum(instance.version == 2 for instance in client.processes.instances("later")) < 20:
             pass
     append(client, "later", range(20), ["complete"])
     assert set(calls.values()) == {1}
@@ -149,7 +149,7 @@ def test_a_poisoned_event_is_parked_others_go_on_and_a_retry_comes_again(url: st
     with working(url, process, "w1"):
         append(client, "fragile", range(6))
         assert Counter(issued(client, process, 5)) == Counter(f"fragile-{order}" for order in range(6) if order != 3)
-        while not (parked := list(client.processes.page("fragile", status="parked"))):
+        while not (parked := list(client.processes.instances("fragile", status="parked"))):
             pass
         assert [(instance.instance, instance.parked) for instance in parked] == [("fragile-3", 1)]
         [entry] = [e for e in client.processes.get("fragile", "fragile-3").history if e.status == "parked"]
@@ -172,7 +172,7 @@ def test_what_the_service_refuses_is_parked_too(url: str, client: Client) -> Non
     process = Process("refused", correlate("refused"), wrong)
     with working(url, process, "w1"):
         append(client, "refused", range(2), ["charged"])
-        while len(list(client.processes.page("refused", status="parked"))) < 2:
+        while len(list(client.processes.instances("refused", status="parked"))) < 2:
             pass
     assert "commands[0].type" in (client.processes.get("refused", "refused-0").history[0].error or "")
     assert "body.state: expected JSON of at most 100 levels" in (
@@ -256,7 +256,7 @@ def test_the_calls_around_a_process(url: str, client: Client) -> None:
     with pytest.raises(InstanceNotFound):
         client.processes.get("calls", "o1")
     with pytest.raises(ProcessNotFound):
-        list(client.processes.page("nobody"))
+        list(client.processes.instances("nobody"))
     with pytest.raises(InvalidArgument):
         client.processes.get("calls", "")
     answer = client.groups.sync(definition.group, "w1", "s1")
@@ -295,7 +295,7 @@ def test_the_same_calls_awaited(url: str, client: Client) -> None:
             )
             assert [item.step for item in handled.commands] == ["go"]
             assert await async_client.processes.get("awaited", "o1") == client.processes.get("awaited", "o1")
-            assert [item.instance async for item in async_client.processes.page("awaited")] == ["o1"]
+            assert [item.instance async for item in async_client.processes.instances("awaited")] == ["o1"]
             page = await async_client.processes.commands(process="awaited")
             assert page.commands == client.processes.commands(process="awaited").commands
             async for command in async_client.processes.follow(process="awaited"):
@@ -327,7 +327,7 @@ def test_the_command_line_shows_and_retries(url: str, client: Client) -> None:
     process = Process("shown", correlate("shown"), fragile)
     with working(url, process, "w1"):
         append(client, "shown", range(1))
-        while not list(client.processes.page("shown", status="parked")):
+        while not list(client.processes.instances("shown", status="parked")):
             pass
         assert "shown" in lastbit(url, "processes", "list")
         assert "1 parked event" in lastbit(url, "processes", "instances", "shown", "--status", "parked")
