@@ -143,6 +143,10 @@ class WatchedProtocol(Http1Protocol):
     def on_response_complete(self) -> None:
         self.last = self.loop.time()
         super().on_response_complete()
+        # The server reads on after each response, though requests still wait. Then a client that pipelines requests and
+        # never reads would fill the memory: each response lets in as many requests as one read brings.
+        if self.pipeline:
+            self.flow.pause_reading()
 
     # Responses outside of a request, or to one that can't be parsed.
 

@@ -195,6 +195,13 @@ MUTANTS = [
         "../http/test_fast_path.py::test_a_client_that_closes_its_half_gets_its_answers",
     ),
     Mutant(
+        "pipelined-requests-are-read-without-end",
+        "api.server.connection:WatchedProtocol.on_response_complete",
+        "if self.pipeline:",
+        "if False:",
+        "../http/test_limits.py::test_who_never_takes_answers_is_sent_away",
+    ),
+    Mutant(
         "a-page-of-another-site-may-ack",
         "api.acks.fast_path:AckProtocol._take",
         "if names_site and digest is None",
