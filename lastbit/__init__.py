@@ -6,83 +6,11 @@ and their arithmetic, an executor of a cluster for example, gets by on the stand
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lastbit._lazy import lazy
 
 __version__: Final = "0.1.0"
-
-if TYPE_CHECKING:
-    from lastbit.acker import Acker, AsyncAcker
-    from lastbit.batch import AsyncBatchHandle, BatchHandle
-    from lastbit.chains import Hop, Source, SourceChain, TallyEntry
-    from lastbit.client import AsyncClient, Client
-    from lastbit.errors import (
-        AckerClosed,
-        BatchEnded,
-        BatchNotFound,
-        BatchSealed,
-        BufferClosed,
-        Conflict,
-        ConsumerGroupInUse,
-        ConsumerGroupNotFound,
-        Forbidden,
-        IdempotencyKeyReused,
-        InstanceNotFound,
-        InvalidArgument,
-        InvalidRequest,
-        ItemRejected,
-        LastbitError,
-        MalformedItem,
-        MissingExtra,
-        NotFound,
-        NotRefreshed,
-        OutOfOrder,
-        PartitionsFixed,
-        PositionTrimmed,
-        ProcessNotFound,
-        RateLimited,
-        ServiceError,
-        ServiceUnreachable,
-        SessionReplaced,
-        StaleEpoch,
-        TooLarge,
-        Unauthorized,
-        Unavailable,
-        UnexpectedAnswer,
-        UsedAfterFork,
-        VersionConflict,
-        WaitTimeout,
-        WebhookNotFound,
-    )
-    from lastbit.ids import InvalidItemId, ItemId, ItemIds, item_id
-    from lastbit.models import (
-        AckResult,
-        Appended,
-        Batch,
-        BatchCounts,
-        Completed,
-        Counted,
-        Event,
-        EventPage,
-        Explanation,
-        Extended,
-        FailedRange,
-        Fence,
-        Opened,
-        PendingRange,
-        Reason,
-        Rejected,
-        Repair,
-        Sealed,
-        Verification,
-        Watermark,
-    )
-    from lastbit.retry import Retry
-    from lastbit.tallies.buffer import AsyncTallyBuffer, TallyBuffer
-    from lastbit.tallies.models import SubCounter, TallyApplied, TallyTotal, TallyValue
-    from lastbit.tallies.tally import AsyncTally, Tally
-    from lastbit.webhooks import AsyncWebhooks, Attempt, CreatedWebhook, Delivery, Tested, Webhook, Webhooks
 
 _HOMES: Final = {
     "lastbit.acker": ("Acker", "AsyncAcker"),
@@ -123,7 +51,6 @@ _HOMES: Final = {
         "Unavailable",
         "UnexpectedAnswer",
         "UsedAfterFork",
-        "UsedAfterFork",
         "VersionConflict",
         "WaitTimeout",
         "WebhookNotFound",
@@ -155,107 +82,7 @@ _HOMES: Final = {
     "lastbit.tallies.buffer": ("AsyncTallyBuffer", "TallyBuffer"),
     "lastbit.tallies.models": ("SubCounter", "TallyApplied", "TallyTotal", "TallyValue"),
     "lastbit.tallies.tally": ("AsyncTally", "Tally"),
-    "lastbit.webhooks": (
-        "AsyncWebhooks",
-        "Attempt",
-        "CreatedWebhook",
-        "Delivery",
-        "Tested",
-        "Webhook",
-        "Webhooks",
-    ),
+    "lastbit.webhooks": ("AsyncWebhooks", "Attempt", "CreatedWebhook", "Delivery", "Tested", "Webhook", "Webhooks"),
 }
 
-__all__ = [
-    "AckResult",
-    "Acker",
-    "AckerClosed",
-    "Appended",
-    "AsyncAcker",
-    "AsyncBatchHandle",
-    "AsyncClient",
-    "AsyncTally",
-    "AsyncTallyBuffer",
-    "AsyncWebhooks",
-    "Attempt",
-    "Batch",
-    "BatchCounts",
-    "BatchEnded",
-    "BatchHandle",
-    "BatchNotFound",
-    "BatchSealed",
-    "BufferClosed",
-    "Client",
-    "Completed",
-    "Conflict",
-    "ConsumerGroupInUse",
-    "ConsumerGroupNotFound",
-    "Counted",
-    "CreatedWebhook",
-    "Delivery",
-    "Event",
-    "EventPage",
-    "Explanation",
-    "Extended",
-    "FailedRange",
-    "Fence",
-    "Forbidden",
-    "Hop",
-    "IdempotencyKeyReused",
-    "InstanceNotFound",
-    "InvalidArgument",
-    "InvalidItemId",
-    "InvalidRequest",
-    "ItemId",
-    "ItemIds",
-    "ItemRejected",
-    "LastbitError",
-    "MalformedItem",
-    "MissingExtra",
-    "NotFound",
-    "NotRefreshed",
-    "Opened",
-    "OutOfOrder",
-    "PartitionsFixed",
-    "PendingRange",
-    "PositionTrimmed",
-    "ProcessNotFound",
-    "RateLimited",
-    "Reason",
-    "Rejected",
-    "Repair",
-    "Retry",
-    "Sealed",
-    "ServiceError",
-    "ServiceUnreachable",
-    "SessionReplaced",
-    "Source",
-    "SourceChain",
-    "StaleEpoch",
-    "SubCounter",
-    "Tally",
-    "TallyApplied",
-    "TallyBuffer",
-    "TallyEntry",
-    "TallyTotal",
-    "TallyValue",
-    "Tested",
-    "TooLarge",
-    "Unauthorized",
-    "Unavailable",
-    "UnexpectedAnswer",
-    "UsedAfterFork",
-    "Verification",
-    "VersionConflict",
-    "WaitTimeout",
-    "Watermark",
-    "Webhook",
-    "WebhookNotFound",
-    "Webhooks",
-    "__version__",
-    "item_id",
-]
-
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -25,7 +25,7 @@ MOST_EVENTS = 1000
 Ids = str | ItemId | Iterable[str | ItemId]
 
 
-def _ask(service: Service, method: str, path: str, decode: Callable[[Any], T], **options: Any) -> Flow[T]:
+def ask(service: Service, method: str, path: str, decode: Callable[[Any], T], **options: Any) -> Flow[T]:
     answer = yield from service.call(method, path, **options)
     return service.decoded(f"{method} {path}", answer, decode)
 
@@ -71,7 +71,7 @@ def open_batch(
 
 
 def extend(service: Service, batch: int, count: int, idempotency_key: str | None) -> Flow[models.Extended]:
-    return _ask(
+    return ask(
         service,
         "POST",
         _path(batch, "items"),
@@ -82,11 +82,11 @@ def extend(service: Service, batch: int, count: int, idempotency_key: str | None
 
 
 def seal(service: Service, batch: int) -> Flow[models.Sealed]:
-    return _ask(service, "POST", _path(batch, "seal"), models.Sealed.from_json)
+    return ask(service, "POST", _path(batch, "seal"), models.Sealed.from_json)
 
 
 def cancel(service: Service, batch: int) -> Flow[models.Batch]:
-    return _ask(service, "POST", _path(batch, "cancel"), models.Batch.from_json)
+    return ask(service, "POST", _path(batch, "cancel"), models.Batch.from_json)
 
 
 def delete(service: Service, batch: int) -> Flow[None]:
@@ -94,33 +94,33 @@ def delete(service: Service, batch: int) -> Flow[None]:
 
 
 def get(service: Service, batch: int) -> Flow[models.Batch]:
-    return _ask(service, "GET", _path(batch), models.Batch.from_json)
+    return ask(service, "GET", _path(batch), models.Batch.from_json)
 
 
 def verify(service: Service, batch: int) -> Flow[models.Verification]:
-    return _ask(service, "GET", _path(batch, "verify"), models.Verification.from_json)
+    return ask(service, "GET", _path(batch, "verify"), models.Verification.from_json)
 
 
 def repair(service: Service, batch: int, dry_run: bool) -> Flow[models.Repair]:
-    return _ask(service, "POST", _path(batch, "repair"), models.Repair.from_json, body={"dry_run": dry_run})
+    return ask(service, "POST", _path(batch, "repair"), models.Repair.from_json, body={"dry_run": dry_run})
 
 
 def watermark(service: Service, batch: int) -> Flow[models.Watermark]:
-    return _ask(service, "GET", _path(batch, "watermark"), models.Watermark.from_json)
+    return ask(service, "GET", _path(batch, "watermark"), models.Watermark.from_json)
 
 
 def explain(service: Service, batch: int) -> Flow[models.Explanation]:
-    return _ask(service, "GET", _path(batch, "explain"), models.Explanation.from_json)
+    return ask(service, "GET", _path(batch, "explain"), models.Explanation.from_json)
 
 
 def pending(service: Service, batch: int, page_size: int) -> Flow[None]:
     """Emits `PendingRange`s."""
-    return _pages(service, _path(batch, "pending"), "ranges", models.PendingRange.from_json, [], page_size)
+    return pages(service, _path(batch, "pending"), "ranges", models.PendingRange.from_json, [], page_size)
 
 
 def failed(service: Service, batch: int, page_size: int) -> Flow[None]:
     """Emits `FailedRange`s."""
-    return _pages(service, _path(batch, "failed"), "ranges", models.FailedRange.from_json, [], page_size)
+    return pages(service, _path(batch, "failed"), "ranges", models.FailedRange.from_json, [], page_size)
 
 
 def ranges_from(service: Service, batch: int, kind: str, start: int, page_size: int) -> Flow[None]:
@@ -130,7 +130,7 @@ def ranges_from(service: Service, batch: int, kind: str, start: int, page_size: 
     format refuses it, so nothing is read wrongly.
     """
     cursor = b64encode(f"{kind}:{batch}:{start}".encode(), b"-_").decode().rstrip("=")
-    return _pages(service, _path(batch, kind), "ranges", _start_and_end, [], page_size, cursor)
+    return pages(service, _path(batch, kind), "ranges", _start_and_end, [], page_size, cursor)
 
 
 def _start_and_end(data: models.Json) -> tuple[int, int]:
@@ -143,10 +143,10 @@ def batches(
     """Emits `Batch`es, newest first."""
     params = [(name, value) for name, value in (("state", state), ("key", key)) if value is not None]
     params += [("label", f"{name}:{value}") for name, value in (labels or {}).items()]
-    return _pages(service, "/v1/batches", "batches", models.Batch.from_json, params, page_size)
+    return pages(service, "/v1/batches", "batches", models.Batch.from_json, params, page_size)
 
 
-def _pages(
+def pages(
     service: Service,
     path: str,
     field: str,
@@ -162,7 +162,7 @@ def _pages(
         page_params = [*params, ("limit", str(page_size))]
         if cursor is not None:
             page_params.append(("cursor", cursor))
-        elements, cursor = yield from _ask(service, "GET", path, page, params=tuple(page_params))
+        elements, cursor = yield from ask(service, "GET", path, page, params=tuple(page_params))
         for element in elements:
             yield Emit(element)
         # An empty page is not the last one; only a page without `next` is.
@@ -170,7 +170,7 @@ def _pages(
             return
 
 
-def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGEST_HOLD) -> Flow[models.Batch]:
+def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGEST_HOLD) -> Flow[None]:
     """Long polls until the batch is in a terminal state; emits its state after each poll. Raises `WaitTimeout` after
     `timeout` seconds. `hold`: maximum whole seconds of one poll; a shorter one emits more states."""
     if timeout is not None and not timeout >= 0:
@@ -180,7 +180,7 @@ def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGES
     while True:
         poll_start = service.now()
         hold_seconds = int(min(hold, remaining))
-        batch_state = yield from _ask(
+        batch_state = yield from ask(
             service,
             "GET",
             _path(batch),
@@ -192,7 +192,7 @@ def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGES
         )
         yield Emit(batch_state)
         if batch_state.ended:
-            return batch_state
+            return
         now = service.now()
         remaining = math.inf if timeout is None else timeout - (now - start)
         if remaining <= 0:
@@ -218,7 +218,7 @@ def resolve(
     reason_field = {} if reason is None else {"reason": utf8("a reason", reason)}
     try:
         for body in bodies:
-            answer = yield from _ask(
+            answer = yield from ask(
                 service,
                 "POST",
                 f"/v1/{verb}",
@@ -244,7 +244,7 @@ def events(
     options = [("after", after), ("batch", batch), ("wait", wait or None), ("limit", limit)]
     params = [(name, str(value)) for name, value in options if value is not None]
     params += [("type", name) for name in ((types,) if isinstance(types, str) else types)]
-    return _ask(service, "GET", "/v1/events", models.EventPage.from_json, params=tuple(params), hold=wait)
+    return ask(service, "GET", "/v1/events", models.EventPage.from_json, params=tuple(params), hold=wait)
 
 
 def follow(service: Service, after: int | None, types: str | Iterable[str], batch: int | None) -> Flow[None]:
@@ -256,10 +256,10 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
         page = yield from events(service, after, types, batch, LONGEST_HOLD, MOST_EVENTS)
         return page.events, page.next
 
-    return _following(service, after, poll)
+    return poll_forever(service, after, poll)
 
 
-def _following(
+def poll_forever(
     service: Service, after: int | None, poll: Callable[[int | None], Flow[tuple[Sequence[Any], int]]]
 ) -> Flow[None]:
     """Emits the elements of each long poll, starting at the position where the previous poll ended, without end."""
@@ -290,4 +290,4 @@ def append(
             raise ValueError(f"{len(results)} events for {len(body['events'])}")
         return results
 
-    return _ask(service, "POST", "/v1/events", appended, body=body)
+    return ask(service, "POST", "/v1/events", appended, body=body)

@@ -7,17 +7,23 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
 
-def lazy(module: str, homes: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for a module whose names are defined in other modules. Type checkers must not see
-    them, because they would then accept any name."""
+def lazy(
+    package: str, homes: Mapping[str, Iterable[str]]
+) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
+    """`__all__`, `__getattr__` and `__dir__` of a package whose names are defined in the modules `homes`.
+
+    A module that defines `__getattr__` has, for a type checker, every name. So each such package has a stub beside it,
+    which lists the same names as imports; `test_public_names` compares the two.
+    """
     home_of = {name: home for home, names in homes.items() for name in names}
-    names = vars(sys.modules[module])
+    namespace = vars(sys.modules[package])
+    public = sorted([*home_of, *(["__version__"] if "__version__" in namespace else [])])
 
     def get(name: str) -> object:
-        home = home_of.get(name)
-        if home is None:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        names[name] = value = getattr(import_module(home), name)  # the next look-up does not come here
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(home_of[name]), name)
+        namespace[name] = value  # so that the next access does not come here
         return value
 
-    return get, lambda: sorted({*names, *names["__all__"]})
+    return public, get, lambda: sorted({*namespace, *public})

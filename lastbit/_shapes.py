@@ -1,4 +1,4 @@
-"""Whether a decoded answer has the types that its class declares.
+"""Reading decoded JSON: times, and whether a value has the types that its class declares.
 
 `from_json` reads fields and trusts them. Without this check, a list in the place of a text would be raised as a
 `TypeError` wherever the value is used first, far from the call that received it.
@@ -12,6 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -32,6 +33,18 @@ def check(value: Any) -> None:
             check(element)
     elif dataclasses.is_dataclass(value):
         expect(value, type(value))
+
+
+def timestamp(text: str) -> datetime:
+    """A time of the contract, in UTC. Raises `ValueError`."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return moment.astimezone(UTC)
+
+
+def timestamp_or_none(text: str | None) -> datetime | None:
+    return None if text is None else timestamp(text)
 
 
 @functools.cache

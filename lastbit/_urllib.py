@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import http.client
 import ssl
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 from lastbit import __version__
-from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Pause, Request, Service
+from lastbit._drivers import Driver
+from lastbit._protocol import Answer, Failure, Request, Service
 from lastbit.retry import Retry
-
-T = TypeVar("T")
 
 _AGENT = f"lastbit/{__version__} (urllib)"
 
@@ -43,8 +40,8 @@ class Connection:
         service = Service.named(url, token, timeout, retry)
         return cls(service.url, service.token, service.timeout, service.retry)
 
-    def service(self) -> Service:
-        return Service(self.url, self.token, self.retry, self.timeout)
+    def driver(self) -> Driver:
+        return Driver(Service(self.url, self.token, self.retry, self.timeout), _send)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -55,42 +52,6 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 _opener = urllib.request.build_opener(_NoRedirects)
-
-
-def run(flow: Flow[T], emit: Callable[[Any], object] | None = None) -> T:
-    """Drive a flow to its end and return its value; what it emits on the way is handed to `emit`."""
-    outcome: Outcome = None
-    while True:
-        try:
-            step = flow.send(outcome)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        outcome = None
-        if isinstance(step, Request):
-            outcome = _send(step)
-        elif isinstance(step, Pause):
-            time.sleep(step.seconds)
-        elif emit is not None:
-            emit(step.value)
-
-
-def iterate(flow: Flow[None]) -> Iterator[Any]:
-    """The values that a flow emits, lazily."""
-    outcome: Outcome = None
-    while True:
-        try:
-            step = flow.send(outcome)
-        except StopIteration:
-            return
-        outcome = None
-        if isinstance(step, Request):
-            outcome = _send(step)
-        elif isinstance(step, Pause):
-            time.sleep(step.seconds)
-        else:
-            assert isinstance(step, Emit)
-            yield step.value
 
 
 def _send(request: Request) -> Answer | Failure:

@@ -24,17 +24,16 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 from lastbit import _calls, errors
 from lastbit._coalescer import Call, Coalescer, Kind
+from lastbit._drivers import AsyncDriver, Driver
+from lastbit._forks import is_forked
 from lastbit._masks import checked
-from lastbit._protocol import Flow, utf8
+from lastbit._protocol import Flow, Service, utf8
 from lastbit.ids import ItemId
 from lastbit.models import AckResult, Completed
-
-if TYPE_CHECKING:
-    from lastbit.client import AsyncClient, Client
 
 log = logging.getLogger("lastbit.acker")
 
@@ -44,18 +43,12 @@ Told = Completed | None
 """The result of an acker's future: the item's batch if that is complete, else None."""
 
 
-def _flow(client: Client | AsyncClient, call: Call[object]) -> Flow[AckResult]:
-    return _calls.resolve(client._service, call.kind.verb, iter([{"items": call.items}]), call.kind.reason)
+def _resolve(service: Service, call: Call[Any]) -> Flow[AckResult]:
+    return _calls.resolve(service, call.kind.verb, iter([{"items": call.items}]), call.kind.reason)
 
 
 def _failures(reason: str | None) -> Kind:
     return Kind("failures", None if reason is None else utf8("a reason", reason))
-
-
-def is_forked(process: int | None) -> bool:
-    """Whether `process`, the id of the process that started the thread, is not this one. None: no thread was
-    started."""
-    return process is not None and process != os.getpid()
 
 
 def _bound(max_pending: int) -> int:
@@ -74,11 +67,11 @@ class Acker:
 
     def __init__(
         self,
-        client: Client,
+        driver: Driver,
         on_completed: Callable[[Completed], object] | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
     ) -> None:
-        self._client = client
+        self._driver = driver
         self._on_completed = on_completed
         self._max_pending = _bound(max_pending)
         self._coalescer: Coalescer[Future[Told]] = Coalescer()
@@ -163,7 +156,7 @@ class Acker:
 
     def _settle(self, call: Call[Future[Told]]) -> None:
         try:
-            result = self._client._run(_flow(self._client, call))  # type: ignore[arg-type]  # reads the call only
+            result = self._driver.run(_resolve, call)
             outcomes = list(call.outcomes(result, self._notify(result)))
         except BaseException as error:  # noqa: BLE001  # the futures raise it
             outcomes = list(call.failed(error))
@@ -194,11 +187,11 @@ class AsyncAcker:
 
     def __init__(
         self,
-        client: AsyncClient,
+        driver: AsyncDriver,
         on_completed: Callable[[Completed], Awaitable[object] | object] | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
     ) -> None:
-        self._client = client
+        self._driver = driver
         self._on_completed = on_completed
         self._max_pending = _bound(max_pending)
         self._coalescer: Coalescer[asyncio.Future[Told]] = Coalescer()
@@ -271,7 +264,7 @@ class AsyncAcker:
 
     async def _settle(self, call: Call[asyncio.Future[Told]]) -> None:
         try:
-            result = await self._client._run(_flow(self._client, call))  # type: ignore[arg-type]  # reads the call only
+            result = await self._driver.run(_resolve, call)
             outcomes = list(call.outcomes(result, await self._notify(result)))
         except BaseException as error:  # the futures raise it
             if isinstance(error, KeyboardInterrupt | SystemExit) or self._is_ended():

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 from lastbit import _calls, errors, progress
+from lastbit._drivers import AsyncDriver, Driver
 from lastbit.ids import DEFAULT_GROUP_SIZE, ItemIds
 from lastbit.models import (
     Batch,
@@ -22,9 +22,6 @@ from lastbit.models import (
     Verification,
     Watermark,
 )
-
-if TYPE_CHECKING:
-    from lastbit.client import AsyncClient, Client
 
 Watcher = Callable[[Batch], object]
 """A function that is called with the batch at each poll of a wait."""
@@ -77,13 +74,11 @@ class _Handle:
             return f"<{type(self).__name__} {self.id}>"
         return f"<{type(self).__name__} {self.id}: {seen.state}, {seen.resolved:,} of {seen.items:,} resolved>"
 
-    def _saw(self, watcher: Watcher | None) -> Watcher:
-        def saw(batch: Batch) -> None:
-            self._info = batch
-            if watcher is not None:
-                watcher(batch)
-
-        return saw
+    def _remember(self, batch: Batch, watcher: Watcher | None) -> Batch:
+        self._info = batch
+        if watcher is not None:
+            watcher(batch)
+        return batch
 
 
 def _watching(option: bool | Watcher) -> AbstractContextManager[Watcher | None]:
@@ -96,34 +91,34 @@ class BatchHandle(_Handle):
     """A handle for a batch. All methods raise `ServiceError` (mostly `BatchNotFound` or `Conflict`) and
     `ServiceUnreachable`."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_driver",)
 
-    def __init__(self, client: Client, batch: int, opened: Opened | None = None, replayed: bool = False) -> None:
+    def __init__(self, driver: Driver, batch: int, opened: Opened | None = None, replayed: bool = False) -> None:
         super().__init__(batch, opened, replayed)
-        self._client = client
+        self._driver = driver
 
     def extend(self, count: int, *, idempotency_key: str | None = None) -> ItemIds:
         """Issue `count` more ids. With the same key it returns the same ids while the batch lives."""
-        return self._client._run(_calls.extend(self._client._service, self.id, count, idempotency_key)).ids
+        return self._driver.run(_calls.extend, self.id, count, idempotency_key).ids
 
     def seal(self) -> Sealed:
         """Promise that no more items will come. `newly` in the result means that this seal completed the batch."""
-        sealed = self._client._run(_calls.seal(self._client._service, self.id))
+        sealed = self._driver.run(_calls.seal, self.id)
         self._info = sealed
         return sealed
 
     def cancel(self) -> Batch:
         """End the batch without its pending items. Later acks are rejected."""
-        self._info = self._client._run(_calls.cancel(self._client._service, self.id))
+        self._info = self._driver.run(_calls.cancel, self.id)
         return self._info
 
     def delete(self) -> None:
         """Delete the batch. A live batch is cancelled first."""
-        self._client._run(_calls.delete(self._client._service, self.id))
+        self._driver.run(_calls.delete, self.id)
 
     def refresh(self) -> Batch:
         """Fetch the current state of the batch."""
-        self._info = self._client._run(_calls.get(self._client._service, self.id))
+        self._info = self._driver.run(_calls.get, self.id)
         return self._info
 
     status = refresh
@@ -136,66 +131,68 @@ class BatchHandle(_Handle):
         """
         with _watching(progress) as watcher:
             hold = _calls.LONGEST_HOLD if watcher is None else 1
-            return self._client._run(_calls.wait(self._client._service, self.id, timeout, hold), self._saw(watcher))
+            for batch in self._driver.iterate(_calls.wait, self.id, timeout, hold):
+                latest = self._remember(batch, watcher)
+        return latest
 
     def pending(self, *, page_size: int = 1000) -> Iterator[PendingRange]:
         """The ranges of pending items, ascending, fetched page by page."""
-        return self._client._iterate(_calls.pending(self._client._service, self.id, page_size))
+        return self._driver.iterate(_calls.pending, self.id, page_size)
 
     def failed(self, *, page_size: int = 1000) -> Iterator[FailedRange]:
         """The ranges of failed items with their reasons, ascending, fetched page by page."""
-        return self._client._iterate(_calls.failed(self._client._service, self.id, page_size))
+        return self._driver.iterate(_calls.failed, self.id, page_size)
 
     def explain(self) -> Explanation:
         """The reasons why the batch is not done."""
-        return self._client._run(_calls.explain(self._client._service, self.id))
+        return self._driver.run(_calls.explain, self.id)
 
     def verify(self) -> Verification:
         """Make the service recount the batch's bits and compare them with its counts."""
-        return self._client._run(_calls.verify(self._client._service, self.id))
+        return self._driver.run(_calls.verify, self.id)
 
     def repair(self, *, dry_run: bool = False) -> Repair:
         """Restore the counts and the state of the batch from its bits, where `verify` finds that they disagree. Items
         whose bits were lost are pending then: have them redelivered. `dry_run` changes nothing. Needs the role admin.
         """
-        return self._client._run(_calls.repair(self._client._service, self.id, dry_run))
+        return self._driver.run(_calls.repair, self.id, dry_run)
 
     def watermark(self) -> Watermark:
         """The smallest pending item number: all items below it are resolved."""
-        return self._client._run(_calls.watermark(self._client._service, self.id))
+        return self._driver.run(_calls.watermark, self.id)
 
 
 class AsyncBatchHandle(_Handle):
     """`BatchHandle`, awaited."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_driver",)
 
-    def __init__(self, client: AsyncClient, batch: int, opened: Opened | None = None, replayed: bool = False) -> None:
+    def __init__(self, driver: AsyncDriver, batch: int, opened: Opened | None = None, replayed: bool = False) -> None:
         super().__init__(batch, opened, replayed)
-        self._client = client
+        self._driver = driver
 
     async def extend(self, count: int, *, idempotency_key: str | None = None) -> ItemIds:
         """Issue `count` more ids. With the same key it returns the same ids while the batch lives."""
-        return (await self._client._run(_calls.extend(self._client._service, self.id, count, idempotency_key))).ids
+        return (await self._driver.run(_calls.extend, self.id, count, idempotency_key)).ids
 
     async def seal(self) -> Sealed:
         """Promise that no more items will come. `newly` in the result means that this seal completed the batch."""
-        sealed = await self._client._run(_calls.seal(self._client._service, self.id))
+        sealed = await self._driver.run(_calls.seal, self.id)
         self._info = sealed
         return sealed
 
     async def cancel(self) -> Batch:
         """End the batch without its pending items. Later acks are rejected."""
-        self._info = await self._client._run(_calls.cancel(self._client._service, self.id))
+        self._info = await self._driver.run(_calls.cancel, self.id)
         return self._info
 
     async def delete(self) -> None:
         """Delete the batch. A live batch is cancelled first."""
-        await self._client._run(_calls.delete(self._client._service, self.id))
+        await self._driver.run(_calls.delete, self.id)
 
     async def refresh(self) -> Batch:
         """Fetch the current state of the batch."""
-        self._info = await self._client._run(_calls.get(self._client._service, self.id))
+        self._info = await self._driver.run(_calls.get, self.id)
         return self._info
 
     status = refresh
@@ -204,29 +201,30 @@ class AsyncBatchHandle(_Handle):
         """Wait until the batch is complete, expired or cancelled; see `BatchHandle.wait`."""
         with _watching(progress) as watcher:
             hold = _calls.LONGEST_HOLD if watcher is None else 1
-            flow = _calls.wait(self._client._service, self.id, timeout, hold)
-            return await self._client._run(flow, self._saw(watcher))
+            async for batch in self._driver.iterate(_calls.wait, self.id, timeout, hold):
+                latest = self._remember(batch, watcher)
+        return latest
 
     def pending(self, *, page_size: int = 1000) -> AsyncIterator[PendingRange]:
         """The ranges of pending items, ascending, fetched page by page."""
-        return self._client._iterate(_calls.pending(self._client._service, self.id, page_size))
+        return self._driver.iterate(_calls.pending, self.id, page_size)
 
     def failed(self, *, page_size: int = 1000) -> AsyncIterator[FailedRange]:
         """The ranges of failed items with their reasons, ascending, fetched page by page."""
-        return self._client._iterate(_calls.failed(self._client._service, self.id, page_size))
+        return self._driver.iterate(_calls.failed, self.id, page_size)
 
     async def explain(self) -> Explanation:
         """The reasons why the batch is not done."""
-        return await self._client._run(_calls.explain(self._client._service, self.id))
+        return await self._driver.run(_calls.explain, self.id)
 
     async def verify(self) -> Verification:
         """Make the service recount the batch's bits and compare them with its counts."""
-        return await self._client._run(_calls.verify(self._client._service, self.id))
+        return await self._driver.run(_calls.verify, self.id)
 
     async def repair(self, *, dry_run: bool = False) -> Repair:
         """Restore the counts and the state of the batch from its bits; see `BatchHandle.repair`."""
-        return await self._client._run(_calls.repair(self._client._service, self.id, dry_run))
+        return await self._driver.run(_calls.repair, self.id, dry_run)
 
     async def watermark(self) -> Watermark:
         """The smallest pending item number: all items below it are resolved."""
-        return await self._client._run(_calls.watermark(self._client._service, self.id))
+        return await self._driver.run(_calls.watermark, self.id)

@@ -6,29 +6,20 @@ the tasks of one event loop. Neither works across a fork.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import httpx
 
 from lastbit import __version__, _calls, _masks
 from lastbit._calls import Ids
+from lastbit._drivers import AsyncDriver, Driver
 from lastbit._in_flight import LIMITS, InFlight, Trace
-from lastbit._protocol import (
-    Answer,
-    Emit,
-    Failure,
-    Flow,
-    Outcome,
-    Pause,
-    Request,
-    Service,
-)
+from lastbit._protocol import Answer, Failure, Request, Service
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.groups import AsyncGroups, Groups
@@ -38,8 +29,6 @@ from lastbit.processes.calls import AsyncProcesses, Processes
 from lastbit.retry import Retry
 from lastbit.tallies.tally import AsyncTally, Tally
 from lastbit.webhooks import AsyncWebhooks, Webhooks
-
-T = TypeVar("T")
 
 _AGENT = {"user-agent": f"lastbit/{__version__}"}
 
@@ -64,6 +53,40 @@ def _failure(error: httpx.HTTPError | httpx.InvalidURL, request: Request) -> Fai
     return Failure(message or type(error).__name__, lasting or "CERTIFICATE_VERIFY_FAILED" in message)
 
 
+def _send(http: httpx.Client, request: Request) -> Answer | Failure:
+    try:
+        return _answer(
+            http.request(
+                request.method,
+                request.url,
+                params=request.params,
+                headers=dict(request.headers),
+                content=request.body,
+                timeout=request.timeout,
+            )
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return _failure(error, request)
+
+
+async def _send_async(http: httpx.AsyncClient, in_flight: InFlight, request: Request) -> Answer | Failure:
+    def send(trace: Trace) -> Coroutine[Any, Any, httpx.Response]:
+        return http.request(
+            request.method,
+            request.url,
+            params=request.params,
+            headers=dict(request.headers),
+            content=request.body,
+            timeout=request.timeout,
+            extensions={"trace": trace},
+        )
+
+    try:
+        return _answer(await in_flight.run(send, request.timeout))
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return _failure(error, request)
+
+
 class Client:
     """A connection to a service.
 
@@ -83,27 +106,33 @@ class Client:
         retry: Retry | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._service = Service.named(url, token, timeout, retry)
+        service = Service.named(url, token, timeout, retry)
         self._http = httpx.Client(transport=transport, headers=_AGENT, cookies=_no_cookies())
+        self._driver = Driver(service, partial(_send, self._http))
 
     @property
     def url(self) -> str:
-        return self._service.url
+        return self._driver.service.url
+
+    @property
+    def driver(self) -> Driver:
+        """Sends the requests of this client and of its handles. It is for lastbit's own modules."""
+        return self._driver
 
     @property
     def groups(self) -> Groups:
         """Consumer groups: their workers, partitions and positions; see `Groups`."""
-        return Groups(self)
+        return Groups(self._driver)
 
     @property
     def processes(self) -> Processes:
         """Process managers, their instances and commands; see `lastbit.processes`."""
-        return Processes(self)
+        return Processes(self._driver)
 
     @property
     def webhooks(self) -> Webhooks:
         """Webhooks and their deliveries; see `Webhooks`."""
-        return Webhooks(self)
+        return Webhooks(self._driver)
 
     def open(
         self,
@@ -121,15 +150,14 @@ class Client:
         batch, in the same transaction. `parent`: the item of another batch that this batch resolves. `expires_in`:
         seconds of idleness after which it expires. With the same `idempotency_key`, the call returns the same batch
         with the same ids (`.replayed`)."""
-        flow = _calls.open_batch(
-            self._service, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
+        opened, replayed = self._driver.run(
+            _calls.open_batch, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
         )
-        answer, is_replay = self._run(flow)
-        return BatchHandle(self, answer.id, answer, is_replay)
+        return BatchHandle(self._driver, opened.id, opened, replayed)
 
     def batch(self, batch: int) -> BatchHandle:
         """A handle for an existing batch. Sends no request."""
-        return BatchHandle(self, batch)
+        return BatchHandle(self._driver, batch)
 
     def batches(
         self,
@@ -140,7 +168,7 @@ class Client:
         page_size: int = 100,
     ) -> Iterator[Batch]:
         """The batches, newest first, fetched page by page. A batch must have all of `labels`."""
-        return self._iterate(_calls.batches(self._service, state, key, labels, page_size))
+        return self._driver.iterate(_calls.batches, state, key, labels, page_size)
 
     def ack(self, ids: Ids) -> AckResult:
         """Ack items: one id, an iterable of ids, or `ItemIds` (sent as bitfields, any number).
@@ -149,11 +177,11 @@ class Client:
         it is safe to send all of it again. A collection is checked before anything is sent, and each id counts once. An
         iterator is read, checked and deduplicated 10,000 ids at a time. Raises `MalformedItem`.
         """
-        return self._run(_calls.resolve(self._service, "acks", _masks.pieces(ids), None))
+        return self._driver.run(_calls.resolve, "acks", _masks.pieces(ids), None)
 
     def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
         """Mark items as failed; otherwise like `ack`. An acked item stays acked; a failed item can still be acked."""
-        return self._run(_calls.resolve(self._service, "failures", _masks.pieces(ids), reason))
+        return self._driver.run(_calls.resolve, "failures", _masks.pieces(ids), reason)
 
     def events(
         self,
@@ -167,7 +195,7 @@ class Client:
         """One page of the feed in commit order: the events above the position `after`, or all that are stored. `types`:
         one or several event types; default all. `wait`: seconds to wait, up to 60, if there is no event yet. Raises
         `PositionTrimmed`."""
-        return self._run(_calls.events(self._service, after, types, batch, wait, limit))
+        return self._driver.run(_calls.events, after, types, batch, wait, limit)
 
     def follow(
         self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
@@ -175,13 +203,13 @@ class Client:
         """The events above the position `after`, or all that are stored, and then new ones as they arrive, without end.
         It continues where it was after the service was unreachable. Store the `position` of the last event you
         finished, and pass it as `after` next time. Raises `PositionTrimmed`."""
-        return self._iterate(_calls.follow(self._service, after, types, batch))
+        return self._driver.iterate(_calls.follow, after, types, batch)
 
     def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
         """Append up to 1,000 events of your own in one transaction: mappings with `id`, `type` and optionally `key` and
         `data` (any JSON). An id that exists already is a repeat, whatever its content. With the `fence` of an
         assignment, the events are written only while the worker owns the partition; otherwise raises `StaleEpoch`."""
-        return self._run(_calls.append(self._service, events, fence))
+        return self._driver.run(_calls.append, events, fence)
 
     def append_event(
         self, *, id: str, type: str, key: str | None = None, data: Any = None, fence: Fence | None = None
@@ -191,7 +219,7 @@ class Client:
 
     def tally(self, name: str) -> Tally:
         """A tally: sums that count each message once, however often it is replayed. Sends no request."""
-        return Tally(self, name)
+        return Tally(self._driver, name)
 
     def acker(
         self,
@@ -199,7 +227,7 @@ class Client:
         max_pending: int = DEFAULT_MAX_PENDING,
     ) -> Acker:
         """A context manager that gathers single acks into few calls; see `Acker`."""
-        return Acker(self, on_completed, max_pending)
+        return Acker(self._driver, on_completed, max_pending)
 
     def close(self) -> None:
         self._http.close()
@@ -214,53 +242,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client {self.url}>"
-
-    def _run(self, flow: Flow[T], emit: Callable[[Any], object] | None = None) -> T:
-        outcome: Outcome = None
-        while True:
-            try:
-                step = flow.send(outcome)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            outcome = None
-            if isinstance(step, Request):
-                outcome = self._send(step)
-            elif isinstance(step, Pause):
-                time.sleep(step.seconds)
-            elif emit is not None:
-                emit(step.value)
-
-    def _iterate(self, flow: Flow[None]) -> Iterator[Any]:
-        outcome: Outcome = None
-        while True:
-            try:
-                step = flow.send(outcome)
-            except StopIteration:
-                return
-            outcome = None
-            if isinstance(step, Request):
-                outcome = self._send(step)
-            elif isinstance(step, Pause):
-                time.sleep(step.seconds)
-            else:
-                assert isinstance(step, Emit)
-                yield step.value
-
-    def _send(self, request: Request) -> Answer | Failure:
-        try:
-            return _answer(
-                self._http.request(
-                    request.method,
-                    request.url,
-                    params=request.params,
-                    headers=dict(request.headers),
-                    content=request.body,
-                    timeout=request.timeout,
-                )
-            )
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return _failure(error, request)
 
 
 class AsyncClient:
@@ -279,28 +260,34 @@ class AsyncClient:
         retry: Retry | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._service = Service.named(url, token, timeout, retry)
+        service = Service.named(url, token, timeout, retry)
         self._http = httpx.AsyncClient(transport=transport, headers=_AGENT, cookies=_no_cookies(), limits=LIMITS)
         self._in_flight = InFlight()
+        self._driver = AsyncDriver(service, partial(_send_async, self._http, self._in_flight))
 
     @property
     def url(self) -> str:
-        return self._service.url
+        return self._driver.service.url
+
+    @property
+    def driver(self) -> AsyncDriver:
+        """Sends the requests of this client and of its handles. It is for lastbit's own modules."""
+        return self._driver
 
     @property
     def groups(self) -> AsyncGroups:
         """Consumer groups: their workers, partitions and positions; see `Groups`."""
-        return AsyncGroups(self)
+        return AsyncGroups(self._driver)
 
     @property
     def processes(self) -> AsyncProcesses:
         """Process managers, their instances and commands; see `lastbit.processes`."""
-        return AsyncProcesses(self)
+        return AsyncProcesses(self._driver)
 
     @property
     def webhooks(self) -> AsyncWebhooks:
         """Webhooks and their deliveries; see `Webhooks`."""
-        return AsyncWebhooks(self)
+        return AsyncWebhooks(self._driver)
 
     async def open(
         self,
@@ -315,15 +302,14 @@ class AsyncClient:
         idempotency_key: str | None = None,
     ) -> AsyncBatchHandle:
         """Open a batch; see `Client.open`."""
-        flow = _calls.open_batch(
-            self._service, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
+        opened, replayed = await self._driver.run(
+            _calls.open_batch, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
         )
-        answer, is_replay = await self._run(flow)
-        return AsyncBatchHandle(self, answer.id, answer, is_replay)
+        return AsyncBatchHandle(self._driver, opened.id, opened, replayed)
 
     def batch(self, batch: int) -> AsyncBatchHandle:
         """A handle for an existing batch. Sends no request; not awaited."""
-        return AsyncBatchHandle(self, batch)
+        return AsyncBatchHandle(self._driver, batch)
 
     def batches(
         self,
@@ -334,15 +320,15 @@ class AsyncClient:
         page_size: int = 100,
     ) -> AsyncIterator[Batch]:
         """The batches, newest first, fetched page by page. A batch must have all of `labels`."""
-        return self._iterate(_calls.batches(self._service, state, key, labels, page_size))
+        return self._driver.iterate(_calls.batches, state, key, labels, page_size)
 
     async def ack(self, ids: Ids) -> AckResult:
         """Resolve items as done; see `Client.ack`."""
-        return await self._run(_calls.resolve(self._service, "acks", _masks.pieces(ids), None))
+        return await self._driver.run(_calls.resolve, "acks", _masks.pieces(ids), None)
 
     async def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
         """Resolve items as given up; see `Client.fail`."""
-        return await self._run(_calls.resolve(self._service, "failures", _masks.pieces(ids), reason))
+        return await self._driver.run(_calls.resolve, "failures", _masks.pieces(ids), reason)
 
     async def events(
         self,
@@ -354,17 +340,17 @@ class AsyncClient:
         limit: int | None = None,
     ) -> EventPage:
         """One page of the feed; see `Client.events`."""
-        return await self._run(_calls.events(self._service, after, types, batch, wait, limit))
+        return await self._driver.run(_calls.events, after, types, batch, wait, limit)
 
     def follow(
         self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
     ) -> AsyncIterator[Event]:
         """The events, as they arrive, without end; see `Client.follow`."""
-        return self._iterate(_calls.follow(self._service, after, types, batch))
+        return self._driver.iterate(_calls.follow, after, types, batch)
 
     async def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
         """Append events of your own; see `Client.append`."""
-        return await self._run(_calls.append(self._service, events, fence))
+        return await self._driver.run(_calls.append, events, fence)
 
     async def append_event(
         self, *, id: str, type: str, key: str | None = None, data: Any = None, fence: Fence | None = None
@@ -374,7 +360,7 @@ class AsyncClient:
 
     def tally(self, name: str) -> AsyncTally:
         """A tally; see `Client.tally`. Nothing is awaited."""
-        return AsyncTally(self, name)
+        return AsyncTally(self._driver, name)
 
     def acker(
         self,
@@ -382,7 +368,7 @@ class AsyncClient:
         max_pending: int = DEFAULT_MAX_PENDING,
     ) -> AsyncAcker:
         """A context manager that gathers single acks into few calls; see `AsyncAcker`."""
-        return AsyncAcker(self, on_completed, max_pending)
+        return AsyncAcker(self._driver, on_completed, max_pending)
 
     async def close(self) -> None:
         """Close the connections, and end the requests whose callers were cancelled."""
@@ -401,52 +387,3 @@ class AsyncClient:
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self.url}>"
-
-    async def _run(self, flow: Flow[T], emit: Callable[[Any], object] | None = None) -> T:
-        outcome: Outcome = None
-        while True:
-            try:
-                step = flow.send(outcome)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            outcome = None
-            if isinstance(step, Request):
-                outcome = await self._send(step)
-            elif isinstance(step, Pause):
-                await asyncio.sleep(step.seconds)
-            elif emit is not None:
-                emit(step.value)
-
-    async def _iterate(self, flow: Flow[None]) -> AsyncIterator[Any]:
-        outcome: Outcome = None
-        while True:
-            try:
-                step = flow.send(outcome)
-            except StopIteration:
-                return
-            outcome = None
-            if isinstance(step, Request):
-                outcome = await self._send(step)
-            elif isinstance(step, Pause):
-                await asyncio.sleep(step.seconds)
-            else:
-                assert isinstance(step, Emit)
-                yield step.value
-
-    async def _send(self, request: Request) -> Answer | Failure:
-        def send(trace: Trace) -> Coroutine[Any, Any, httpx.Response]:
-            return self._http.request(
-                request.method,
-                request.url,
-                params=request.params,
-                headers=dict(request.headers),
-                content=request.body,
-                timeout=request.timeout,
-                extensions={"trace": trace},
-            )
-
-        try:
-            return _answer(await self._in_flight.run(send, request.timeout))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return _failure(error, request)

@@ -10,15 +10,14 @@ from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from lastbit import errors
-from lastbit._calls import _ask, _pages
+from lastbit._calls import ask, pages
+from lastbit._drivers import AsyncDriver, Driver
 from lastbit._protocol import Flow, Service, resource
-from lastbit.models import Fence, Json, _time, _time_or_none
-
-if TYPE_CHECKING:
-    from lastbit.client import AsyncClient, Client
+from lastbit._shapes import timestamp, timestamp_or_none
+from lastbit.models import Fence, Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Group:
             "partition_of": data["partition_of"],
             "ttl": data["ttl"],
             "release": data["release"],
-            "created_at": _time(data["created_at"]),
+            "created_at": timestamp(data["created_at"]),
         }
 
     @classmethod
@@ -81,9 +80,9 @@ class GroupWorker:
             data["worker"],
             data["live"],
             data["capacity"],
-            _time(data["started_at"]),
-            _time(data["last_seen"]),
-            _time(data["lease_until"]),
+            timestamp(data["started_at"]),
+            timestamp(data["last_seen"]),
+            timestamp(data["lease_until"]),
             data["partitions"],
             data["releasing"],
         )
@@ -114,15 +113,15 @@ class GroupPosition:
             data["partition"],
             data["owner"],
             data["epoch"],
-            _time_or_none(data["since"]),
-            _time_or_none(data["release_by"]),
+            timestamp_or_none(data["since"]),
+            timestamp_or_none(data["release_by"]),
             data["floor"],
             data["high"],
             data["outstanding"],
             data["head"],
             data["lag"],
             data["token"],
-            _time_or_none(data["updated_at"]),
+            timestamp_or_none(data["updated_at"]),
         )
 
 
@@ -200,15 +199,15 @@ def _path(name: str, *rest: str) -> str:
 
 def _create(service: Service, name: str, partitions: int, ttl: float | None, release: float | None) -> Flow[Group]:
     body = {"partitions": partitions, "ttl": ttl, "release": release}
-    return _ask(service, "PUT", _path(name), Group.from_json, body=body)
+    return ask(service, "PUT", _path(name), Group.from_json, body=body)
 
 
 def _get(service: Service, name: str) -> Flow[GroupDetails]:
-    return _ask(service, "GET", _path(name), GroupDetails.from_json)
+    return ask(service, "GET", _path(name), GroupDetails.from_json)
 
 
 def _list(service: Service, page_size: int) -> Flow[None]:
-    return _pages(service, "/v1/consumer-groups", "groups", GroupSummary.from_json, [], page_size)
+    return pages(service, "/v1/consumer-groups", "groups", GroupSummary.from_json, [], page_size)
 
 
 def _delete(service: Service, name: str) -> Flow[None]:
@@ -232,24 +231,24 @@ def _drained(partition_and_epoch: Drained) -> int | dict[str, int]:
     return {"partition": partition, "epoch": epoch}
 
 
-def _sync(
+def sync(
     service: Service, name: str, worker: str, session: str, drained: Iterable[Drained], capacity: int | None
 ) -> Flow[Synced]:
     body = {"worker": worker, "session": session, "drained": list(map(_drained, drained)), "capacity": capacity}
-    return _ask(service, "POST", _path(name, "sync"), Synced.from_json, body=body)
+    return ask(service, "POST", _path(name, "sync"), Synced.from_json, body=body)
 
 
-def _commit(service: Service, fence: Fence, snapshot: bytes, token: str | None, head: int | None) -> Flow[Committed]:
+def commit(service: Service, fence: Fence, snapshot: bytes, token: str | None, head: int | None) -> Flow[Committed]:
     partition = fence.partition
     if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
         raise errors.InvalidArgument(f"a partition is a whole number, not {partition!r}")
     owner = {"worker": fence.worker, "epoch": fence.epoch}
     body = {**owner, "snapshot": b64encode(snapshot).decode(), "token": token, "head": head}
     path = _path(fence.group, "partitions", str(partition), "position")
-    return _ask(service, "PUT", path, Committed.from_json, body=body)
+    return ask(service, "PUT", path, Committed.from_json, body=body)
 
 
-def _leave(service: Service, name: str, worker: str, session: str | None) -> Flow[None]:
+def leave(service: Service, name: str, worker: str, session: str | None) -> Flow[None]:
     params = () if session is None else (("session", session),)
     yield from service.call("DELETE", _path(name, "workers", worker), params=params)
 
@@ -258,27 +257,27 @@ class Groups:
     """`client.groups`. All methods raise `ServiceError` (`ConsumerGroupNotFound`, `InvalidRequest`) and
     `ServiceUnreachable`."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_driver",)
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
 
     def create(self, name: str, *, partitions: int, ttl: float | None = None, release: float | None = None) -> Group:
         """Create a consumer group, or change the times of an existing one; every worker may do so at startup. Defaults
         for a new one: `ttl` 10 seconds, `release` 30 seconds. Raises `PartitionsFixed`."""
-        return self._client._run(_create(self._client._service, name, partitions, ttl, release))
+        return self._driver.run(_create, name, partitions, ttl, release)
 
     def get(self, name: str) -> GroupDetails:
         """The consumer group with its workers, partitions, owners and positions."""
-        return self._client._run(_get(self._client._service, name))
+        return self._driver.run(_get, name)
 
     def list(self, *, page_size: int = 100) -> Iterator[GroupSummary]:
         """The consumer groups by name, fetched page by page."""
-        return self._client._iterate(_list(self._client._service, page_size))
+        return self._driver.iterate(_list, page_size)
 
     def delete(self, name: str) -> None:
         """Delete a consumer group and its positions. Raises `ConsumerGroupInUse` while it has workers."""
-        self._client._run(_delete(self._client._service, name))
+        self._driver.run(_delete, name)
 
     def sync(
         self, name: str, worker: str, session: str, *, drained: Iterable[Drained] = (), capacity: int | None = None
@@ -286,7 +285,7 @@ class Groups:
         """Join the group or renew the lease, release the `drained` partitions, and receive the worker's share.
         `drained`: pairs of a partition and the epoch at which it was owned. `session`: random, new for each process.
         `capacity`: maximum partitions. The lease starts when this call is sent. Raises `SessionReplaced`."""
-        return self._client._run(_sync(self._client._service, name, worker, session, drained, capacity))
+        return self._driver.run(sync, name, worker, session, drained, capacity)
 
     def commit(
         self,
@@ -301,45 +300,44 @@ class Groups:
     ) -> Committed:
         """Merge the `snapshot` of an `AckWindow` into the partition's position. `token`: the source's own name for the
         floor; `head`: the source's last offset. Commits may be repeated and reordered. Raises `StaleEpoch`."""
-        flow = _commit(self._client._service, Fence(name, partition, worker, epoch), snapshot, token, head)
-        return self._client._run(flow)
+        return self._driver.run(commit, Fence(name, partition, worker, epoch), snapshot, token, head)
 
     def leave(self, name: str, worker: str, *, session: str | None = None) -> None:
         """Release all partitions of the worker at once; with `session`, only if that is still its current session."""
-        self._client._run(_leave(self._client._service, name, worker, session))
+        self._driver.run(leave, name, worker, session)
 
 
 class AsyncGroups:
     """`Groups`, awaited."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_driver",)
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
 
     async def create(
         self, name: str, *, partitions: int, ttl: float | None = None, release: float | None = None
     ) -> Group:
         """Create a consumer group; see `Groups.create`."""
-        return await self._client._run(_create(self._client._service, name, partitions, ttl, release))
+        return await self._driver.run(_create, name, partitions, ttl, release)
 
     async def get(self, name: str) -> GroupDetails:
         """A consumer group's details; see `Groups.get`."""
-        return await self._client._run(_get(self._client._service, name))
+        return await self._driver.run(_get, name)
 
     def list(self, *, page_size: int = 100) -> AsyncIterator[GroupSummary]:
         """The consumer groups by name, fetched page by page."""
-        return self._client._iterate(_list(self._client._service, page_size))
+        return self._driver.iterate(_list, page_size)
 
     async def delete(self, name: str) -> None:
         """Delete a consumer group; see `Groups.delete`."""
-        await self._client._run(_delete(self._client._service, name))
+        await self._driver.run(_delete, name)
 
     async def sync(
         self, name: str, worker: str, session: str, *, drained: Iterable[Drained] = (), capacity: int | None = None
     ) -> Synced:
         """Join or renew the lease; see `Groups.sync`."""
-        return await self._client._run(_sync(self._client._service, name, worker, session, drained, capacity))
+        return await self._driver.run(sync, name, worker, session, drained, capacity)
 
     async def commit(
         self,
@@ -353,9 +351,8 @@ class AsyncGroups:
         head: int | None = None,
     ) -> Committed:
         """Commit a partition's position; see `Groups.commit`."""
-        flow = _commit(self._client._service, Fence(name, partition, worker, epoch), snapshot, token, head)
-        return await self._client._run(flow)
+        return await self._driver.run(commit, Fence(name, partition, worker, epoch), snapshot, token, head)
 
     async def leave(self, name: str, worker: str, *, session: str | None = None) -> None:
         """Release all partitions of the worker; see `Groups.leave`."""
-        await self._client._run(_leave(self._client._service, name, worker, session))
+        await self._driver.run(leave, name, worker, session)

@@ -8,25 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Self
 
+from lastbit._shapes import timestamp, timestamp_or_none
 from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, ItemId, ItemIds
 
 Json = Mapping[str, Any]
 
 TERMINAL_STATES = frozenset({"complete", "expired", "cancelled"})
-
-
-def _time(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone")
-    return moment.astimezone(UTC)
-
-
-def _time_or_none(text: str | None) -> datetime | None:
-    return None if text is None else _time(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +68,10 @@ class Batch:
             "succeeded": data["succeeded"],
             "parent": data.get("parent"),
             "expires_in": data.get("expires_in"),
-            "created_at": _time(data["created_at"]),
-            "updated_at": _time(data["updated_at"]),
-            "sealed_at": _time_or_none(data["sealed_at"]),
-            "ended_at": _time_or_none(data["ended_at"]),
+            "created_at": timestamp(data["created_at"]),
+            "updated_at": timestamp(data["updated_at"]),
+            "sealed_at": timestamp_or_none(data["sealed_at"]),
+            "ended_at": timestamp_or_none(data["ended_at"]),
         }
 
     @classmethod
@@ -412,8 +402,8 @@ class Event:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        time = _time(data["at"])
-        return cls(data["position"], data["id"], data["type"], data["batch"], data["key"], data["data"], time)
+        at = timestamp(data["at"])
+        return cls(data["position"], data["id"], data["type"], data["batch"], data["key"], data["data"], at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from lastbit import errors
-from lastbit._calls import _ask, _pages
+from lastbit._calls import ask, pages
+from lastbit._drivers import AsyncDriver, Driver
 from lastbit._protocol import Flow, Service
-from lastbit._shapes import expect
-from lastbit.models import Json, _time, _time_or_none
-
-if TYPE_CHECKING:
-    from lastbit.client import AsyncClient, Client
+from lastbit._shapes import expect, timestamp, timestamp_or_none
+from lastbit.models import Json
 
 LONGEST_SEND = 60
 """Seconds that the service may wait for a receiver's response."""
@@ -45,7 +43,7 @@ class Webhook:
             "label": data["label"],
             "state": data["state"],
             "position": data["position"],
-            "created_at": _time(data["created_at"]),
+            "created_at": timestamp(data["created_at"]),
         }
 
     @classmethod
@@ -75,7 +73,7 @@ class Attempt:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        return cls(_time(data["at"]), data["status"], data["error"], data["milliseconds"])
+        return cls(timestamp(data["at"]), data["status"], data["error"], data["milliseconds"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ class Delivery:
             data["batch"],
             data["state"],
             data["attempts"],
-            _time_or_none(data["next_attempt_at"]),
+            timestamp_or_none(data["next_attempt_at"]),
             tuple(map(Attempt.from_json, data["log"])),
         )
 
@@ -134,15 +132,15 @@ def _create(service: Service, url: str, types: Sequence[str] | None, label: str 
         raise errors.InvalidArgument(f"types are several names, not one text: [{types!r}]")
     body = {"url": url, "types": None if types is None else list(types), "label": label}
     # Not sent twice: the secret of the first one would be lost with its answer.
-    return _ask(service, "POST", "/v1/webhooks", CreatedWebhook.from_json, body=_given(body), within=0.0)
+    return ask(service, "POST", "/v1/webhooks", CreatedWebhook.from_json, body=_given(body), within=0.0)
 
 
 def _get(service: Service, webhook: int) -> Flow[Webhook]:
-    return _ask(service, "GET", _path(webhook), Webhook.from_json)
+    return ask(service, "GET", _path(webhook), Webhook.from_json)
 
 
 def _list(service: Service, page_size: int) -> Flow[None]:
-    return _pages(service, "/v1/webhooks", "webhooks", Webhook.from_json, [], page_size)
+    return pages(service, "/v1/webhooks", "webhooks", Webhook.from_json, [], page_size)
 
 
 def _delete(service: Service, webhook: int) -> Flow[None]:
@@ -151,7 +149,7 @@ def _delete(service: Service, webhook: int) -> Flow[None]:
 
 def _deliveries(service: Service, webhook: int, state: str | None, page_size: int) -> Flow[None]:
     params = [] if state is None else [("state", state)]
-    return _pages(service, _path(webhook, "deliveries"), "deliveries", Delivery.from_json, params, page_size)
+    return pages(service, _path(webhook, "deliveries"), "deliveries", Delivery.from_json, params, page_size)
 
 
 def _redeliver(service: Service, webhook: int, position: int | None, event: str | None) -> Flow[int]:
@@ -159,13 +157,11 @@ def _redeliver(service: Service, webhook: int, position: int | None, event: str 
         redelivered: int = expect(data["redelivered"], int)
         return redelivered
 
-    return _ask(
-        service, "POST", _path(webhook, "redeliver"), count, body=_given({"position": position, "event": event})
-    )
+    return ask(service, "POST", _path(webhook, "redeliver"), count, body=_given({"position": position, "event": event}))
 
 
 def _test(service: Service, webhook: int) -> Flow[Tested]:
-    return _ask(service, "POST", _path(webhook, "test"), Tested.from_json, hold=LONGEST_SEND, within=0.0)
+    return ask(service, "POST", _path(webhook, "test"), Tested.from_json, hold=LONGEST_SEND, within=0.0)
 
 
 def _given(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,73 +172,73 @@ class Webhooks:
     """`client.webhooks`. All methods raise `ServiceError` (`WebhookNotFound`, `InvalidRequest`) and
     `ServiceUnreachable`."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_driver",)
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
 
     def create(self, url: str, *, types: Sequence[str] | None = None, label: str | None = None) -> CreatedWebhook:
         """Send `url` all new events, or those of these types. Only this result contains the `secret`."""
-        return self._client._run(_create(self._client._service, url, types, label))
+        return self._driver.run(_create, url, types, label)
 
     def get(self, webhook: int) -> Webhook:
         """The current state of one webhook."""
-        return self._client._run(_get(self._client._service, webhook))
+        return self._driver.run(_get, webhook)
 
     def list(self, *, page_size: int = 100) -> Iterator[Webhook]:
         """The webhooks, newest first, fetched page by page."""
-        return self._client._iterate(_list(self._client._service, page_size))
+        return self._driver.iterate(_list, page_size)
 
     def delete(self, webhook: int) -> None:
         """Delete the webhook and its deliveries."""
-        self._client._run(_delete(self._client._service, webhook))
+        self._driver.run(_delete, webhook)
 
     def deliveries(self, webhook: int, *, state: str | None = None, page_size: int = 100) -> Iterator[Delivery]:
         """The deliveries of a webhook, newest event first, fetched page by page. `state`: only those in this state."""
-        return self._client._iterate(_deliveries(self._client._service, webhook, state, page_size))
+        return self._driver.iterate(_deliveries, webhook, state, page_size)
 
     def redeliver(self, webhook: int, *, position: int | None = None, event: str | None = None) -> int:
         """Send one event again, by its position or id; with neither, all dead deliveries. Returns the number of
         deliveries."""
-        return self._client._run(_redeliver(self._client._service, webhook, position, event))
+        return self._driver.run(_redeliver, webhook, position, event)
 
     def test(self, webhook: int) -> Tested:
         """Send a test event now and wait for the outcome."""
-        return self._client._run(_test(self._client._service, webhook))
+        return self._driver.run(_test, webhook)
 
 
 class AsyncWebhooks:
     """`Webhooks`, awaited."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_driver",)
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
 
     async def create(self, url: str, *, types: Sequence[str] | None = None, label: str | None = None) -> CreatedWebhook:
         """Create a webhook; see `Webhooks.create`."""
-        return await self._client._run(_create(self._client._service, url, types, label))
+        return await self._driver.run(_create, url, types, label)
 
     async def get(self, webhook: int) -> Webhook:
         """The current state of one webhook."""
-        return await self._client._run(_get(self._client._service, webhook))
+        return await self._driver.run(_get, webhook)
 
     def list(self, *, page_size: int = 100) -> AsyncIterator[Webhook]:
         """The webhooks, newest first, fetched page by page."""
-        return self._client._iterate(_list(self._client._service, page_size))
+        return self._driver.iterate(_list, page_size)
 
     async def delete(self, webhook: int) -> None:
         """Delete the webhook and its deliveries."""
-        await self._client._run(_delete(self._client._service, webhook))
+        await self._driver.run(_delete, webhook)
 
     def deliveries(self, webhook: int, *, state: str | None = None, page_size: int = 100) -> AsyncIterator[Delivery]:
         """The deliveries of a webhook, newest event first, fetched page by page. `state`: only those in this state."""
-        return self._client._iterate(_deliveries(self._client._service, webhook, state, page_size))
+        return self._driver.iterate(_deliveries, webhook, state, page_size)
 
     async def redeliver(self, webhook: int, *, position: int | None = None, event: str | None = None) -> int:
         """Send events again; see `Webhooks.redeliver`."""
-        return await self._client._run(_redeliver(self._client._service, webhook, position, event))
+        return await self._driver.run(_redeliver, webhook, position, event)
 
     async def test(self, webhook: int) -> Tested:
         """Send a test event now and wait for the outcome."""
-        return await self._client._run(_test(self._client._service, webhook))
+        return await self._driver.run(_test, webhook)

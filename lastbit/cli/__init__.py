@@ -16,9 +16,29 @@ from lastbit.cli.tokens import token
 from lastbit.cli.watch import watch
 from lastbit.cli.webhooks import webhooks
 
+# In the order of the help text.
 for _command in (
-    *(open_batch, extend, seal, ack, fail, status, watch, explain, pending, list_batches, cancel, verify, repair),
-    *(events, append, webhooks, groups, tally, processes, commands, token),
+    open_batch,
+    extend,
+    seal,
+    ack,
+    fail,
+    status,
+    watch,
+    explain,
+    pending,
+    list_batches,
+    cancel,
+    verify,
+    repair,
+    events,
+    append,
+    webhooks,
+    groups,
+    tally,
+    processes,
+    commands,
+    token,
 ):
     cli.add_command(_command)
 

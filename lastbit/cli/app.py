@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -76,6 +79,22 @@ class Commands(click.Group):
 def end(code: int) -> NoReturn:
     """End the command with an exit code, after its output."""
     click.get_current_context().exit(code)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """What never ends by itself is ended by Ctrl-C or SIGTERM, and that is no failure."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def exit_code(error: errors.LastbitError) -> int:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
-from types import FrameType
 from typing import Any
 
 import click
 
 from lastbit.cli import rendering
-from lastbit.cli.app import Session, session
+from lastbit.cli.app import Session, ended_by_signals, session
 from lastbit.cli.arguments import BATCH, JSON, POSITION
 
 
@@ -42,7 +38,7 @@ def events(
     if after is None and (last is not None or follow):
         after = _before_the_last(s, last or 0)
     if follow:
-        with _ended_by_signals():
+        with ended_by_signals():
             for event in islice(s.client.follow(after=after, types=types, batch=batch), limit):
                 s.output.answer(event, rendering.event(event))
         return
@@ -67,22 +63,6 @@ def _before_the_last(s: Session, count: int) -> int:
     page = s.client.events(limit=1)
     oldest = page.events[0].position if page.events else page.last + 1
     return max(oldest - 1, page.last - count)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let Ctrl-C or SIGTERM end an endless command without an error."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @click.command()

@@ -114,8 +114,13 @@ def _workers(group: model.GroupDetails, now: datetime) -> Table:
         releasing = f"[yellow]{worker.releasing:,}[/]" if worker.releasing else ""
         last_seen = f"{duration(max(0.0, (now - worker.last_seen).total_seconds()))} ago"
         table.add_row(
-            *(name, f"{worker.partitions:,}", releasing, ranges(positions_held), _lag(positions_held)),
-            *(_since(worker.started_at, now), last_seen),
+            name,
+            f"{worker.partitions:,}",
+            releasing,
+            ranges(positions_held),
+            _lag(positions_held),
+            _since(worker.started_at, now),
+            last_seen,
         )
     if free := [position for position in group.positions if position.owner is None]:
         table.add_row("[yellow]nobody[/]", f"{len(free):,}", "", ranges(free), _lag(free), "", "")

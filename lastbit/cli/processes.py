@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from lastbit.cli.app import Session, session
-from lastbit.cli.events import _ended_by_signals
+from lastbit.cli.app import Session, ended_by_signals, session
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 from lastbit.processes.models import Instance, IssuedCommand, ProcessSummary
@@ -106,7 +105,7 @@ def commands(
     With --follow and --json each command is a JSON document on a line of its own.
     """
     if follow:
-        with _ended_by_signals():
+        with ended_by_signals():
             for command in islice(s.client.processes.follow(after=after, types=types, process=process), limit):
                 s.output.answer(command, _command(command))
         return

@@ -6,38 +6,13 @@ Each name is imported when it is first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lastbit._lazy import lazy
 
-if TYPE_CHECKING:
-    from lastbit.processes.calls import AsyncProcesses, Processes
-    from lastbit.processes.definition import CancelTimer, Command, Finish, Process, Timer, process, timer_of
-    from lastbit.processes.models import (
-        CommandPage,
-        Definition,
-        Handled,
-        Instance,
-        InstanceDetails,
-        Issued,
-        IssuedCommand,
-        PendingTimer,
-        ProcessSummary,
-        Received,
-    )
-    from lastbit.processes.worker import ProcessWorker, run
-
 _HOMES: Final = {
     "lastbit.processes.calls": ("AsyncProcesses", "Processes"),
-    "lastbit.processes.definition": (
-        "CancelTimer",
-        "Command",
-        "Finish",
-        "Process",
-        "Timer",
-        "process",
-        "timer_of",
-    ),
+    "lastbit.processes.definition": ("CancelTimer", "Command", "Finish", "Process", "Timer", "process", "timer_of"),
     "lastbit.processes.models": (
         "CommandPage",
         "Definition",
@@ -53,30 +28,4 @@ _HOMES: Final = {
     "lastbit.processes.worker": ("ProcessWorker", "run"),
 }
 
-__all__ = [
-    "AsyncProcesses",
-    "CancelTimer",
-    "Command",
-    "CommandPage",
-    "Definition",
-    "Finish",
-    "Handled",
-    "Instance",
-    "InstanceDetails",
-    "Issued",
-    "IssuedCommand",
-    "PendingTimer",
-    "Process",
-    "ProcessSummary",
-    "ProcessWorker",
-    "Processes",
-    "Received",
-    "Timer",
-    "process",
-    "run",
-    "timer_of",
-]
-
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lastbit import errors
-from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, _ask, _following, _pages
+from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, ask, pages, poll_forever
+from lastbit._drivers import AsyncDriver, Driver
 from lastbit._protocol import Flow, Service, resource
 from lastbit._shapes import expect
 from lastbit.models import Json
@@ -20,9 +21,6 @@ from lastbit.processes.models import (
     ProcessSummary,
 )
 
-if TYPE_CHECKING:
-    from lastbit.client import AsyncClient, Client
-
 
 def _path(name: str, *rest: str) -> str:
     if not all(isinstance(part, str) and part for part in (name, *rest)):
@@ -34,23 +32,23 @@ def _define(
     service: Service, name: str, partitions: int | None, ttl: float | None, release: float | None, after: int | None
 ) -> Flow[Definition]:
     body = {"partitions": partitions, "ttl": ttl, "release": release, "after": after}
-    return _ask(service, "PUT", _path(name), Definition.from_json, body=body)
+    return ask(service, "PUT", _path(name), Definition.from_json, body=body)
 
 
 def _list(service: Service) -> Flow[tuple[ProcessSummary, ...]]:
     def decode(data: Json) -> tuple[ProcessSummary, ...]:
         return tuple(map(ProcessSummary.from_json, data["processes"]))
 
-    return _ask(service, "GET", "/v1/processes", decode)
+    return ask(service, "GET", "/v1/processes", decode)
 
 
 def _instances(service: Service, name: str, status: str | None, page_size: int) -> Flow[None]:
     params = [] if status is None else [("status", status)]
-    return _pages(service, _path(name), "instances", Instance.from_json, params, page_size)
+    return pages(service, _path(name), "instances", Instance.from_json, params, page_size)
 
 
 def _get(service: Service, name: str, instance: str) -> Flow[InstanceDetails]:
-    return _ask(service, "GET", _path(name, instance), InstanceDetails.from_json)
+    return ask(service, "GET", _path(name, instance), InstanceDetails.from_json)
 
 
 def _delete(service: Service, name: str) -> Flow[None]:
@@ -62,11 +60,11 @@ def _retry(service: Service, name: str, instance: str, event: str | None) -> Flo
         retrying: int = expect(data["retrying"], int)
         return retrying
 
-    return _ask(service, "POST", _path(name, instance, "retry"), count, body={"event": event})
+    return ask(service, "POST", _path(name, instance, "retry"), count, body={"event": event})
 
 
 def _handle(service: Service, name: str, instance: str, body: Mapping[str, Any]) -> Flow[Handled]:
-    return _ask(service, "POST", _path(name, instance, "handle"), Handled.from_json, body=body)
+    return ask(service, "POST", _path(name, instance, "handle"), Handled.from_json, body=body)
 
 
 def _commands(
@@ -75,7 +73,7 @@ def _commands(
     options = [("after", after), ("process", process), ("wait", wait or None), ("limit", limit)]
     params = [(name, str(value)) for name, value in options if value is not None]
     params += [("type", name) for name in ((types,) if isinstance(types, str) else types)]
-    return _ask(service, "GET", "/v1/commands", CommandPage.from_json, params=tuple(params), hold=wait)
+    return ask(service, "GET", "/v1/commands", CommandPage.from_json, params=tuple(params), hold=wait)
 
 
 def _follow(service: Service, after: int, types: str | Iterable[str], process: str | None) -> Flow[None]:
@@ -86,7 +84,7 @@ def _follow(service: Service, after: int, types: str | Iterable[str], process: s
         page = yield from _commands(service, after, types, process, LONGEST_HOLD, MOST_EVENTS)
         return page.commands, page.next
 
-    return _following(service, after, poll)
+    return poll_forever(service, after, poll)
 
 
 def _handling(
@@ -100,10 +98,10 @@ class Processes:
     """`client.processes`. All methods raise `ServiceError` (`ProcessNotFound`, `InstanceNotFound`, `InvalidRequest`)
     and `ServiceUnreachable`."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_driver",)
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
 
     def define(
         self,
@@ -117,28 +115,28 @@ class Processes:
         """Define a process, or change its workers' `ttl` and `release` times (as for a consumer group). A new process
         has 32 `partitions` by default; it starts with all stored events, or above the position `after`. Raises
         `PartitionsFixed`, `PositionTrimmed`."""
-        return self._client._run(_define(self._client._service, name, partitions, ttl, release, after))
+        return self._driver.run(_define, name, partitions, ttl, release, after)
 
     def list(self) -> tuple[ProcessSummary, ...]:
         """The processes, by name."""
-        return self._client._run(_list(self._client._service))
+        return self._driver.run(_list)
 
     def instances(self, name: str, *, status: str | None = None, page_size: int = 100) -> Iterator[Instance]:
         """The instances by name, fetched page by page: all of them, or by `status` those that are `running` or
         `finished`, or that have `parked` events."""
-        return self._client._iterate(_instances(self._client._service, name, status, page_size))
+        return self._driver.iterate(_instances, name, status, page_size)
 
     def get(self, name: str, instance: str) -> InstanceDetails:
         """One instance: its state, the events that it received, its timers and commands."""
-        return self._client._run(_get(self._client._service, name, instance))
+        return self._driver.run(_get, name, instance)
 
     def retry(self, name: str, instance: str, *, event: str | None = None) -> int:
         """Retry the instance's parked events, or only the event with this id. Returns their number."""
-        return self._client._run(_retry(self._client._service, name, instance, event))
+        return self._driver.run(_retry, name, instance, event)
 
     def delete(self, name: str) -> None:
         """Remove a process with its instances. Its issued commands are kept. Raises `ConsumerGroupInUse`."""
-        self._client._run(_delete(self._client._service, name))
+        self._driver.run(_delete, name)
 
     def commands(
         self,
@@ -151,14 +149,14 @@ class Processes:
     ) -> CommandPage:
         """One page of issued commands above the position `after`; 0 for all that are stored. `wait`: seconds to wait,
         up to 60, if there is none yet. Raises `PositionTrimmed`."""
-        return self._client._run(_commands(self._client._service, after, types, process, wait, limit))
+        return self._driver.run(_commands, after, types, process, wait, limit)
 
     def follow(
         self, *, after: int = 0, types: str | Iterable[str] = (), process: str | None = None
     ) -> Iterator[IssuedCommand]:
         """The commands above `after`, and then new ones as they arrive, without end. Store the `position` of the last
         one you finished, and execute each `id` once. Raises `PositionTrimmed`."""
-        return self._client._iterate(_follow(self._client._service, after, types, process))
+        return self._driver.iterate(_follow, after, types, process)
 
     def handle(
         self,
@@ -175,16 +173,16 @@ class Processes:
         """Store the outcome of an event; `outcome` is the result of `Process.decide`. Raises `StaleEpoch`,
         `VersionConflict`."""
         body = _handling(event, position, worker, epoch, version, outcome)
-        return self._client._run(_handle(self._client._service, name, instance, body))
+        return self._driver.run(_handle, name, instance, body)
 
 
 class AsyncProcesses:
     """`Processes`, awaited."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_driver",)
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
 
     async def define(
         self,
@@ -196,27 +194,27 @@ class AsyncProcesses:
         after: int | None = None,
     ) -> Definition:
         """Define a process; see `Processes.define`."""
-        return await self._client._run(_define(self._client._service, name, partitions, ttl, release, after))
+        return await self._driver.run(_define, name, partitions, ttl, release, after)
 
     async def list(self) -> tuple[ProcessSummary, ...]:
         """The processes, by name."""
-        return await self._client._run(_list(self._client._service))
+        return await self._driver.run(_list)
 
     def instances(self, name: str, *, status: str | None = None, page_size: int = 100) -> AsyncIterator[Instance]:
         """The instances by name; see `Processes.instances`."""
-        return self._client._iterate(_instances(self._client._service, name, status, page_size))
+        return self._driver.iterate(_instances, name, status, page_size)
 
     async def get(self, name: str, instance: str) -> InstanceDetails:
         """One instance; see `Processes.get`."""
-        return await self._client._run(_get(self._client._service, name, instance))
+        return await self._driver.run(_get, name, instance)
 
     async def retry(self, name: str, instance: str, *, event: str | None = None) -> int:
         """Retry parked events; see `Processes.retry`."""
-        return await self._client._run(_retry(self._client._service, name, instance, event))
+        return await self._driver.run(_retry, name, instance, event)
 
     async def delete(self, name: str) -> None:
         """Remove a process; see `Processes.delete`."""
-        await self._client._run(_delete(self._client._service, name))
+        await self._driver.run(_delete, name)
 
     async def commands(
         self,
@@ -228,13 +226,13 @@ class AsyncProcesses:
         limit: int | None = None,
     ) -> CommandPage:
         """One page of the commands; see `Processes.commands`."""
-        return await self._client._run(_commands(self._client._service, after, types, process, wait, limit))
+        return await self._driver.run(_commands, after, types, process, wait, limit)
 
     def follow(
         self, *, after: int = 0, types: str | Iterable[str] = (), process: str | None = None
     ) -> AsyncIterator[IssuedCommand]:
         """The commands above `after`, without end; see `Processes.follow`."""
-        return self._client._iterate(_follow(self._client._service, after, types, process))
+        return self._driver.iterate(_follow, after, types, process)
 
     async def handle(
         self,
@@ -250,4 +248,4 @@ class AsyncProcesses:
     ) -> Handled:
         """Store the outcome of an event; see `Processes.handle`."""
         body = _handling(event, position, worker, epoch, version, outcome)
-        return await self._client._run(_handle(self._client._service, name, instance, body))
+        return await self._driver.run(_handle, name, instance, body)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from lastbit.models import Json, _time, _time_or_none
+from lastbit._shapes import timestamp, timestamp_or_none
+from lastbit.models import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Definition:
     @classmethod
     def _fields(cls, data: Json) -> dict[str, Any]:
         fields = {name: data[name] for name in ("name", "group", "partitions", "after")}
-        return {**fields, "created_at": _time(data["created_at"])}
+        return {**fields, "created_at": timestamp(data["created_at"])}
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
@@ -65,8 +66,8 @@ class Instance:
     @classmethod
     def _fields(cls, data: Json) -> dict[str, Any]:
         fields = {name: data[name] for name in ("process", "instance", "status", "version", "state", "parked")}
-        times = {"created_at": _time(data["created_at"]), "updated_at": _time(data["updated_at"])}
-        return {**fields, **times, "finished_at": _time_or_none(data["finished_at"])}
+        times = {"created_at": timestamp(data["created_at"]), "updated_at": timestamp(data["updated_at"])}
+        return {**fields, **times, "finished_at": timestamp_or_none(data["finished_at"])}
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
@@ -85,7 +86,7 @@ class Received:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        return cls(data["event"], data["position"], data["status"], data["error"], _time(data["at"]))
+        return cls(data["event"], data["position"], data["status"], data["error"], timestamp(data["at"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class PendingTimer:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        return cls(data["timer"], _time(data["due_at"]), data["data"])
+        return cls(data["timer"], timestamp(data["due_at"]), data["data"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class IssuedCommand:
     @classmethod
     def from_json(cls, data: Json) -> Self:
         names = ("id", "position", "process", "instance", "step", "type", "data")
-        return cls(**{name: data[name] for name in names}, at=_time(data["at"]))
+        return cls(**{name: data[name] for name in names}, at=timestamp(data["at"]))
 
 
 @dataclass(frozen=True, slots=True)

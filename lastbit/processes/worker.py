@@ -28,15 +28,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from lastbit import errors
+from lastbit import _calls, errors
+from lastbit._drivers import HasDriver
 from lastbit.models import Event
+from lastbit.processes.calls import Processes
 from lastbit.processes.definition import Process
 from lastbit.streams.errors import WindowClosed, WindowFull
 from lastbit.streams.group import Assignment, ConsumerGroup
 from lastbit.streams.partitions import partition_of
 
 if TYPE_CHECKING:
-    from lastbit.client import Client
     from lastbit.processes.models import Instance
 
 log = logging.getLogger("lastbit.processes")
@@ -92,7 +93,7 @@ class ProcessWorker:
     def __init__(
         self,
         process: Process,
-        client: Client,
+        client: HasDriver,
         worker: str,
         *,
         partitions: int | None = None,
@@ -107,6 +108,8 @@ class ProcessWorker:
             raise errors.InvalidArgument(f"there is at least 1 lane, not {lanes!r}")
         self._process = process
         self._client = client
+        self._driver = client.driver
+        self._processes = Processes(client.driver)
         self._name = worker
         self._partitions = partitions
         self._times = (ttl, release)
@@ -125,11 +128,9 @@ class ProcessWorker:
         """Define the process and work until `stop` is called; then release all partitions, leave, and return. Raises
         errors that make continuing impossible; if the service is unreachable, it keeps trying."""
         ttl, release = self._times
-        definition = self._client.processes.define(
-            self._process.name, partitions=self._partitions, ttl=ttl, release=release
-        )
-        self._count, self._after = definition.partitions, definition.after
-        self._group = ConsumerGroup(self._client, definition.group, self._name)
+        defined = self._processes.define(self._process.name, partitions=self._partitions, ttl=ttl, release=release)
+        self._count, self._after = defined.partitions, defined.after
+        self._group = ConsumerGroup(self._client, defined.group, self._name)
         if self._stopping.is_set():
             return
         threads = [threading.Thread(target=self._guarded, args=(self._read,), name="lastbit-read", daemon=True)]
@@ -149,7 +150,7 @@ class ProcessWorker:
             for lane in self._lanes:
                 lane.put(None)
             for thread in threads:
-                thread.join(POLL + self._client._service.timeout)
+                thread.join(POLL + self._driver.service.timeout)
         if self._error is not None:
             raise self._error
 
@@ -200,7 +201,7 @@ class ProcessWorker:
                     continue
             after = min(each.reached for each in partitions)
             try:
-                page = self._client.events(after=after, types=self._process.types, wait=POLL, limit=PAGE)
+                page = self._driver.run(_calls.events, after, self._process.types, None, POLL, PAGE)
             except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
                 if not _passes(error):
                     raise
@@ -219,7 +220,11 @@ class ProcessWorker:
             instances[partition_of(instance, self._count)].append(instance)
         if not instances:
             log.warning(
-                "event %s (%s) at %d names no instance of %s", *(event.id, event.type, event.position), self._process
+                "event %s (%s) at position %d names no instance of %s",
+                event.id,
+                event.type,
+                event.position,
+                self._process,
             )
         for partition in partitions:
             if event.position <= partition.reached or partition.cut:
@@ -280,8 +285,9 @@ class ProcessWorker:
             version, state = self._states.get(instance, (0, "null"))
             outcome = self._process.decide(json.loads(state), event) if refusal is None else {"error": refusal}
             try:
-                handled = self._client.processes.handle(
-                    *(self._process.name, instance),
+                handled = self._processes.handle(
+                    self._process.name,
+                    instance,
                     event=event.id,
                     position=event.position,
                     worker=self._name,
@@ -314,7 +320,7 @@ class ProcessWorker:
 
     def _look(self, instance: str) -> Instance | None:
         try:
-            return self._client.processes.get(self._process.name, instance)
+            return self._processes.get(self._process.name, instance)
         except errors.InstanceNotFound:
             return None
 
@@ -368,7 +374,7 @@ def _passes(error: BaseException) -> bool:
 
 def run(
     process: Process,
-    client: Client,
+    client: HasDriver,
     worker: str,
     *,
     partitions: int | None = None,

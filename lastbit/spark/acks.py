@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 
 from lastbit import _calls
-from lastbit._urllib import Connection, run
+from lastbit._urllib import Connection
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.retry import Retry
 from lastbit.spark.masks import Failed, item_masks
@@ -141,8 +141,9 @@ def malformed_rows(df: DataFrame, column: str | Column = "item_id") -> DataFrame
 
 def _greet(connection: Connection, verbs: list[str]) -> None:
     """Send an empty request before Spark computes anything, to check the address and the token."""
+    driver = connection.driver()
     for verb in verbs:
-        run(_calls.resolve(connection.service(), verb, iter([{"items": []}]), None))
+        driver.run(_calls.resolve, verb, iter([{"items": []}]), None)
 
 
 def _refuse_malformed(masks: DataFrame) -> None:

@@ -117,7 +117,10 @@ def _words(rows: DataFrame) -> DataFrame:
         sf.substring_index("id", ":", -1).alias("tail"),
     )
     cut = cut.select(
-        *(*kept, "head", "length", "before"),
+        *kept,
+        "head",
+        "length",
+        "before",
         sf.octet_length("tail").alias("digits"),
         sf.expr("try_cast(tail AS BIGINT)").alias("index"),
     )

@@ -25,7 +25,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from lastbit import _calls
-from lastbit._urllib import Connection, run
+from lastbit._urllib import Connection
 from lastbit.errors import InvalidArgument
 from lastbit.ids import ItemIds
 from lastbit.retry import Retry
@@ -98,7 +98,7 @@ def with_item_ids(
 
 def _extend(batch: int | Extends, count: int, idempotency_key: str | None, connection: Connection) -> ItemIds:
     if isinstance(batch, int):
-        return run(_calls.extend(connection.service(), batch, count, idempotency_key)).ids
+        return connection.driver().run(_calls.extend, batch, count, idempotency_key).ids
     return batch.extend(count, idempotency_key=idempotency_key)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lastbit import _calls, _masks, errors, models
-from lastbit._urllib import Connection, run
+from lastbit._urllib import Connection
 from lastbit.ids import MAX_GROUP_SIZE, MIN_GROUP_SIZE
 
 Verb = Literal["acks", "failures"]
@@ -89,7 +89,7 @@ class Poster:
     def __init__(self, posting: Posting) -> None:
         self.posted = Posted()
         self._posting = posting
-        self._service = posting.connection.service()
+        self._driver = posting.connection.driver()
         self._waiting: dict[Verb, _Waiting] = {"acks": _Waiting(), "failures": _Waiting()}
         self._batches: dict[int, models.Batch | None] = {}
 
@@ -144,7 +144,7 @@ class Poster:
     def _batch(self, batch: int) -> models.Batch | None:
         if batch not in self._batches:
             try:
-                self._batches[batch] = run(_calls.get(self._service, batch))
+                self._batches[batch] = self._driver.run(_calls.get, batch)
             except errors.BatchNotFound:
                 self._batches[batch] = None
         return self._batches[batch]
@@ -156,7 +156,7 @@ class Poster:
         self._waiting[verb] = _Waiting()
         reason = self._posting.reason if verb == "failures" else None
         key = _key(self._posting.run, verb, waiting.groups)
-        result = run(_calls.resolve(self._service, verb, iter([{"groups": waiting.groups}]), reason, key))
+        result = self._driver.run(_calls.resolve, verb, iter([{"groups": waiting.groups}]), reason, key)
         self.posted.applied += result.applied
         self.posted.repeated += result.repeated
         for rejection in result.rejected:

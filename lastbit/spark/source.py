@@ -32,7 +32,7 @@ from pyspark.sql.session import SparkSession
 from pyspark.sql.types import StructType
 
 from lastbit import _calls, errors
-from lastbit._urllib import Connection, iterate, run
+from lastbit._urllib import Connection
 from lastbit.spark import _arrow
 from lastbit.spark.posting import Posted, Poster, Posting
 
@@ -129,7 +129,7 @@ class _Reader(DataSourceReader):
     most: int
 
     def partitions(self) -> Sequence[InputPartition]:
-        batch = run(_calls.get(self.connection.service(), self.batch))
+        batch = self.connection.driver().run(_calls.get, self.batch)
         groups = -(-batch.items // batch.group_size)
         count = max(1, min(self.most, groups))
         edges = [groups * each // count * batch.group_size for each in range(count)] + [batch.items]
@@ -139,8 +139,8 @@ class _Reader(DataSourceReader):
         import pyarrow as pa
 
         assert isinstance(partition, _Range)
-        service = self.connection.service()
-        for start, end in iterate(_calls.ranges_from(service, self.batch, self.state, partition.start, PAGE)):
+        driver = self.connection.driver()
+        for start, end in driver.iterate(_calls.ranges_from, self.batch, self.state, partition.start, PAGE):
             if start >= partition.end:
                 return
             for first in range(start, min(end, partition.end), CHUNK):

@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegralType, StringType
 
-from lastbit._urllib import Connection, run
+from lastbit._urllib import Connection
 from lastbit.chains import BITS, STAGES, Source
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.models import Json
@@ -98,8 +98,8 @@ def apply_tally(
     connection = Connection.named(url, token, timeout, retry)
     source = {"topic": topic, "partition": partition, "offset": offset, "child": child, "generation": generation}
     rows = _rows(df, {"key": key, "delta": delta, **source}, header, explode)
-    # An empty call before Spark computes anything, to check the address, the token and the tally's name.
-    run(calls.apply(connection.service(), tally, []))
+    # Nothing, before Spark computes anything: is the service there, does it let us, can this be a tally?
+    connection.driver().run(calls.apply, tally, [])
     return _sent(_in_order(rows, parallel), connection, tally, entries)
 
 
@@ -220,14 +220,14 @@ def _sent(gathered: DataFrame, connection: Connection, tally: str, most: int) ->
 def _send(rows: Iterable[Any], connection: Connection, tally: str, most: int) -> Iterator[_Sent]:
     """Send one call after the other. An error is yielded, not raised: Spark would retry the task, in addition to the
     client's retries, and wrap the error in its own."""
-    result, service = _Sent(), connection.service()
+    sent, driver = _Sent(), connection.driver()
     waiting: list[Json] = []
 
     def flush() -> None:
-        answer = run(calls.apply(service, tally, waiting))
-        result.entries += len(waiting)
-        result.applied += answer.applied
-        result.repeated += answer.repeated
+        answer = driver.run(calls.apply, tally, waiting)
+        sent.entries += len(waiting)
+        sent.applied += answer.applied
+        sent.repeated += answer.repeated
         waiting.clear()
 
     try:
@@ -238,8 +238,8 @@ def _send(rows: Iterable[Any], connection: Connection, tally: str, most: int) ->
         if waiting:
             flush()
     except LastbitError as error:
-        result.error = error
-    yield result
+        sent.error = error
+    yield sent
 
 
 def _entry(row: Any) -> Json:

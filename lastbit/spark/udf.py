@@ -8,9 +8,9 @@ from typing import Any
 from pyspark.sql import Column
 
 from lastbit import _calls
+from lastbit._drivers import Driver
 from lastbit._masks import MOST_ITEMS
-from lastbit._protocol import Service
-from lastbit._urllib import Connection, run
+from lastbit._urllib import Connection
 from lastbit.errors import InvalidArgument
 from lastbit.ids import InvalidItemId, ItemId
 from lastbit.retry import Retry
@@ -48,11 +48,11 @@ def ack_udf(
     def answers(arrays: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        service = connection.service()
+        driver = connection.driver()
         for array in arrays:
             results: list[str] = []
             for first in range(0, len(array), MOST_ITEMS):
-                results += _answers(service, verb, array[first : first + MOST_ITEMS].to_pylist(), reason)
+                results += _answers(driver, verb, array[first : first + MOST_ITEMS].to_pylist(), reason)
             yield pa.array(results, pa.string())
 
     # Named here, as the annotations of this module are text and pyarrow's names are not its globals.
@@ -63,11 +63,11 @@ def ack_udf(
     return udf
 
 
-def _answers(service: Service, verb: str, texts: list[str | None], reason: str | None) -> list[str]:
+def _answers(driver: Driver, verb: str, texts: list[str | None], reason: str | None) -> list[str]:
     good = [text for text in dict.fromkeys(texts) if text is not None and _is_id(text)]
     answers: dict[str | None, str] = dict.fromkeys(good, "accepted")
     if good:
-        result = run(_calls.resolve(service, verb, iter([{"items": good}]), reason))
+        result = driver.run(_calls.resolve, verb, iter([{"items": good}]), reason)
         answers |= {rejection.item: f"rejected: {rejection.reason}" for rejection in result.rejected}
     return [answers.get(text, "malformed") for text in texts]
 

@@ -6,29 +6,9 @@ used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lastbit._lazy import lazy
-
-if TYPE_CHECKING:
-    from lastbit.streams.errors import (
-        CommitFailed,
-        CorruptSnapshot,
-        OffsetOutOfOrder,
-        RecordFailed,
-        SessionEnded,
-        StreamError,
-        UnknownOffset,
-        WindowClosed,
-        WindowFull,
-    )
-    from lastbit.streams.group import Assignment, ConsumerGroup
-    from lastbit.streams.group_async import AsyncAssignment, AsyncConsumerGroup
-    from lastbit.streams.ordered import run_ordered
-    from lastbit.streams.ordered_async import run_ordered_async
-    from lastbit.streams.partitions import partition_of
-    from lastbit.streams.snapshot import Snapshot
-    from lastbit.streams.window import AckWindow
 
 _HOMES: Final = {
     "lastbit.streams.errors": (
@@ -51,27 +31,4 @@ _HOMES: Final = {
     "lastbit.streams.window": ("AckWindow",),
 }
 
-__all__ = [
-    "AckWindow",
-    "Assignment",
-    "AsyncAssignment",
-    "AsyncConsumerGroup",
-    "CommitFailed",
-    "ConsumerGroup",
-    "CorruptSnapshot",
-    "OffsetOutOfOrder",
-    "RecordFailed",
-    "SessionEnded",
-    "Snapshot",
-    "StreamError",
-    "UnknownOffset",
-    "WindowClosed",
-    "WindowFull",
-    "partition_of",
-    "run_ordered",
-    "run_ordered_async",
-]
-
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -11,20 +11,18 @@ import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from lastbit import errors
-from lastbit.groups import Granted, Synced, _commit, _leave, _sync
+from lastbit import errors, groups
+from lastbit._drivers import HasDriver
+from lastbit._protocol import Flow, Service
+from lastbit.groups import Committed, Granted, Synced
 from lastbit.models import Fence
 from lastbit.retry import Retry
 from lastbit.streams._membership import A, Call, Held, Lease, Membership, Sync
 from lastbit.streams._progress import CAPACITY
 from lastbit.streams.ordered import run_ordered
 from lastbit.streams.window import AckWindow
-
-if TYPE_CHECKING:
-    from lastbit._protocol import Flow, Service
-    from lastbit.client import Client
 
 R = TypeVar("R")
 
@@ -45,11 +43,21 @@ def beat(
     # One attempt with a short timeout, so that there is time for another: each sync is a new request with a new lease.
     hasty = replace(service, timeout=min(service.timeout, step.timeout), retry=Retry(attempts=1))
     capacity = 0 if step.leaving else capacity
-    return _sync(hasty, name, worker, membership.session, step.drained, capacity)
+    return groups.sync(hasty, name, worker, membership.session, step.drained, capacity)
 
 
-def for_a_lease(service: Service, ttl: float) -> Service:
-    """The service with retries limited to the lease time: after that a retry is pointless."""
+def leave(service: Service, name: str, worker: str, membership: Membership[A]) -> Flow[None]:
+    return groups.leave(_for_a_lease(service, membership.ttl), name, worker, membership.session)
+
+
+def commit(
+    service: Service, membership: Membership[A], assignment: A, snapshot: bytes, token: str | None, head: int | None
+) -> Flow[Committed]:
+    return groups.commit(_for_a_lease(service, membership.ttl), assignment.fence, snapshot, token, head)
+
+
+def _for_a_lease(service: Service, ttl: float) -> Service:
+    """The service, with no more patience than a lease lasts: after it there is nothing left to insist on."""
     return replace(service, retry=replace(service.retry, deadline=min(service.retry.deadline, ttl)))
 
 
@@ -100,12 +108,12 @@ class ConsumerGroup:
     """
 
     def __init__(
-        self, client: Client, name: str, worker: str, *, capacity: int | None = None, window_capacity: int = CAPACITY
+        self, client: HasDriver, name: str, worker: str, *, capacity: int | None = None, window_capacity: int = CAPACITY
     ) -> None:
         self.name = name
         self.worker = worker
         self.window_capacity = window_capacity
-        self._client = client
+        self._driver = client.driver
         self._capacity = capacity
         self._changed = threading.Condition()
         self._stopped = False
@@ -147,11 +155,7 @@ class ConsumerGroup:
         if not membership.gone:
             # If this fails, the lease runs out.
             with suppress(errors.LastbitError):
-                self._client._run(
-                    _leave(
-                        for_a_lease(self._client._service, membership.ttl), self.name, self.worker, membership.session
-                    )
-                )
+                self._driver.run(leave, self.name, self.worker, membership)
         if membership.error is not None:
             raise membership.error
 
@@ -231,8 +235,7 @@ class ConsumerGroup:
             self._changed.notify_all()
 
     def _beat(self, step: Sync) -> Synced:
-        service = self._client._service
-        return self._client._run(beat(service, self.name, self.worker, self._capacity, self._membership, step))
+        return self._driver.run(beat, self.name, self.worker, self._capacity, self._membership, step)
 
     def _call(self, step: Call[Assignment]) -> None:
         assert self._callbacks is not None
@@ -251,11 +254,7 @@ class ConsumerGroup:
             self._membership.expire()
         snapshot, acks = assignment.committing()
         try:
-            self._client._run(
-                _commit(
-                    for_a_lease(self._client._service, self._membership.ttl), assignment.fence, snapshot, token, head
-                )
-            )
+            self._driver.run(commit, self._membership, assignment, snapshot, token, head)
         except errors.StaleEpoch:
             with self._changed:
                 self._membership.fence(assignment)

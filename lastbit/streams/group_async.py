@@ -7,18 +7,16 @@ import inspect
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lastbit import errors
-from lastbit.groups import Granted, Synced, _commit, _leave
+from lastbit._drivers import HasAsyncDriver
+from lastbit.groups import Granted, Synced
 from lastbit.models import Fence
 from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
 from lastbit.streams._progress import CAPACITY
-from lastbit.streams.group import LONGEST_WAIT, Released, beat, for_a_lease, now, while_active, window_of
+from lastbit.streams.group import LONGEST_WAIT, Released, beat, commit, leave, now, while_active, window_of
 from lastbit.streams.ordered_async import run_ordered_async
-
-if TYPE_CHECKING:
-    from lastbit.client import AsyncClient
 
 R = TypeVar("R")
 
@@ -45,7 +43,7 @@ class AsyncConsumerGroup:
 
     def __init__(
         self,
-        client: AsyncClient,
+        client: HasAsyncDriver,
         name: str,
         worker: str,
         *,
@@ -55,7 +53,7 @@ class AsyncConsumerGroup:
         self.name = name
         self.worker = worker
         self.window_capacity = window_capacity
-        self._client = client
+        self._driver = client.driver
         self._capacity = capacity
         self._changed = asyncio.Event()
         self._membership: Membership[AsyncAssignment] = Membership(
@@ -83,11 +81,7 @@ class AsyncConsumerGroup:
         if not membership.gone:
             # If this fails, the lease runs out.
             with suppress(errors.LastbitError):
-                await self._client._run(
-                    _leave(
-                        for_a_lease(self._client._service, membership.ttl), self.name, self.worker, membership.session
-                    )
-                )
+                await self._driver.run(leave, self.name, self.worker, membership)
         if membership.error is not None:
             raise membership.error
 
@@ -162,8 +156,7 @@ class AsyncConsumerGroup:
         self._changed.set()
 
     async def _beat(self, step: Sync) -> Synced:
-        service = self._client._service
-        return await self._client._run(beat(service, self.name, self.worker, self._capacity, self._membership, step))
+        return await self._driver.run(beat, self.name, self.worker, self._capacity, self._membership, step)
 
     async def _call(self, step: Call[AsyncAssignment]) -> None:
         assert self._callbacks is not None
@@ -180,11 +173,7 @@ class AsyncConsumerGroup:
         self._membership.expire()
         snapshot, acks = assignment.committing()
         try:
-            await self._client._run(
-                _commit(
-                    for_a_lease(self._client._service, self._membership.ttl), assignment.fence, snapshot, token, head
-                )
-            )
+            await self._driver.run(commit, self._membership, assignment, snapshot, token, head)
         except errors.StaleEpoch:
             self._membership.fence(assignment)
             self._changed.set()

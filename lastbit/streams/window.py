@@ -243,7 +243,10 @@ class AckWindow:
         if is_cut and not self._cut:
             log.warning(
                 "%d bytes hold %d of %d outstanding offsets: after a restart, what lies above offset %d is replayed",
-                *(limit, len(shortened.outstanding), len(complete.outstanding), shortened.high),
+                limit,
+                len(shortened.outstanding),
+                len(complete.outstanding),
+                shortened.high,
             )
         self._cut = is_cut
 

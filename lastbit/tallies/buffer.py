@@ -20,17 +20,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 from lastbit import errors
-from lastbit.acker import is_forked
+from lastbit._drivers import AsyncDriver, Driver
+from lastbit._forks import is_forked
 from lastbit.chains import Source, SourceChain
 from lastbit.models import Json
 from lastbit.streams.errors import WindowClosed
 from lastbit.tallies import calls
-
-if TYPE_CHECKING:
-    from lastbit.client import AsyncClient, Client
 
 DEFAULT_EVERY: Final = 0.2
 """Maximum seconds that a message waits for others."""
@@ -173,9 +171,9 @@ class TallyBuffer(_Buffer):
     raises what had happened. Then read again from the window's floor.
     """
 
-    def __init__(self, client: Client, tally: str, window: Window | None, every: float, most: int) -> None:
+    def __init__(self, driver: Driver, tally: str, window: Window | None, every: float, most: int) -> None:
         super().__init__(tally, window, every, most)
-        self._client = client
+        self._driver = driver
         self._lock = threading.Lock()
         self._work_waits = threading.Condition(self._lock)
         self._caller_waits = threading.Condition(self._lock)
@@ -253,7 +251,7 @@ class TallyBuffer(_Buffer):
             assert call is not None
             try:
                 if call.entries:
-                    self._client._run(calls.apply(self._client._service, self._tally, call.entries))
+                    self._driver.run(calls.apply, self._tally, call.entries)
                 self._ack(call)
             except BaseException as error:  # noqa: BLE001  # the callers raise it
                 self._failure = error
@@ -266,9 +264,9 @@ class TallyBuffer(_Buffer):
 class AsyncTallyBuffer(_Buffer):
     """`TallyBuffer` for the tasks of one event loop: same names, awaited."""
 
-    def __init__(self, client: AsyncClient, tally: str, window: Window | None, every: float, most: int) -> None:
+    def __init__(self, driver: AsyncDriver, tally: str, window: Window | None, every: float, most: int) -> None:
         super().__init__(tally, window, every, most)
-        self._client = client
+        self._driver = driver
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
@@ -317,7 +315,7 @@ class AsyncTallyBuffer(_Buffer):
         try:
             while (call := await self._next_call()) is not None:
                 if call.entries:
-                    await self._client._run(calls.apply(self._client._service, self._tally, call.entries))
+                    await self._driver.run(calls.apply, self._tally, call.entries)
                 self._ack(call)
                 async with self._changed:
                     self._changed.notify_all()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lastbit import errors
-from lastbit._calls import _ask, _pages
+from lastbit._calls import ask, pages
 from lastbit._protocol import Flow, Service, in_path, resource
 from lastbit.chains import Source, SourceChain, source_of
 from lastbit.models import Fence, Json
@@ -35,19 +35,19 @@ def apply(service: Service, tally: str, entries: Iterable[Json], fence: Fence | 
     body: dict[str, Any] = {"entries": list(entries)}
     if fence is not None:
         body["fence"] = fence.to_json()
-    return _ask(service, "POST", _path(tally, "apply"), TallyApplied.from_json, body=body)
+    return ask(service, "POST", _path(tally, "apply"), TallyApplied.from_json, body=body)
 
 
 def value(service: Service, tally: str, key: str) -> Flow[TallyValue]:
     if not isinstance(key, str) or not key:
         raise errors.InvalidArgument(f"a key is a text, not {key!r}")
-    return _ask(service, "GET", _path(tally, key), TallyValue.from_json)
+    return ask(service, "GET", _path(tally, key), TallyValue.from_json)
 
 
 def totals(service: Service, tally: str, prefix: str, page_size: int) -> Flow[None]:
     """Emits `TallyTotal`s."""
     params = [("prefix", prefix)] if prefix else []
-    return _pages(service, _path(tally), "totals", TallyTotal.from_json, params, page_size)
+    return pages(service, _path(tally), "totals", TallyTotal.from_json, params, page_size)
 
 
 def delete(service: Service, tally: str) -> Flow[None]:

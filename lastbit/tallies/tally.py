@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING
 
-from lastbit._protocol import Flow
+from lastbit._drivers import AsyncDriver, Driver
+from lastbit._protocol import Flow, Service
 from lastbit.models import Fence
 from lastbit.tallies import calls
 from lastbit.tallies.buffer import DEFAULT_EVERY, DEFAULT_MOST, AsyncTallyBuffer, TallyBuffer, Window
 from lastbit.tallies.calls import Entry
 from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
 
-if TYPE_CHECKING:
-    from lastbit.client import AsyncClient, Client
 
-
-def _apply(
-    client: Client | AsyncClient, tally: str, entries: Iterable[Entry], fence: Fence | None
-) -> Flow[TallyApplied]:
-    return calls.apply(client._service, tally, map(calls.entry_json, entries), fence)
+def _apply(service: Service, tally: str, entries: Iterable[Entry], fence: Fence | None) -> Flow[TallyApplied]:
+    return calls.apply(service, tally, map(calls.entry_json, entries), fence)
 
 
 class Tally:
     """`client.tally(name)`. All methods raise `ServiceError` (`InvalidRequest`) and `ServiceUnreachable`."""
 
-    __slots__ = ("_client", "name")
+    __slots__ = ("_driver", "name")
 
-    def __init__(self, client: Client, name: str) -> None:
-        self._client = client
+    def __init__(self, driver: Driver, name: str) -> None:
+        self._driver = driver
         self.name = name
 
     def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
         """Add each entry (key, delta, source) once: at most 10,000 in one transaction, in the order of their messages.
         Commit the messages to the broker afterwards. With the `fence` of an assignment, only while the worker owns the
         partition. Raises `OutOfOrder` or `StaleEpoch`; then nothing was added."""
-        return self._client._run(_apply(self._client, self.name, entries, fence))
+        return self._driver.run(_apply, self.name, entries, fence)
 
     def value(self, key: str) -> int:
         """The total of a key; 0 if nothing was ever added."""
@@ -43,39 +38,39 @@ class Tally:
 
     def get(self, key: str) -> TallyValue:
         """The total of a key and its sub-counters by source."""
-        return self._client._run(calls.value(self._client._service, self.name, key))
+        return self._driver.run(calls.value, self.name, key)
 
     def totals(self, *, prefix: str = "", page_size: int = 1000) -> Iterator[TallyTotal]:
         """The totals of the keys that begin with `prefix`, in byte order, fetched page by page."""
-        return self._client._iterate(calls.totals(self._client._service, self.name, prefix, page_size))
+        return self._driver.iterate(calls.totals, self.name, prefix, page_size)
 
     def delete(self) -> None:
         """Delete the tally and its guards: messages applied again count again."""
-        self._client._run(calls.delete(self._client._service, self.name))
+        self._driver.run(calls.delete, self.name)
 
     def buffer(
         self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
     ) -> TallyBuffer:
         """A context manager that combines entries into few calls, and acks messages in `window`, an `AckWindow`, after
         their entries were applied; see `TallyBuffer`."""
-        return TallyBuffer(self._client, self.name, window, every, most)
+        return TallyBuffer(self._driver, self.name, window, every, most)
 
     def __repr__(self) -> str:
-        return f"<Tally {self.name} at {self._client.url}>"
+        return f"<Tally {self.name} at {self._driver.service.url}>"
 
 
 class AsyncTally:
     """`Tally`, awaited: same names, same arguments, same errors."""
 
-    __slots__ = ("_client", "name")
+    __slots__ = ("_driver", "name")
 
-    def __init__(self, client: AsyncClient, name: str) -> None:
-        self._client = client
+    def __init__(self, driver: AsyncDriver, name: str) -> None:
+        self._driver = driver
         self.name = name
 
     async def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
         """Add each entry once; see `Tally.apply`."""
-        return await self._client._run(_apply(self._client, self.name, entries, fence))
+        return await self._driver.run(_apply, self.name, entries, fence)
 
     async def value(self, key: str) -> int:
         """The total of a key."""
@@ -83,21 +78,21 @@ class AsyncTally:
 
     async def get(self, key: str) -> TallyValue:
         """The total of a key and its sub-counters by source."""
-        return await self._client._run(calls.value(self._client._service, self.name, key))
+        return await self._driver.run(calls.value, self.name, key)
 
     def totals(self, *, prefix: str = "", page_size: int = 1000) -> AsyncIterator[TallyTotal]:
         """The totals of the keys that begin with `prefix`; see `Tally.totals`."""
-        return self._client._iterate(calls.totals(self._client._service, self.name, prefix, page_size))
+        return self._driver.iterate(calls.totals, self.name, prefix, page_size)
 
     async def delete(self) -> None:
         """Remove the tally and its guards."""
-        await self._client._run(calls.delete(self._client._service, self.name))
+        await self._driver.run(calls.delete, self.name)
 
     def buffer(
         self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
     ) -> AsyncTallyBuffer:
         """Combines entries into few calls; see `TallyBuffer`."""
-        return AsyncTallyBuffer(self._client, self.name, window, every, most)
+        return AsyncTallyBuffer(self._driver, self.name, window, every, most)
 
     def __repr__(self) -> str:
-        return f"<AsyncTally {self.name} at {self._client.url}>"
+        return f"<AsyncTally {self.name} at {self._driver.service.url}>"

@@ -278,7 +278,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-thread-is-expected-after-a-fork",
-        "lastbit.acker:is_forked",
+        "lastbit._forks:is_forked",
         "process != os.getpid()",
         "False",
         _SDK + "test_acker.py::test_an_acker_of_the_parent_process_says_so",

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -187,7 +188,7 @@ def test_callers_that_gave_up_while_connecting_hold_a_bounded_number_of_connecti
             requests = [task for task in asyncio.all_tasks() if task.get_name() == "lastbit-request"]
             assert len(requests) == CONNECTIONS
 
-            client._service = client._service.__class__(client.url, retry=ONCE, timeout=0.05)
+            client.driver.service = replace(client.driver.service, timeout=0.05)
             with pytest.raises(ServiceUnreachable, match=r"no connection within 0\.05 s"):
                 await client.ack("1:0:0")
             # One ends by itself, and its place is free.

@@ -256,14 +256,14 @@ def test_a_worker_says_at_which_epoch_it_has_drained() -> None:
     )
     step = Sync(drained=((3, 7), (4, 1)), leaving=False, sent=0.0, timeout=5.0)
     world.run(beat(world.service(), "g", "w", None, membership, step))
-    world.run(groups._sync(world.service(), "g", "w", "s", [5, (6, 2)], None))
-    assert [json.loads(request.body or b"")["drained"] for request in world.requests] == [
+    world.run(groups.sync(world.service(), "g", "w", "s", [5, (6, 2)], None))
+    assert [json.loads(each.body or b"")["drained"] for each in world.requests] == [
         [{"partition": 3, "epoch": 7}, {"partition": 4, "epoch": 1}],
         [5, {"partition": 6, "epoch": 2}],
     ]
     for wrong in ((1,), (1, 2, 3), None, "x"):
         with pytest.raises(errors.InvalidArgument, match="a partition and its epoch"):
-            world.run(groups._sync(world.service(), "g", "w", "s", [wrong], None))  # type: ignore[list-item]
+            world.run(groups.sync(world.service(), "g", "w", "s", [wrong], None))  # type: ignore[list-item]
 
 
 def test_the_token_is_sent_as_bearer_and_shown_nowhere() -> None:
@@ -365,7 +365,8 @@ def test_a_wait_is_as_long_as_the_batch_takes() -> None:
     """By long polls, one after the other, each with time enough for its answer."""
     world = World(script())
     world.reply = held(world, 70)
-    assert world.run(_calls.wait(world.service(timeout=5), 7, None)).state == "complete"
+    world.run(_calls.wait(world.service(timeout=5), 7, None))
+    assert world.emitted[-1].state == "complete"
     assert [dict(request.params)["wait"] for request in world.requests] == ["30", "30", "30"]
     assert world.requests[0].timeout == 35
     assert world.pauses == []

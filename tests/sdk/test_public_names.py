@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
 
 import lastbit
 
@@ -115,6 +120,22 @@ def test_every_public_name_leads_somewhere() -> None:
     namespace: dict[str, object] = {}
     exec("from lastbit import *", namespace)
     assert set(EXPORTED) <= set(namespace)
+
+
+@pytest.mark.parametrize("package", ["lastbit", "lastbit.streams", "lastbit.processes"])
+def test_type_checkers_see_the_same_names(package: str) -> None:
+    """Each stub imports the names of its package, from the modules that define them."""
+    module = import_module(package)
+    stub = ast.parse(Path(module.__file__ or "").with_suffix(".pyi").read_text())
+    imports = {
+        alias.asname: (node.module, alias.name)
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    names = {name: (home, name) for home, defined in module._HOMES.items() for name in defined}
+    assert imports == names
+    assert set(module.__all__) - {"__version__"} == set(names)
 
 
 def test_every_error_is_public() -> None:

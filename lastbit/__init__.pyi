@@ -1,0 +1,86 @@
+# The names of __init__.py for type checkers, which cannot look inside its table.
+from lastbit.acker import Acker as Acker, AsyncAcker as AsyncAcker
+from lastbit.batch import AsyncBatchHandle as AsyncBatchHandle, BatchHandle as BatchHandle
+from lastbit.chains import Hop as Hop, Source as Source, SourceChain as SourceChain, TallyEntry as TallyEntry
+from lastbit.client import AsyncClient as AsyncClient, Client as Client
+from lastbit.errors import (
+    AckerClosed as AckerClosed,
+    BatchEnded as BatchEnded,
+    BatchNotFound as BatchNotFound,
+    BatchSealed as BatchSealed,
+    BufferClosed as BufferClosed,
+    Conflict as Conflict,
+    ConsumerGroupInUse as ConsumerGroupInUse,
+    ConsumerGroupNotFound as ConsumerGroupNotFound,
+    Forbidden as Forbidden,
+    IdempotencyKeyReused as IdempotencyKeyReused,
+    InstanceNotFound as InstanceNotFound,
+    InvalidArgument as InvalidArgument,
+    InvalidRequest as InvalidRequest,
+    ItemRejected as ItemRejected,
+    LastbitError as LastbitError,
+    MalformedItem as MalformedItem,
+    MissingExtra as MissingExtra,
+    NotFound as NotFound,
+    NotRefreshed as NotRefreshed,
+    OutOfOrder as OutOfOrder,
+    PartitionsFixed as PartitionsFixed,
+    PositionTrimmed as PositionTrimmed,
+    ProcessNotFound as ProcessNotFound,
+    RateLimited as RateLimited,
+    ServiceError as ServiceError,
+    ServiceUnreachable as ServiceUnreachable,
+    SessionReplaced as SessionReplaced,
+    StaleEpoch as StaleEpoch,
+    TooLarge as TooLarge,
+    Unauthorized as Unauthorized,
+    Unavailable as Unavailable,
+    UnexpectedAnswer as UnexpectedAnswer,
+    UsedAfterFork as UsedAfterFork,
+    VersionConflict as VersionConflict,
+    WaitTimeout as WaitTimeout,
+    WebhookNotFound as WebhookNotFound,
+)
+from lastbit.ids import InvalidItemId as InvalidItemId, ItemId as ItemId, ItemIds as ItemIds, item_id as item_id
+from lastbit.models import (
+    AckResult as AckResult,
+    Appended as Appended,
+    Batch as Batch,
+    BatchCounts as BatchCounts,
+    Completed as Completed,
+    Counted as Counted,
+    Event as Event,
+    EventPage as EventPage,
+    Explanation as Explanation,
+    Extended as Extended,
+    FailedRange as FailedRange,
+    Fence as Fence,
+    Opened as Opened,
+    PendingRange as PendingRange,
+    Reason as Reason,
+    Rejected as Rejected,
+    Repair as Repair,
+    Sealed as Sealed,
+    Verification as Verification,
+    Watermark as Watermark,
+)
+from lastbit.retry import Retry as Retry
+from lastbit.tallies.buffer import AsyncTallyBuffer as AsyncTallyBuffer, TallyBuffer as TallyBuffer
+from lastbit.tallies.models import (
+    SubCounter as SubCounter,
+    TallyApplied as TallyApplied,
+    TallyTotal as TallyTotal,
+    TallyValue as TallyValue,
+)
+from lastbit.tallies.tally import AsyncTally as AsyncTally, Tally as Tally
+from lastbit.webhooks import (
+    AsyncWebhooks as AsyncWebhooks,
+    Attempt as Attempt,
+    CreatedWebhook as CreatedWebhook,
+    Delivery as Delivery,
+    Tested as Tested,
+    Webhook as Webhook,
+    Webhooks as Webhooks,
+)
+
+__version__: str

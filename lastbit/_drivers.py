@@ -1,0 +1,126 @@
+"""Drivers carry out flows: one with blocking calls, one for the tasks of an event loop.
+
+A flow says what to do and a driver does it: it sends the requests, waits out the pauses and hands over the emitted
+values. A client makes one driver, and its handles (batches, consumer groups, webhooks, tallies, processes, ackers) hold
+that driver and never the client. So no handle imports the module of the clients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Request, Service
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned(Generic[T]):
+    """A flow is over, and this is its value."""
+
+    value: T
+
+
+class Driver:
+    """Drives flows in the calling thread. `send` performs one request; several threads may call it at a time."""
+
+    __slots__ = ("_send", "service")
+
+    def __init__(self, service: Service, send: Callable[[Request], Answer | Failure]) -> None:
+        self.service = service
+        self._send = send
+
+    def run(self, call: Callable[Concatenate[Service, P], Flow[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The value of the flow that `call` makes of the service and the arguments. The flow emits nothing."""
+        step = self._advance(call(self.service, *args, **kwargs))
+        assert isinstance(step, _Returned), "a flow that emits is for iterate"
+        return step.value
+
+    def iterate(
+        self, call: Callable[Concatenate[Service, P], Flow[None]], *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[Any]:
+        """The values that the flow emits, each computed on demand. Arguments are checked before this returns."""
+        return self._values(call(self.service, *args, **kwargs))
+
+    def _values(self, flow: Flow[None]) -> Iterator[Any]:
+        while isinstance(step := self._advance(flow), Emit):
+            yield step.value
+
+    def _advance(self, flow: Flow[T]) -> Emit | _Returned[T]:
+        """Carry out the flow until it emits a value or returns one."""
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                return _Returned(end.value)
+            if isinstance(step, Emit):
+                return step
+            if isinstance(step, Request):
+                outcome = self._send(step)
+            else:
+                time.sleep(step.seconds)
+                outcome = None
+
+
+class AsyncDriver:
+    """Drives flows in the tasks of one event loop."""
+
+    __slots__ = ("_send", "service")
+
+    def __init__(self, service: Service, send: Callable[[Request], Awaitable[Answer | Failure]]) -> None:
+        self.service = service
+        self._send = send
+
+    async def run(self, call: Callable[Concatenate[Service, P], Flow[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The value of the flow that `call` makes of the service and the arguments. The flow emits nothing."""
+        step = await self._advance(call(self.service, *args, **kwargs))
+        assert isinstance(step, _Returned), "a flow that emits is for iterate"
+        return step.value
+
+    def iterate(
+        self, call: Callable[Concatenate[Service, P], Flow[None]], *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncIterator[Any]:
+        """The values that the flow emits, each computed on demand. Arguments are checked before this returns."""
+        return self._values(call(self.service, *args, **kwargs))
+
+    async def _values(self, flow: Flow[None]) -> AsyncIterator[Any]:
+        while isinstance(step := await self._advance(flow), Emit):
+            yield step.value
+
+    async def _advance(self, flow: Flow[T]) -> Emit | _Returned[T]:
+        """Carry out the flow until it emits a value or returns one."""
+        outcome: Outcome = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                return _Returned(end.value)
+            if isinstance(step, Emit):
+                return step
+            if isinstance(step, Request):
+                outcome = await self._send(step)
+            else:
+                # Not at the top: the command line and Spark's executors import this module, and have no event loop.
+                import asyncio
+
+                await asyncio.sleep(step.seconds)
+                outcome = None
+
+
+class HasDriver(Protocol):
+    """A `Client`, as seen by the parts that users give one to."""
+
+    @property
+    def driver(self) -> Driver: ...
+
+
+class HasAsyncDriver(Protocol):
+    """An `AsyncClient`, as seen by the parts that users give one to."""
+
+    @property
+    def driver(self) -> AsyncDriver: ...
