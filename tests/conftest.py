@@ -50,7 +50,7 @@ def logs_as_before() -> Iterator[None]:
 
 
 def need(package: str, available: bool) -> None:
-    """What is missing is a failure in CI, a skip at home."""
+    """A missing package fails the test in CI and skips it elsewhere."""
     if not available:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{package} is not installed")
 

@@ -138,7 +138,7 @@ def _explore(options: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """What has been searched, a line each, for this very code."""
+    """The combinations that were searched with this version of the code, one a line."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

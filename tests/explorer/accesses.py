@@ -1,4 +1,4 @@
-"""What a statement touches, and which statements of different sessions commute.
+"""The rows and tables that a statement touches, and which statements of different sessions commute.
 
 Two statements commute when executing them in either order has the same results. A session needs to stop only before a
 statement that doesn't commute with something another session may still do: stopping before any other one only repeats
@@ -89,7 +89,7 @@ def _overlap(first: Key | None, other: Key | None) -> bool:
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement, as far as it matters here."""
+    """The properties of a statement that the search needs."""
 
     tables: frozenset[str]
     kind: Kind
@@ -98,7 +98,7 @@ class Statement:
     rows: tuple[Row, ...]
     """The rows, where it names them all by their whole primary keys, in their order."""
     exclusive: bool
-    """It waits for the locks of these rows, and they are the only ones that it takes."""
+    """Whether it locks exactly these rows, waiting for each."""
 
     def is_covered(self, locked_rows: frozenset[Row]) -> bool:
         """Whether its transaction has locked all of its rows before, so that nobody else can change them, nor see what
@@ -106,7 +106,7 @@ class Statement:
         return bool(self.rows) and locked_rows.issuperset(self.rows)
 
     def accesses(self, locked_rows: frozenset[Row]) -> list[Access]:
-        """What it touches in a transaction that has these rows locked."""
+        """Its accesses in a transaction that has these rows locked."""
         changed_tables = {self.changed} if self.changed else self.tables if self.kind is Kind.LOCK else frozenset()
         return [
             Access(table, self.key, self.kind if table in changed_tables else Kind.READ, locked_rows)
@@ -119,7 +119,7 @@ class Statement:
 
 @functools.lru_cache(maxsize=100_000)
 def analyzed(text: str) -> Statement:
-    """`text` has its parameters in it; without them no row is recognized."""
+    """Analyze a statement whose parameters are written into its text; otherwise no row is recognized."""
     text = re.sub(r"UTC_TIMESTAMP\(6\)|@\w+", "NULL", " ".join(text.split()))
     names = frozenset(name.lower() for name in _NAMES.findall(text))
     match = _WRITES.match(text)

@@ -1,4 +1,4 @@
-"""What differs between databases for the explorer: who waits for a lock, and how a scene is laid and read.
+"""Differences between databases for the explorer: which sessions wait for a lock, and how a scene is written and read.
 
 Another database joins with a class here: `waiting`, `may_run` and `execute` are all that the search needs.
 """
@@ -34,7 +34,7 @@ class Explored(Protocol):
         """The sessions that wait for a lock now."""
 
     def may_run(self, session: Session, sessions: Collection[Session]) -> bool:
-        """Whether the session's next statement can be begun while the others stand where they are."""
+        """Whether the session's next statement can begin while the others are stopped."""
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
         """Execute statements and commit; the rows of each."""
@@ -46,8 +46,8 @@ class Explored(Protocol):
 
 
 class OnMariaDB:
-    """A database on a MariaDB server. InnoDB's monitor says at once which transactions wait for a lock;
-    information_schema repeats what it said up to a tenth of a second ago."""
+    """A database on a MariaDB server. InnoDB's monitor shows at once which transactions wait for a lock;
+    information_schema caches its answer for 0.1 s."""
 
     def __init__(self, server: MariaDB) -> None:
         self._server = server
@@ -116,7 +116,7 @@ class OnMariaDB:
         return results
 
     def freeze(self) -> None:
-        """Keep the purge threads from what is deleted from here on: a lock wait ends when they remove its row."""
+        """Stop the purge threads from removing rows deleted from now on: a lock wait ends when its row is removed."""
         with self._watcher.cursor() as cursor:
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
 

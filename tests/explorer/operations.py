@@ -1,4 +1,4 @@
-"""What sessions do. A new operation is a line in `OPERATIONS`, and joins all pairs and triples."""
+"""The operations of sessions. A new operation is a line in `OPERATIONS`, and joins all pairs and triples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.explorer.sessions import Session, normalized
 
 Operation = Callable[[Session], Any]
 MANY: Final = [(2, 0, index) for index in range(SIZE)] + [(2, 1, index) for index in range(60)]
-"""So many ids that the call is a large one; some of them aren't issued yet."""
+"""Enough ids for a large call; some of them aren't issued yet."""
 _DAYS = timedelta(days=7)
 _POLICY: Final = janitor.Policy(_DAYS, _DAYS, _DAYS, _DAYS)
 
@@ -45,7 +45,7 @@ def mask(verb: Verb, reason: str | None = None) -> Operation:
 
 
 def look(session: Session) -> Any:
-    """What readers see, each of it from one snapshot."""
+    """Read as readers do, each from one snapshot."""
     service = session.service
     _, pending = service.batches.ranges(2, "pending", 0, 100)
     _, watermark = service.batches.watermark(2)
@@ -141,13 +141,13 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 }
 
 LONG: Final = frozenset({"janitor"})
-"""A row of transactions that carry nothing from one to the next but ids; of three operations, its parts take part."""
+"""A sequence of transactions that share only ids; triples use its parts instead."""
 MANIFOLD: Final = LONG | {"delete", "pay-parents"}
-"""Those of several transactions that meet others in each: hundreds of schedules with each of these."""
+"""Operations whose transactions all conflict with others: each pair has hundreds of schedules."""
 
 
 def shown(result: Any) -> str:
-    """What an operation returned, without times, in one line."""
+    """The result of an operation in one line, without times."""
     return normalized(repr(_plain(result)))
 
 

@@ -51,7 +51,7 @@ class Scene:
 
 
 def empty(names: Collection[str] | None = None) -> list[str]:
-    """Statements that remove whatever a schedule has left in these tables; None: in all of them."""
+    """Statements that clear these tables after a schedule; None: all of them."""
     table_names = [table.name for table in tables.metadata.sorted_tables if table.name not in _KEPT]
     statements = [f"DELETE FROM {name}" for name in table_names if names is None or name in names]
     if names is None or "feed_head" in names:
@@ -69,7 +69,7 @@ def lay(scene: Scene, names: Collection[str] | None = None) -> list[str]:
 
 
 def groups_of(scene: Scene) -> dict[int, tuple[set[int], set[int]]]:
-    """What the rows of batch 2's groups have: the resolved indexes and the failed ones."""
+    """The resolved and the failed indexes in the rows of batch 2's groups."""
     if scene.name == "growing":
         return {0: ({3, 9}, {9}), 1: ({5}, set())}
     groups = {0: (set(range(SIZE)) - {63}, {9}), 1: (set(range(7)), set[int]())}
@@ -127,7 +127,7 @@ def _bits(resolved: set[int], failed: set[int]) -> bitfield.Group:
 
 
 def warm(scene: Scene) -> dict[tuple[int, int], bitfield.Group]:
-    """The groups of batch 2 as a process holds them that has just written them."""
+    """The groups of batch 2 as the cache of the process that has just written them has them."""
     bits = {}
     for number, (resolved, failed) in groups_of(scene).items():
         issued = min(ITEMS - number * SIZE, SIZE)
@@ -204,7 +204,7 @@ _HIDDEN: Final = {
     "timers": {"token"},
     "delivery_attempts": {"id"},
 }
-"""Columns that are random, or that may differ where nothing does."""
+"""Columns that are random, or that may differ between equal outcomes."""
 _COMPARED: Final = [
     table
     for table in tables.metadata.sorted_tables
@@ -230,8 +230,8 @@ QUERIES: Final = [
 
 
 def outcome(results: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, list[str]], list[str]]:
-    """What came of a schedule: the rows by table, without times; each batch's bits, wherever they are stored. And what
-    is wrong with them in any case, in words."""
+    """The outcome of a schedule: the rows by table, without times, and each batch's bits, wherever they are stored. And
+    the errors that no schedule may have, as text."""
     rows = {
         table.name: [normalized(repr(tuple(row))) for row in part]
         for table, part in zip(_COMPARED, results, strict=False)

@@ -1,20 +1,20 @@
 """The search: which session goes on at each step, and which outcomes are right.
 
-*Which outcomes are right.* First the operations run in every order of their whole transactions. What comes of those is
-allowed; an outcome of any other schedule must be one of them. Operations of several transactions, like a deletion in
-chunks, may be interleaved between these, so the unit is the transaction and not the operation.
+*Which outcomes are right.* First the operations run in every order of their whole transactions. Those outcomes are
+allowed; any other schedule must have one of them. Operations of several transactions, like a deletion in chunks, may be
+interleaved between these, so the unit is the transaction and not the operation.
 
-*What is enumerated.* A schedule is the sequence of sessions that take a step. The search goes depth first: it runs a
-schedule to its end, and at each step notes the other sessions that could have gone on instead, as far as the bound on
+*Enumeration.* A schedule is the sequence of sessions that take a step. The search goes depth first: it runs a schedule
+to its end, and at each step notes the other sessions that could have gone on instead, as far as the bound on
 preemptions allows. Each of those is another schedule, which begins again from the scene.
 
-*What is left out.* Four things, none of which can hide an outcome:
+*Reductions.* Four kinds of schedules are left out, and none of them can hide an outcome:
 
 - Two schedules meet where every session has seen the same results and each table was committed to in the same order;
   from there on they are the same, and one of them is enough.
-- A session stops only before statements whose order with those of the others makes a difference (`accesses`). What an
-  operation touches is found by running it alone, and then in every schedule of the combination: when a schedule shows
-  more than was assumed, the search of the combination begins again with that.
+- A session stops only before statements whose order with those of the others makes a difference (`accesses`). The
+  accesses of an operation are found by running it alone, and then in every schedule of the combination. When a schedule
+  shows more accesses than were assumed, the search of the combination begins again with them.
 - A session that holds no locks is not sent to wait for a row that another one will hold until its last COMMIT: the
   other one would go on at once, and afterwards the session can be chosen at no higher price.
 - Combinations in which one operation touches nothing that another one writes or locks show nothing that their parts
@@ -37,13 +37,13 @@ from tests.explorer.scene import Scene
 from tests.explorer.sessions import BLOCKED, DONE, PAUSED, RUNNING, Session
 
 MOST_STEPS: Final = 2000
-"""Steps after which a schedule is taken for one that never ends."""
+"""A schedule with more steps is assumed never to end."""
 PATIENCE: Final = 0.005
 """Seconds until the server is asked whether a session waits for a lock."""
 SUSPICION: Final = 0.0003
 """The same, where another session has locked one of its rows."""
 ATTEMPTS: Final = 5
-"""How often a combination is searched until one whose schedules don't repeat is a finding."""
+"""How often a combination is searched before schedules that don't repeat are reported as a finding."""
 SILENCE: Final = 60.0
 """Seconds after which a session that neither reports nor waits for a lock is a finding."""
 
@@ -89,7 +89,7 @@ Outcome = tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]
 
 @dataclass
 class Searched:
-    """What came of one combination."""
+    """The result of searching one combination."""
 
     schedules: int = 0
     """Schedules that were begun; some of them met an earlier one and were left there."""
@@ -102,7 +102,7 @@ class Searched:
 
 
 Choose = Callable[["Arena", list[int], int | None], int | None]
-"""Which of the sessions that can goes on, given the one that went last; None: leave the schedule here."""
+"""Chooses one of the ready sessions, given the one that ran last; None: abandon the schedule."""
 
 
 class Arena:
@@ -125,9 +125,9 @@ class Arena:
         self.schedule: list[int] = []
         self.steps: list[str] = []
         self.taken: list[int] = []
-        """The session of each statement, those included before which it didn't stop."""
+        """The session of each statement, including statements before which it didn't stop."""
         self._laid: Scene | None = None
-        """The scene in the database, but for the tables that were written since."""
+        """The scene in the database, except for the tables that were written since."""
         self._dirty: set[str] = set()
         self._profiles: list[Profile] = []
         self.combination: Combination | None = None
@@ -227,7 +227,7 @@ class Arena:
             self.commits.setdefault(table, []).append(number)
 
     def _settle(self, running_session: Session) -> None:
-        """Until every session has stopped, ended, or waits for a lock, after one was moved on."""
+        """After one session has moved, wait until every session has stopped, ended, or waits for a lock."""
         rows = running_session.due.rows if running_session.due is not None and running_session.due.exclusive else ()
         waits = any(not other.held.isdisjoint(rows) for other in self.sessions if other is not running_session)
         elapsed, pause = 0.0, SUSPICION if waits else PATIENCE
@@ -274,7 +274,7 @@ class Arena:
         return (responses, tuple((table, tuple(part)) for table, part in sorted(rows.items()))), trouble
 
     def verified(self) -> list[str]:
-        """What the service itself finds wrong with the batches."""
+        """The faults that the service's own verification finds in the batches."""
         service = self.all[0].service
         problems = []
         for (batch,) in self.database.execute(["SELECT id FROM batches WHERE state <> 'deleting'"])[0]:
@@ -435,7 +435,7 @@ def _differences(outcome: Outcome, expected_outcomes: Iterable[Outcome]) -> list
 
 def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> Finding:
     """Run one schedule, in an arena whose sessions stop before every statement; after its steps each session goes on to
-    its end. What is wrong with it, if anything."""
+    its end. Return the problems."""
     search = Search(arena, combination, None)
     outcomes = search._allowed()
 
@@ -457,7 +457,7 @@ def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> F
 
 
 class Profile:
-    """What one operation of a combination does, as far as the search assumes, and as far as it was observed since."""
+    """The accesses of one operation of a combination: those that the search assumes, and those observed since."""
 
     def __init__(self, accesses: Collection[Access] = (), parts: int = 0) -> None:
         self.accesses = frozenset(accesses)
@@ -494,7 +494,7 @@ class Profile:
 
 
 class Footprints:
-    """What operations touch: by themselves, in each scene, and in the combination that is searched."""
+    """The accesses of operations: alone, in each scene, and in the current combination."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -511,7 +511,7 @@ class Footprints:
         return self._alone[key]
 
     def of(self, combination: Combination) -> list[Profile]:
-        """By operation. What was observed of the combination before the last one is forgotten."""
+        """The profiles by operation. Observations of the previous combination are discarded."""
         if len(combination.operations) == 1:
             return [Profile()]
         if combination != self._combination:
@@ -545,7 +545,7 @@ class Footprints:
         )
 
     def connected(self, scene: Scene, operations: Sequence[str]) -> bool:
-        """Whether the operations can't be taken apart into some that never meet the others."""
+        """Whether the operations form one connected set, so that no part never meets the others."""
         connected, remaining = {0}, set(range(1, len(operations)))
         while neighbours := {
             n for n in remaining if any(self.meet(scene, operations[n], operations[r]) for r in connected)

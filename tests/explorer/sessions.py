@@ -1,8 +1,8 @@
 """Sessions that stop before every statement: real code in a thread, on a connection of its own.
 
-A session runs one operation. Before each statement and before each COMMIT it reports to the explorer and waits for its
-turn, so at most one session executes at a time, but for those that wait for a lock on the server. What a session has
-seen so far, the rows and errors of its statements, is kept as one digest.
+A session runs one operation. Before each statement and before each COMMIT it reports to the explorer and waits to be
+resumed, so at most one session executes at a time, except those that wait for a lock on the server. The rows and errors
+that a session has seen so far are kept as one digest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TIME = re.compile(r"datetime\.datetime\([^)]*\)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d
 
 
 class Abandoned(Exception):
-    """Raised in a session whose schedule is given up: it rolls back and ends. (A BaseException would cost the session
+    """Raised in a session whose schedule is abandoned: it rolls back and ends. (A BaseException would cost the session
     its connection: SQLAlchemy gives up one on which it was interrupted.)"""
 
 
@@ -102,7 +102,7 @@ class Session:
         sa.event.listen(engine, "commit", lambda tx: self._before(tx, None, "COMMIT", (), None, False))
         sa.event.listen(engine, "rollback", self._rolled_back)
         self.committed: Callable[[], object] = tuple
-        """What all sessions have committed so far; the explorer sets it."""
+        """Returns the commits of all sessions so far; the explorer sets it."""
         self._exploring = False
         self.begin_anew()
         self._thread.start()
@@ -131,10 +131,10 @@ class Session:
         self.steps: list[str] = []
         self.abandoned = False
         self.drawn = 0
-        """How often the transaction has drawn by chance."""
+        """How many random values the transaction has drawn."""
         self._snapshot_is_due = False
         self._has_snapshot = False
-        """What the transaction reads from here on is as it was at its first statement."""
+        """Whether later reads of the transaction see the state at its first statement."""
         self.concerns: Callable[[Collection[Access]], bool] = bool
         """Whether the order makes a difference to the others; the session stops only before such statements."""
         self.stops_everywhere = False
@@ -234,7 +234,7 @@ class Session:
             self.written.add(self.due.changed)
 
     def _published(self) -> list[Access]:
-        """What a COMMIT of the transaction changes for others: rows that it wrote are seen, others are unlocked."""
+        """The effects of a COMMIT on other sessions: written rows become visible, other rows are unlocked."""
         kinds = {Kind.WRITE: Kind.PUBLISH, Kind.LOCK: Kind.LOCK}
         return [
             Access(access.table, access.key, kinds[access.kind]) for access in self._unpublished if access.kind in kinds
@@ -272,7 +272,7 @@ class Session:
         self._snapshot_is_due = False
 
     def _ended(self) -> None:
-        """The transaction has."""
+        """Reset the state of the transaction."""
         self.in_transaction = self.writing = self._has_snapshot = False
         self.held = frozenset()
         self._unpublished.clear()
@@ -286,7 +286,7 @@ class Session:
 
 
 def _drop(*_: object) -> NoReturn:
-    """A processor of logs: sessions that are given up would fill a screen each."""
+    """A log processor that drops everything: each abandoned session would log a traceback."""
     raise structlog.DropEvent
 
 

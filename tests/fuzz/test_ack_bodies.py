@@ -1,6 +1,6 @@
 """Bodies of the ack routes, good, bad and in between, held against a decoder that is written here: slow, simple, by
-`json` and by splitting texts. It says 200, 413, 415 or 422, and what a good body means; the model of the guarantees
-says what the answer is and what the bits are then. After a refusal not a bit is another one.
+`json` and by splitting texts. The decoder returns 200, 413, 415 or 422, and the meaning of a good body. The model of
+the guarantees has the answer and the resulting bits. A refusal changes no bit.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def sent(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | N
 
 
 def held(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]) -> int:
-    """Send the body, and hold the answer and the bits against the reference. The status."""
+    """Send the body, compare the answer and the bits with the reference, and return the status."""
     is_json = content_type is not None and content_type.split(b";")[0].strip().lower() == b"application/json"
     answer = sent(bench, verb, way, body, content_type, cuts)
     request: dict[str, Any] = {}

@@ -130,7 +130,7 @@ _CHAOS_GROWING = "../chaos/test_chaos.py::" + (
 )
 
 MUTANTS = [
-    # What comes in over HTTP.
+    # Requests over HTTP.
     Mutant(
         "a-late-word-frees-a-later-epoch",
         "core.consumer_groups.leases:_look",

@@ -26,7 +26,7 @@ class Disk:
 
 @dataclass
 class Queue:
-    """What the combiner's lane does, with a crowd that comes evenly."""
+    """Simulates the combiner's lane with an even stream of arrivals."""
 
     disk: Disk
     admission: Admission = field(default_factory=Admission)

@@ -55,7 +55,7 @@ def run(commands: str, folder: Path, places: dict[str, str]) -> None:
 
 @dataclass
 class Before:
-    """What had been answered before the backup began."""
+    """The acks that were answered before the backup began."""
 
     shared: int
     acked: int
@@ -121,7 +121,7 @@ def another_server() -> Iterator[MariaDB]:
 
 
 def as_client(folder: Path, server: MariaDB) -> None:
-    """What a person's ~/.my.cnf says of the server."""
+    """The server's address and account, as in an operator's ~/.my.cnf."""
     (folder / ".my.cnf").write_text(
         f"[client]\nhost=127.0.0.1\nprotocol=tcp\nport={server.port}\nuser=root\n[mariadbd]\ndatadir={server.folder}/data\n"
     )

@@ -125,7 +125,7 @@ def test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice(database: 
 
 @pytest.mark.mariadb
 def test_what_was_held_is_forgotten_when_a_connection_broke(mariadb: MariaDB, mariadb_database: Database) -> None:
-    """Whatever was done to the database meanwhile; here a table was restored, on a server that went on."""
+    """This holds after any change to the database; here a table was restored while the server kept running."""
     service = Service(mariadb_database, combiner=Inline)
     batch = one_acked(service)
     other_bits(url_of(mariadb_database))

@@ -1,7 +1,7 @@
 """Wall clocks that jump by days, forward and back, under load: of the service and its jobs, and of the database.
 
-What the first do decides nothing. The second is what leases, expiry and timers go by (docs/database.md, "Clocks"): a
-jump makes them early or late, and loses nothing.
+The first kind decides nothing. The second is what leases, expiry and timers go by (docs/database.md, "Clocks"): a jump
+makes them early or late, and loses nothing.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def test_a_batch_whose_counts_are_broken_fails_alone(any_service: Service) -> No
 
 
 def test_merged_calls_share_one_flush_and_one_of_them_is_told_newly(database: Database) -> None:
-    """What waits while a transaction is under way goes into the next one, in order of arrival, and is told of it."""
+    """Calls that wait during a transaction join the next one, in order of arrival, and get its answer."""
     with gated(database) as gate:
         batch = new(gate.service, 100)
         gate.occupy()
@@ -459,7 +459,7 @@ def test_stop_answers_what_waits_and_takes_no_more(database: Database) -> None:
 
 
 def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is in the third flush has waited for the two before it too, though only first comers look at the clock."""
+    """Calls in the third flush have waited for the two before it too, though only the first arrivals read the clock."""
     monkeypatch.setattr(lanes, "FLUSH_UNITS", 2)
     now = 1000.0
 

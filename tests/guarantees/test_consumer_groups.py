@@ -133,7 +133,7 @@ class Machine(RuleBasedStateMachine):
         self.frozen: list[Worker] = []
         """Replaced, or out of contact; they may wake up."""
         self.told: dict[tuple[int, int], Worker] = {}
-        """Who was told that a partition is its own at an epoch."""
+        """The worker that was assigned each partition at each epoch."""
         self.rows: dict[int, Any] = {}
 
     def teardown(self) -> None:
@@ -253,7 +253,7 @@ class Machine(RuleBasedStateMachine):
         """At its end everybody has been told what it holds."""
         workers = list(self.alive.values())
         rounds = 5
-        for _ in range(2):  # what is shared too late for the first hand-over to be the last
+        for _ in range(2):  # a partition may be shared too late for the first hand-over to be the last
             until = self.clock.now + timedelta(seconds=TTL + self.release)
             while self.clock.now <= until:
                 for worker in workers:
@@ -406,7 +406,7 @@ def is_killed_and_replaced(owner: Worker, newcomer: Worker) -> None:
 def test_kcl_1718_1765_no_hand_over_gets_stuck(
     database: Database, clock: Clock, owner_does: Callable[[Worker, Worker], None], release: int
 ) -> None:
-    """Whatever the owner does, a newcomer has its share after ttl + release, and the next sync."""
+    """For any behaviour of the owner, a newcomer has its share after ttl + release, at its next sync."""
     service = Service(database, combiner=Inline)
     made(service, 4, release=release)
     owner, newcomer = Worker(service, "owner"), Worker(service, "newcomer")
@@ -602,7 +602,7 @@ def test_the_time_of_a_sync_is_that_of_after_its_wait(mariadb_service: Service) 
         pause = threading.Event()
         while not watch.execute(waiting).scalar_one():
             watch.rollback()
-            pause.wait(0.15)  # who asks more often is told what was true before
+            pause.wait(0.15)  # the server caches its answer about locks for 0.1 s
         after = watch.execute(sa.select(tables.utc_now())).scalar_one()
         holder.rollback()
         thread.join()

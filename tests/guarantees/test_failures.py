@@ -126,7 +126,7 @@ def test_a_database_that_is_slow(under_load: UnderLoad, server: MariaDB, proxy: 
 
 
 def test_a_database_that_is_read_only(under_load: UnderLoad, server: MariaDB) -> None:
-    """What writes is a 503, what reads is answered; then it goes on."""
+    """Writes get 503, reads are answered; afterwards writes work again."""
     url = server.new_database()
     with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE OR REPLACE USER service@'127.0.0.1'")  # an administrator may write all the same

@@ -152,7 +152,7 @@ def test_a_position_that_was_never_given_is_refused(service: Service) -> None:
 
 
 def test_a_reader_that_comes_after_the_trimming_is_told_so(service: Service) -> None:
-    """What is young stays, positions go on, and who has read far enough notices nothing."""
+    """Recent events stay, positions go on, and a reader that has read far enough notices nothing."""
     start = service.feed.head()
     service.feed.append([feed.NewEvent(f"old-{number}", "x") for number in range(5)])
     with service.database.engine.begin() as tx:

@@ -55,7 +55,7 @@ def by_failing(batch: int) -> Call:
 def test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack(
     others: Service, call: Callable[[int], Call]
 ) -> None:
-    """What was acked in the new part of a group stays acked, and counts once when it comes again."""
+    """Items acked in the new part of a group stay acked, and repeated acks don't count again."""
     batch = others.batches.open(Opening(group_size=GROUP, items=FIRST)).batch.id
     ack(others, (batch, 0, 3), (batch, 1, 5))
     bulk = Service(Database(others.database.url.render_as_string(hide_password=False)), combiner=Inline)

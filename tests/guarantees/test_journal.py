@@ -124,7 +124,7 @@ def test_a_group_that_the_journal_alone_knows_is_not_untouched(
 
 
 def named(database: Database, batch: int) -> dict[int, Any]:
-    """What of the batch is in the journal alone."""
+    """The items of the batch that are only in the journal."""
     return dict(database.read(journal.recent, batch, SIZE))
 
 

@@ -104,7 +104,8 @@ def _assert_each_completed_once(service: Service, completed: list[int]) -> None:
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
 def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each(mortal_mariadb: MariaDB) -> None:
-    """What was answered is there when it is back, what was not is sent again; each batch completed exactly once."""
+    """Answered acks are stored when the server is back, and the others are sent again; each batch completed exactly
+    once."""
     with Database(mortal_mariadb.new_database()) as database:
         schema.migrate(database)
         service = Service(database, combiner=Combiner)
@@ -188,7 +189,7 @@ class Strike:
         self._mortal.start()
 
     def at(self, point: int, call: Callable[[], T]) -> tuple[T, str]:
-        """What the call returned, and where the database was killed; "" where the call has no such point."""
+        """The result of the call, and the point where the database was killed; "" if the call has no such point."""
         self._left, self._where = point, ""
         result = call()
         self._left = None

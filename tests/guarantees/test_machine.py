@@ -120,7 +120,7 @@ class Machine(RuleBasedStateMachine):
     def do_in_some_way(self, request: Request, way: str) -> None:
         """`once`; `twice`; after a crash before its COMMIT; after its answer was lost."""
         if way == "crashed" and len(self.batches_of(request)) <= 1:
-            # What dies before the COMMIT has done nothing.
+            # A request that dies before the COMMIT has done nothing.
             self.crash.append(True)
             try:
                 answer = perform(self.service, request)

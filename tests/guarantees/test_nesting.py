@@ -89,7 +89,7 @@ def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(dat
             for future in futures:
                 future.result(120)
     assert deaths > LEAVES / 50 / 4
-    # What died between a child's commit and its parent's: a sweep tells the parents.
+    # After a crash between a child's commit and its parent's, a sweep pays the parents.
     parents.sweep(database)
     position = {event.id: event.position for event in _all_events(service)}
     for batch in all_batches:
@@ -257,7 +257,7 @@ def test_a_child_whose_parent_is_gone_or_has_ended_owes_nobody(service: Service,
 def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever pays the old debt comes late; the ack stays, or stays due."""
+    """The payment of the old debt comes too late; the ack stays, or stays due."""
     child = _child(service, ItemId(parent, 0, 0))
     nobody_pays(monkeypatch)
     completes_with_failures(service, child)

@@ -91,7 +91,7 @@ def test_a_worker_that_dies_at_any_point_is_as_if_the_event_came_again(service: 
             handling = asdict(worker.compute(instances[-1], events[place]))
             death = dying.run(url, {"verb": "deliver", "handling": handling}, point)
             handled = worker.deliver(events[place])
-            # What was not committed was not done, and what was is a repeat.
+            # An uncommitted handling had no effect, and a committed one is a repeat.
             assert handled.repeated == (death is None or death.commits > 0)
             for event in [*events[place:], *events[:1]]:
                 worker.deliver(event)
@@ -236,7 +236,7 @@ def test_a_worker_is_not_succeeded_in_the_middle_of_its_transaction(mariadb_data
         # It waits for a lock by now, or has not waited for any and is done.
         pause = threading.Event()
         while not takeover.done() and not waits_for_a_lock(service):
-            pause.wait(0.15)  # who asks more often is told what was true before
+            pause.wait(0.15)  # the server caches its answer about locks for 0.1 s
         early = takeover.done()
         wake.set()
         assert not write.result(60).repeated
@@ -424,7 +424,7 @@ def test_an_instance_with_parked_events_is_not_forgotten(service: Service) -> No
 
 
 def test_commands_are_pulled_for_as_long_as_the_feed_has_their_events(service: Service) -> None:
-    """Who was away for longer is told so; from 0 on is whatever is kept."""
+    """A reader that was away for longer gets an error; reading from 0 returns all kept commands."""
     worker = Worker(service, function=ship_again_and_again)
     append(service, *((f"o{number}", type) for number in range(2) for type in NEEDED))
     handle_all(service, worker)
@@ -632,7 +632,7 @@ def test_a_process_that_is_deleted_and_defined_again_begins_anew_and_issues_noth
 
 
 def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then it can be pulled, and is not issued again. What belongs to an instance of now stays with it."""
+    """Until then it can be pulled, and is not issued again. Rows of a current instance stay."""
     monkeypatch.setattr(retention, "CHUNK", 2)
 
     def issued() -> list[str]:

@@ -84,7 +84,7 @@ def another(service: Service) -> Service:
     return Service(service.database, combiner=Inline)
 
 
-# What is detected, and what becomes of it.
+# Each kind of damage: its detection and its repair.
 
 DAMAGES: Mapping[str, tuple[int, dict[str, Any], str, set[int]]] = {
     # (group, its columns, what verify says, which numbers of the group are acked after the repair)
@@ -303,7 +303,7 @@ def test_children_that_have_ended_owe_what_their_parent_lost(service: Service) -
 
 
 def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(service: Service) -> None:
-    """What it owed and had not paid is no longer due."""
+    """Its unpaid debt is no longer due."""
     parent = service.batches.open(Opening(group_size=GROUP, items=2, sealed=True)).batch.id
     child = service.batches.open(Opening(group_size=GROUP, items=9, sealed=True, parent=ItemId(parent, 0, 1))).batch.id
     with service.database.engine.begin() as tx:

@@ -1,7 +1,7 @@
 """Two releases of the service on one schema: the upgrade under load, and the way back. See decision 0014.
 
-The earlier release is real: a commit of this repository. What this release promises to the next one is tried with a
-copy of it that has one migration more.
+The earlier release is real: a commit of this repository. The promises of this release to the next one are tested with a
+copy that has one more migration.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_a_migration_that_has_to_wait_for_a_table_lets_the_others_pass(
 def test_a_release_that_a_schema_serves_no_more_says_so(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What runs is not ready any more, what is started refuses, and both say why and what to do."""
+    """A running service is not ready any more, a new one refuses to start, and both give the reason and the remedy."""
     breaking = later(
         tmp_path, "UPDATE schema_support SET oldest = '9999'", "ALTER TABLE extends RENAME COLUMN start TO begin_at"
     )

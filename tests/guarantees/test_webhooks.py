@@ -294,7 +294,8 @@ def test_replicas_share_what_is_due(database: Database) -> None:
 
 
 def test_no_delivery_waits_for_a_replica_that_is_dead(database: Database) -> None:
-    """What it held is anybody's a few seconds after it was due, before its lease has ended; nothing rests on groups."""
+    """Its deliveries become free for all a few seconds after they were due, before its lease has ended; no delivery
+    depends on the consumer group."""
     clock = Clock(database)
     service = Service(database, combiner=Inline, sender=Heard())
     service.webhooks.create("https://receiver.example", None, None)

@@ -22,7 +22,7 @@ def set_bits(bits: bytes) -> set[int]:
 
 @given(items, masks)
 def test_a_call_holds_each_item_once(items: list[tuple[int, int, int]], masks: list[tuple[int, int, bytes]]) -> None:
-    """What a mask has is the mask's; ids are what is left; together they are all that was sent."""
+    """Items in a mask count for the mask, the others as ids; together they are all that was sent."""
     call = Call.of(Verb.ACK, items, masks)
     in_masks = {(b, g, i) for b, g, bits in masks for i in set_bits(bits)}
     found_masks = {(u.batch, g, i) for u in call.units.values() for g, m in u.masks.items() for i in m.search(1)}
@@ -50,7 +50,7 @@ def test_a_fingerprint_names_verb_key_and_items(
 
 
 def test_a_large_part_goes_in_ascending_chunks() -> None:
-    """Of as many groups as one transaction locks; and fewer where each item bears a reason."""
+    """A chunk has as many groups as one transaction locks, and fewer if each item has a reason."""
     wide = Call.of(Verb.ACK, [(1, group, 0) for group in range(UNIT_GROUPS * 2 + 1)])
     chunks = list(wide.unit(1).chunks())
     assert [len(chunk.groups()) for chunk in chunks] == [UNIT_GROUPS, UNIT_GROUPS, 1]

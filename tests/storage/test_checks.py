@@ -26,7 +26,7 @@ PACKET = "SET GLOBAL max_allowed_packet"
 
 
 def troubles(database: Database, *, workers: int = 1) -> dict[str, Finding]:
-    """What isn't fine, by what it is about. Each says what to do."""
+    """The findings that aren't fine, by subject. Each has advice."""
     findings = {
         check.about: check for check in checks.check(database, workers=workers) if check.verdict is not Verdict.FINE
     }

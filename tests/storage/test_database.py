@@ -278,7 +278,7 @@ def test_a_rollback_that_fails_is_an_outage(sqlite_url: str) -> None:
 
 
 def test_trouble_is_classified_once() -> None:
-    """What a bug of ours raises is none of them."""
+    """The exception of a bug of ours is in none of the classes."""
     assert faults.classify(faults.BeginAgain()) is errors.Fault.CONFLICT
     assert faults.classify(ValueError()) is None
     assert faults.classify(sa.exc.TimeoutError()) is errors.Fault.OUTAGE
@@ -363,8 +363,8 @@ def listening(database: Database, react: Callable[[str], None]) -> None:
 
 
 def test_migrations_take_nothing_away_and_change_tables_online(mariadb: MariaDB) -> None:
-    """What is there stays as it is for the release before, which still writes it, while it is changed and after. See
-    decision 0014 for what can't."""
+    """Existing tables keep working for the previous release, which still writes to them during the migration and after
+    it. Decision 0014 has the exceptions."""
     statements: list[str] = []
     with Database(mariadb.new_database()) as database:
         schema.migrate(database, "0001")
@@ -390,7 +390,7 @@ def test_migrations_take_nothing_away_and_change_tables_online(mariadb: MariaDB)
 
 
 class Killed(BaseException):
-    """Whoever migrated is no more."""
+    """Stands for the death of the migrating process."""
 
 
 def test_a_migration_that_is_killed_after_any_statement_is_finished_by_the_next(mariadb_url: str) -> None:

@@ -1,4 +1,5 @@
-"""Deliveries: planned once, claimed by one, sent again where nobody recorded, logged, and kept until they are done."""
+"""Deliveries: planned once, claimed by one dispatcher, sent again if no result was recorded, logged, and kept until
+they are done."""
 
 from __future__ import annotations
 
@@ -254,7 +255,7 @@ def test_every_other_answer_is_a_failure(service: Service, answer: SendResult, s
 
 
 def test_gone_disables_the_webhook(service: Service) -> None:
-    """What it was still to be sent dies, and nothing is planned or redelivered."""
+    """Its pending deliveries die, and nothing is planned or redelivered."""
     webhook = hook(service)
     append(service, "one", "two")
     plan(service)
@@ -283,7 +284,7 @@ def test_a_redelivery_counts_anew_and_keeps_the_log(service: Service) -> None:
     claims = claim(service)
     assert sorted(claim_.event.id for claim_ in claims) == ["one", "three", "two"]
     assert service.webhooks.redeliver(webhook, event="two") == 1
-    assert claim(service) == []  # what is being sent is not sent a second time beside it
+    assert claim(service) == []  # a delivery that is being sent is not sent twice at once
     for claim_ in claims:
         assert record(service, claim_, OK) is Progress.DELIVERED
     assert [(delivery.attempts, len(delivery.log)) for delivery in log(service, webhook)] == [(1, 2)] * 3
@@ -414,7 +415,7 @@ def test_a_batch_knows_what_was_not_delivered(service: Service) -> None:
 
 
 def test_the_dispatcher_sends_all_that_is_due(service: Service, sender: Script) -> None:
-    """Whatever fails is left for later; whoever stops begins nothing more."""
+    """A failed delivery is left for later; a dispatcher that stops begins no further one."""
     sender.answers = [FAILED, OK]
     webhook = hook(service)
     append(service, *(str(number) for number in range(50)))
@@ -512,8 +513,8 @@ def test_what_dies_in_front_does_not_hold_up_the_others(service: Service, sender
 
 
 def test_where_the_clock_goes_back_deliveries_do_not_wait_for_it(database: Database, sender: Script) -> None:
-    """What was planned is due at once, what somebody claimed after a lease, what failed after the longest pause; and
-    what was due sooner stays so."""
+    """A planned delivery is due at once, a claimed one after a lease, a failed one after the longest pause. A delivery
+    that is due earlier stays so."""
     clock = Clock(database)
     service = Service(database, combiner=Inline, sender=sender)
     webhook = hook(service)

@@ -45,7 +45,7 @@ def reason(explanation: Explanation, code: str) -> Reason:
 
 
 def age(service: Service, batch: int, span: timedelta) -> None:
-    """As if the batch had last changed so long ago."""
+    """Set the batch's last change back by this span."""
 
     def back(tx: Any) -> None:
         now = tx.scalar(sa.select(tables.utc_now()))
@@ -56,7 +56,7 @@ def age(service: Service, batch: int, span: timedelta) -> None:
 
 @contextmanager
 def statements(database: Database) -> Iterator[list[str]]:
-    """What is asked of the database meanwhile."""
+    """The statements that the database executes inside the block."""
     texts: list[str] = []
 
     def hear(_: Any, __: Any, statement: str, *___: Any) -> None:
@@ -260,7 +260,7 @@ def test_a_billion_items_are_explained_by_a_few_statements(service: Service, tou
     assert len([text for text in texts if "SELECT" in text]) <= 10
     pending = reason(explanation, "pending").facts
     if touched_items:
-        # What is between the touched items is a range a group.
+        # The items between the touched ones are one range for each group.
         assert (pending["more_ranges"], pending["all_counted"]) == (COUNTED - 5, False)
         assert "and at least 995 more ranges" in reason(explanation, "pending").text
         assert codes(explanation) == ["pending"]

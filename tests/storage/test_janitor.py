@@ -1,4 +1,4 @@
-"""The janitor: what is idle expires, what ended long ago goes, what is alive stays."""
+"""The janitor expires idle batches, deletes batches that ended long ago, and keeps live ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages end where they would become large, and whoever follows them misses nothing."""
+"""Pages end before they become large, and a client that follows them misses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process measures of its transactions, and the gauges that it reads from the database."""
+"""The metrics of a process about its transactions, and the gauges that it reads from the database."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_several_scrapes_at_once_read_the_database_once(database: Database, monk
 
 
 def test_gauges_of_a_database_that_is_away_are_missing() -> None:
-    """What is known is that it is away."""
+    """Only the gauge that the database is unreachable is left."""
     with Database("mysql://lastbit@127.0.0.1:1/nowhere") as database:
         (family,) = DatabaseGauges(database).collect()
         assert (family.name, family.samples[0].value) == ("lastbit_database_up", 0)

@@ -58,7 +58,7 @@ def read(service: Service, batch: int, kind: ranges.Kind, limit: int) -> list[ra
 def test_ranges_and_watermark_are_those_of_the_sets(
     service: Service, steps: list[tuple[Verb, set[int]]], limit: int
 ) -> None:
-    """Whatever was acked and failed, in whatever order, and however small the pages are."""
+    """For any acks and failures in any order, and for any page size."""
     batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
     acked: set[int] = set()
     failed: set[int] = set()

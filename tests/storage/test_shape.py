@@ -1,4 +1,4 @@
-"""What is stored: nothing for what nobody touched, nothing for what was acked in order, one bit an item otherwise."""
+"""The size of the storage: nothing for untouched items, nothing for items acked in order, otherwise one bit an item."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Clocks in the test's hand: the database's, which stands still and goes where it is told to; and the wall clock of
-whole processes, which goes on and jumps."""
+"""Clocks that a test controls: the database's, which only moves when a test moves it; and the wall clock of whole
+processes, which runs and can jump."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class WallClock:
         }
 
     def jump(self, days: float) -> None:
-        """So far away from the true time, at once."""
+        """Jump to this many days from the true time."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{days * 86_400:+.0f}")
         new.replace(self._file)

@@ -36,7 +36,7 @@ def value(client: httpx.Client, sample: str, **labels: str) -> float:
 
 
 def eventually(ask: Callable[[], T], expected_value: T, tries: int = 600) -> None:
-    """Ask until the answer is as wanted. For what a process says of itself a moment after it has answered."""
+    """Ask until the answer is as expected. For metrics that a process updates shortly after it has answered."""
     pause = threading.Event()
     answer = ask()
     for _ in range(tries):

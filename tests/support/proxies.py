@@ -25,7 +25,7 @@ class Proxy:
         self.cut: Cut | None = None
         """Whether to break a connection at its COMMIT: before the server sees it, or after, before the answer."""
         self.every = 7
-        """Cut each so-manieth COMMIT."""
+        """Cut one of this many COMMITs."""
         self.cuts = 0
         self.away = False
         """Break each connection as soon as it is made."""

@@ -33,7 +33,7 @@ class _Stopped(Exception):  # it is an order, not an error
 
 
 class Load:
-    """`with load:` runs it. What was answered is in the public attributes."""
+    """`with load:` runs it. The public attributes hold what was answered."""
 
     def __init__(self, url: str, shared_batch: int, *, threads: int = 4, timeout: float = 20) -> None:
         self.url = url
@@ -135,7 +135,7 @@ class Load:
                 answer: dict[str, Any] = response.json()
                 return answer
             assert response is None or response.status_code == 503, response.text
-            self._pause.wait(0.02)  # what is away is asked again soon, but not in a spin
+            self._pause.wait(0.02)  # an unreachable service is asked again soon, but not in a busy loop
         raise _Stopped
 
 

@@ -156,7 +156,7 @@ class Everything(Load):
 
 
 def assert_nothing_lost(load: Everything, url: str) -> None:
-    """What was answered is there, once; each transition is one event; the feed has no gap."""
+    """All answered requests are stored once; each transition is one event; the feed has no gap."""
     with Database(url) as database:
         check(load, database)
         service = Service(database, combiner=Inline)

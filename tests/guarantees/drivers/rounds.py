@@ -4,8 +4,8 @@ The batches of all rounds are written beforehand, in bulk. Each runner is a thre
 starts a round, and the last one to arrive there judges the round before. In each round one runner, drawn by lot, leads:
 the others begin when it has executed its first k statements, k drawn by lot too, so that over the rounds they meet at
 every statement; from there on they run free. Idle statements, thrown in at random, shift them further. Nothing sleeps.
-Who wins where they meet is the machine's to say, and it may be the same one in all of forty rounds. So every seventh
-round is none: its leader, each runner in turn, is through before the others begin; each order is seen in any case.
+The machine decides the winner of a race, and it may be the same runner in all of forty rounds. So every seventh round
+is no race: its leader, each runner in turn, finishes before the others begin. That way each order occurs in any case.
 
 `recount` is the referee: it counts the bits by itself, not by the code under test.
 """
@@ -42,7 +42,7 @@ ALONE_EVERY = 7
 """One round of so many has a leader that is through before the others begin. Prime to what the rounds' shapes go by."""
 
 Move = Callable[[Service, int], Any]
-"""What a runner does in a round; it is given its own service and the round's number. An error of core is an answer."""
+"""A runner's action in a round, given its own service and the round's number. An error of core counts as an answer."""
 
 
 def ack(
@@ -57,14 +57,14 @@ def ack(
 
 
 def nobody_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if each process died between the end of a child and its payment."""
+    """Suppress payments, as if each process died between the end of a child and its payment."""
     result: Future[None] = Future()
     result.set_result(None)
     monkeypatch.setattr(parents.Payer, "pay", lambda self, *children: result)
 
 
 def told(answer: AckResult | Exception, batch: int) -> Completed | None:
-    """What the answer says of a complete batch; an error that is nobody's expected answer is raised."""
+    """The completion of the batch in the answer; an unexpected error is raised."""
     if isinstance(answer, Exception):
         raise answer
     return answer.completed.get(batch)

@@ -29,7 +29,7 @@ sessions = itertools.count()
 
 @dataclass
 class Outcome:
-    """What a function says of an event."""
+    """The outcome of a function for an event."""
 
     state: Any
     commands: list[outbox.NewCommand] = field(default_factory=list)
@@ -41,7 +41,7 @@ Function = Callable[[Any, feed.Event], Outcome]
 
 
 def ship(state: Any, event: feed.Event) -> Outcome:
-    """Events in any order; what is seen is the state."""
+    """Accepts events in any order; the state is the set of events seen."""
     types = sorted({*(state or []), event.type})
     if set(NEEDED) <= set(types):
         return Outcome(types, [outbox.NewCommand("ship", "ship", json.dumps({"order": event.key}))], finish=True)
@@ -71,7 +71,7 @@ def poisoned(state: Any, event: feed.Event) -> Outcome:
 
 
 class Worker:
-    """One that holds all partitions, from when it is made until another one comes."""
+    """A worker that owns all partitions until another one is created."""
 
     def __init__(self, service: Service, name: str = "w1", function: Function = ship) -> None:
         self.service = service

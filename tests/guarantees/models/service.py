@@ -32,7 +32,7 @@ DEFAULTS = {
     "expires_in": None,
     "parent": None,
 }
-"""Of an opening. Two that mean the same are the same."""
+"""The defaults of an opening, so that openings with the same meaning are equal."""
 LONG_AGO = 40
 """Days by which `time_passes` moves a batch into the past: longer than any patience of the janitor."""
 
@@ -147,7 +147,7 @@ class ModelBatch:
     parent: tuple[int, int] | None = None
     """The batch and the number of the item that it is."""
     events: list[str] = field(default_factory=list)
-    """What happened to it, as the feed tells it."""
+    """Its events, as in the feed."""
     idle: bool = False
     """It was not changed since `time_passes`."""
     ended_long_ago: bool = False
@@ -188,7 +188,7 @@ class Model:
             self.owing.append(batch)
 
     def _pay(self, child: ModelBatch) -> None:
-        """Its end resolves the item that it is: an ordinary ack or failure, which nobody sees the answer of."""
+        """Resolve the child's item in its parent: an ordinary ack or failure whose answer nobody receives."""
         assert child.parent is not None
         parent = self.batches.get(child.parent[0])
         if parent is None or parent.state in (State.EXPIRED, State.CANCELLED):
@@ -430,7 +430,7 @@ class Model:
 
 
 def _fingerprint(verb: str, key: str | None, content: str) -> Any:
-    """What names a request; without a key nothing but itself."""
+    """The identity of a request; a request without a key equals only itself."""
     return object() if key is None else (verb, key, content)
 
 
@@ -456,7 +456,7 @@ def assert_equal(service: Service, model: Model, *, limit: int = 1000) -> None:
 
 
 def events_of(service: Service, batch_id: int) -> list[str]:
-    """What the feed tells of a batch, in its order."""
+    """The events of a batch in the feed, in order."""
     events = service.feed.read(0, 1000, batch=batch_id).events
     assert [event.id for event in events] == [
         f"batch:{batch_id}:{event.type.removeprefix('batch.')}" for event in events

@@ -2,7 +2,7 @@
 
 A `World` has root logs (topics, partitions, generations; offsets with gaps), a chain of republishers, and consumers
 that bring what comes out at its end to a tally. Its keys are its own, so that many worlds share a tally and its calls.
-What it keeps is what a tally needs: the messages of a root partition come to a key in their order. A stage reads each
+It keeps the order that a tally needs: the messages of a root partition reach a key in order. A stage reads each
 partition in its order and routes by key; keys only grow by a letter a stage, so that each has one way; and when a stage
 comes back with another number of partitions, its old ones are drained first.
 
@@ -83,7 +83,7 @@ class World:
 
     @staticmethod
     def deltas(record: Record) -> dict[str, int]:
-        """What a record of the last stage brings, to two keys."""
+        """The deltas of a record of the last stage, for two keys."""
         return {record.key: record.number % 9 - 3, f"{record.key}#": 1}
 
     def truth(self) -> dict[str, int]:
@@ -97,7 +97,7 @@ class World:
         return totals
 
     def _republished(self, stage: int, sources: list[Epoch]) -> list[Epoch]:
-        """What a stage publishes over all of its lives."""
+        """The records that a stage publishes over all of its lives."""
         epochs: list[Epoch] = [self._topic(stage)]
         offsets: dict[int, int] = {}
         for life in range(self.dice.randint(0, 3), -1, -1):
