@@ -54,11 +54,12 @@ serve: $(RUNS) ## run the service on SQLite at 127.0.0.1:8000
 venv: $(READY) ## install everything into .venv, lastbit itself as editable
 
 
-lint: $(READY) ## check style, types and import rules
+lint: $(READY) ## check style, types, import rules and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.prose
 
 format: $(READY) ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .

@@ -9,7 +9,7 @@ The exit code is 1 where a goal is missed. The rows of the table:
 
 - *free relatives*: the share of sentences that open with Who, Whoever, What, Whatever or Of those. Questions don't
   count.
-- *called he*: sentences with a masculine pronoun. Neither a program nor a client is a person.
+- *male pronouns*: sentences with one. Neither a program nor a client is a person.
 - *vague names*: the share of local names (parameters and variables, once for each function) that are a single function
   word or a single past participle. FUNCTION_WORDS and PARTICIPLES list them; every other word in -ed is a participle
   too, unless it is one of NOUNS or USUAL. Present participles don't count: most are nouns (encoding, mapping).
@@ -248,7 +248,7 @@ def render(columns: dict[str, Figures]) -> str:
     add("lines of code", "", lambda figures: f"{figures.lines:,}")
     add("sentences", "", lambda figures: f"{figures.sentences:,}")
     add("free relatives", f"<= {FREE_RELATIVES:.1%}", lambda figures: f"{figures.free_relative_share:.1%}")
-    add("called he", str(CALLED_HE), lambda figures: str(len(figures.called_he)))
+    add("male pronouns", str(CALLED_HE), lambda figures: str(len(figures.called_he)))
     add("local names", "", lambda figures: f"{figures.names:,}")
     add("vague names", f"<= {VAGUE_NAMES:.1%}", lambda figures: f"{figures.vague_name_share:.1%}")
     add("words per 100 lines", "", lambda figures: f"{figures.words_per_hundred_lines:.0f}")
