@@ -53,7 +53,7 @@ def look(session: Session) -> Any:
 
 
 def expire(session: Session) -> Any:
-    return janitor._expire(session.database, 2, _POLICY)
+    return janitor._expire(session.database, 2, _POLICY, parents.Stuck())
 
 
 def remove_ended(session: Session) -> Any:

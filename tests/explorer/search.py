@@ -524,6 +524,9 @@ class Footprints:
         key = scene, operation
         if key not in self._alone:
             self._arena.run(Combination(scene, (operation,)), lambda arena, ready, last: ready[0])
+            error = self._arena.sessions[0].error
+            if error is not None:  # it would touch nothing, and so be left out of every combination
+                raise error
             session = self._arena.sessions[0]
             self._alone[key] = Profile(session.accesses, session.parts)
         return self._alone[key]
