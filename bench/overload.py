@@ -265,7 +265,7 @@ def _generator(
     following = _calls(*calls)
     consumers = min(calls[0].consumers, measure.allow_files(calls[0].consumers + 100) - 100)
     rate, steps = sustained(port, following, loop, shape.calm, consumers)
-    flood = offer(port, following, TIMES * rate, shape.flood, consumers, connected=consumers)
+    flood = offer(port, following, TIMES * rate, shape.flood, consumers, ready=consumers)
     return rate, steps, flood, offer(port, following, rate, shape.calm, consumers)
 
 

@@ -39,10 +39,10 @@ ROWS = "a row per item"
 CARLYLE = "Carlyle, a commit for each group"
 PEERS: dict[str, Callable[[MariaDB, int, int], Peer]] = {
     LASTBIT: Lastbit,
-    ROWS: lambda server, items, _: Rows(server, items, indexed=True),
-    "a row per item, no index of what is pending": lambda server, items, _: Rows(server, items, indexed=False),
-    "Carlyle's statements in one transaction": lambda server, items, _: Carlyle(server, items, together=True),
-    CARLYLE: lambda server, items, _: Carlyle(server, items, together=False),
+    ROWS: lambda server, items, _: Rows(server, items, index_pending=True),
+    "a row per item, no index of what is pending": lambda server, items, _: Rows(server, items, index_pending=False),
+    "Carlyle's statements in one transaction": lambda server, items, _: Carlyle(server, items, one_transaction=True),
+    CARLYLE: lambda server, items, _: Carlyle(server, items, one_transaction=False),
 }
 
 

@@ -132,7 +132,7 @@ def run(scale: Scale) -> None:
                 calls = messages.calls(count)
                 results.setdefault("tally", []).append(tally(service.port, "screws", calls))
                 results.setdefault("tally, all of it repeated", []).append(
-                    tally(service.port, "screws", calls, repeated=True)
+                    tally(service.port, "screws", calls, replay=True)
                 )
                 for title, add in _PEERS.items():
                     results.setdefault(title, []).append(naive(connection, calls, add))

@@ -57,7 +57,7 @@ class Carlyle:
         )
 
     def writer(self) -> CarlyleWriter:
-        return CarlyleWriter(connect(self._server, self._url), self._groups, together=self._together)
+        return CarlyleWriter(connect(self._server, self._url), self._groups, one_transaction=self._together)
 
     def acked(self) -> int:
         pending = ask(self._server, self._url, "SELECT SUM(BIT_COUNT(items)) FROM batch_item_groups")

@@ -437,7 +437,7 @@ def test_nodes_that_are_killed_and_rejoin_under_load(galera: Cluster, policy: Po
             assert victim is not None
             victim.kill()
             go_on()
-            victim.start(whole=policy == "all")
+            victim.start(full_transfer=policy == "all")
             galera.wait_until_whole()
             go_on()
             if policy == "all":

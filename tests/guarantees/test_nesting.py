@@ -84,7 +84,7 @@ def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(dat
             leaves = tree.leaves[start : start + 10]
             if start % 50 == 0:
                 request = {"verb": "ack", "items": [list(item) for item in leaves]}
-                deaths += dying.run(url, request, dice.randrange(60), combined=True) is not None
+                deaths += dying.run(url, request, dice.randrange(60), with_combiner=True) is not None
             futures = [service.acks.ack(Call.of(Verb.ACK, [item])) for item in leaves]
             for future in futures:
                 future.result(120)
