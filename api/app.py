@@ -14,20 +14,17 @@ from types import FrameType
 from typing import Any
 
 from fastapi import Depends, FastAPI
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import iter_route_contexts
 from fastapi.staticfiles import StaticFiles
-from starlette.routing import compile_path
 
 from api import page, problems
-from api.access.rules import CONSUMES, Access, Rule, rule_of
+from api.access.rules import Access
 from api.access.sessions import Sessions
 from api.access.tokens import LOOK_EVERY, Tokens
-from api.acks import routes as ack_routes
 from api.acks.parse_budget import Turns
 from api.acks.refusals import Pause
 from api.acks.routes import AckRoutes
 from api.metrics import DatabaseGauges
+from api.openapi import VERSION, openapi
 from api.routes import batches, commands, consumer_groups, events, ops, processes, sign_in, tallies, webhooks
 from api.routes.long_polls import Waiting
 from api.routes.route import guarded
@@ -44,9 +41,6 @@ from core.storage.database import Database
 from core.ticker import ticking
 from core.webhooks.replicas import Replica
 from senders.webhooks import WebhookSender
-
-VERSION = "1.0.0"
-"""Of the contract, not of the release."""
 
 SWITCH_INTERVAL = 0.0003
 """Seconds that a thread may keep the interpreter while another one wants it. Python's own 5 ms are longer than an ack
@@ -149,67 +143,6 @@ def create(settings: Settings | None = None) -> AckRoutes:
 
 def _loop_first(shedding: bool) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_SHEDDING if shedding else SWITCH_INTERVAL)
-
-
-def openapi(app: FastAPI) -> dict[str, Any]:
-    """The contract as an OpenAPI document."""
-    if app.openapi_schema is None:
-        document = get_openapi(
-            title=app.title,
-            version=app.version,
-            summary=app.summary,
-            routes=app.routes,
-            license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        )
-        _document_optional_bodies(document)
-        ack_routes.document(document)
-        tallies.document(document)
-        _document_access(app, document)
-        document["components"]["schemas"]["Problem"] = problems.SCHEMA
-        app.openapi_schema = document
-    return app.openapi_schema
-
-
-def _document_optional_bodies(document: dict[str, Any]) -> None:
-    """Of the routes that take `{}`: a request without a body is one, and FastAPI doesn't know."""
-    schemas = document["components"]["schemas"]
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            body = operation.get("requestBody")
-            if body is not None:
-                name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-                # Those that msgspec decodes are not there yet; they say themselves what they need.
-                body["required"] = name not in schemas or bool(schemas[name].get("required"))
-
-
-def rules(app: FastAPI) -> Iterator[tuple[str, str, Rule]]:
-    """Method, path and rule of each route."""
-    for path in ack_routes.PATHS:
-        yield "POST", path, CONSUMES
-    for route in iter_route_contexts(app.routes):
-        for method in sorted(route.methods or ()):
-            yield method, str(route.path), rule_of(route.endpoint)
-
-
-def _document_access(app: FastAPI, document: dict[str, Any]) -> None:
-    document["components"]["securitySchemes"] = {
-        "token": {
-            "type": "http",
-            "scheme": "bearer",
-            "description": "A token with one of the roles that an operation names; `admin` has them all. A service "
-            "that was started without tokens asks for none.",
-        }
-    }
-    for method, path, rule in rules(app):
-        # As the document has it: without `:rest`, by which a parameter takes slashes.
-        operation = document["paths"].get(compile_path(path)[1], {}).get(method.lower())
-        if operation is None:
-            continue
-        operation["security"] = [] if rule.everybody else [{"token": [str(role)]} for role in rule.roles]
-        if not rule.everybody:
-            operation["responses"] |= {
-                str(status): response for status, response in problems.documented(401, 403, 429).items()
-            }
 
 
 @contextlib.contextmanager

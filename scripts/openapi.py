@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from api.app import create, openapi
+from api.app import create
+from api.openapi import openapi
 
 PATH = Path(__file__).resolve().parent.parent / "openapi.yaml"
 

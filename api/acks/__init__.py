@@ -1,8 +1,9 @@
-"""The two ack routes, which are called once an item, so they bypass the framework.
+"""The two ack routes. They are called once per item, so they bypass the framework.
 
-`routes` is the ASGI application in front of FastAPI, `fast_path` the way through uvicorn's protocol that avoids ASGI.
-Under overload `parse_budget` decides which calls are parsed, and `refusals` delays the answers of those that are
-refused.
+`routes` is the ASGI application in front of FastAPI. `fast_path` answers plain requests in uvicorn's protocol, without
+ASGI. Both use `bodies`, which decodes requests and encodes responses, and `refusals`, which makes the responses to
+failed calls and delays them under overload. `parse_budget` limits the time that parsing takes from the event loop.
+`document` describes the routes for OpenAPI.
 
-Both ways must give the same answers: a change of one is a change of the other.
+Both paths must give the same answers: change one, and change the other.
 """

@@ -22,7 +22,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from api import problems
 from api.access.rules import SITE, digest_of
-from api.acks.routes import PATHS, AckRoutes, Check, refusal
+from api.acks.bodies import Check, encode
+from api.acks.refusals import refusal
+from api.acks.routes import PATHS, AckRoutes
 from api.metrics import SENT_AWAY, SHED
 from api.problems import Problem
 from api.server import bodies
@@ -83,7 +85,7 @@ class _Exchange:
         if result.error is not None:
             self.refuse(result.error)
         else:
-            self._answer(self._protocol.acks.encoded(result.answer))
+            self._answer(encode(result.answer))
 
     def refuse(self, error: Exception) -> None:
         self._answer_with(refusal(self.verb, error, self.request_id))

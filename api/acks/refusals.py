@@ -1,4 +1,6 @@
-"""Clients refused under overload get their 503 after a short delay.
+"""Refused calls: their responses, and the delay of those that are refused under overload.
+
+Clients refused under overload get their 503 after a short delay.
 
 Without the delay, a refused client retries at once, whatever `Retry-After` says, and each retry is read and refused
 again. That takes time from commits, as the event loop and the combiner's thread share the GIL. It also delays other
@@ -14,6 +16,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+import structlog
+
+from api import problems
+from api.metrics import ACK_REQUESTS, REFUSED
+from api.problems import Problem
+from api.server.middleware import HEADER, request_id
+from core import errors
+from core.batches.lifecycle import Verb
+
+log = structlog.get_logger(__name__)
 
 SECONDS: Final = 0.2
 """With this delay, two thousand clients send at most ten thousand requests a second. One worker can read that many and
@@ -52,3 +65,26 @@ class Pause:
             self._set = False
             if self._waiting:
                 self._wait(max(self._waiting[0][0] - due, TOGETHER))
+
+
+def refusal(verb: Verb, error: Exception, own_id: bytes | None) -> Problem:
+    """The answer to a failed call, under its request id: the caller's `own_id` if there is one. It is counted, and
+    logged if the caller did not cause it; the ack routes log nothing else. Refusals under overload aren't logged: there
+    are thousands a second, and the combiner logs once when they begin."""
+    name = request_id(own_id)
+    if isinstance(error, Problem):
+        problem = error
+    elif isinstance(error, errors.CoreError):
+        problem = problems.from_core(error)
+    else:
+        problem = problems.internal()
+    if problem.status == 500:
+        trace = None if isinstance(error, errors.CoreError) else error
+        log.error("ack_failed", request_id=name, verb=verb.value, error=str(error), exc_info=trace)
+    elif isinstance(error, errors.Overloaded):
+        REFUSED.labels("acks").inc()
+    elif problem.status > 500:
+        log.warning("ack_unavailable", request_id=name, verb=verb.value, error=problem.detail)
+    ACK_REQUESTS.labels(verb.value, str(problem.status)).inc()
+    problem.headers[HEADER] = name
+    return problem

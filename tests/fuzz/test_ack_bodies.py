@@ -18,8 +18,8 @@ import yaml
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
+from api.acks.bodies import MAX_GROUPS, MAX_IDS
 from api.acks.fast_path import AckProtocol
-from api.acks.routes import MAX_GROUPS, MAX_IDS
 from core.batches.lifecycle import State
 from tests.fuzz.sizes import examples
 from tests.fuzz.wire import Answer, Served, answers, served

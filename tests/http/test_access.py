@@ -20,7 +20,8 @@ from fastapi import APIRouter
 from api.__main__ import _check_access
 from api.access.rules import REFUSED, Rule
 from api.access.sessions import SECONDS, Sessions, cookie
-from api.app import create, rules
+from api.app import create
+from api.openapi import rules
 from api.routes.route import GuardedRoute
 from core import errors
 from core.settings import Settings

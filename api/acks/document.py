@@ -1,0 +1,53 @@
+"""The ack routes in the OpenAPI document. FastAPI doesn't know them, as they are served in front of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from api import problems
+from api.acks.bodies import AckAnswer, Acks, Failures
+from api.acks.routes import PATHS
+from core.batches.lifecycle import Verb
+
+
+def document(openapi: dict[str, Any]) -> None:
+    """Add the two routes to an OpenAPI document."""
+    answers = {Verb.ACK: (Acks, "Ack items"), Verb.FAIL: (Failures, "Give items up")}
+    _, components = msgspec.json.schema_components(
+        [Acks, Failures, AckAnswer], ref_template="#/components/schemas/{name}"
+    )
+    for body_of in ("Acks", "Failures"):
+        components[body_of]["anyOf"] = [{"required": ["items"]}, {"required": ["groups"]}]
+    openapi["components"]["schemas"].update(components)
+    for path, verb in PATHS.items():
+        model, summary = answers[verb]
+        openapi["paths"][path] = {
+            "post": {
+                "tags": ["acks"],
+                "summary": summary,
+                "description": "Idempotent, in any order, of any batches. Answered after the commit.",
+                "operationId": "ack_items" if verb is Verb.ACK else "fail_items",
+                "parameters": [
+                    {
+                        "name": "Idempotency-Key",
+                        "in": "header",
+                        "required": False,
+                        "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,255}$"},
+                        "description": "kept with what the call completes, so that its retry sees `newly` again",
+                    }
+                ],
+                "requestBody": {
+                    "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}},
+                    "required": True,
+                },
+                "responses": {
+                    "200": {
+                        "description": "applied + repeated + rejected = the distinct items sent",
+                        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AckAnswer"}}},
+                    },
+                    **{str(status): response for status, response in problems.documented(413, 415, 422).items()},
+                },
+            }
+        }
