@@ -43,14 +43,14 @@ from core.webhooks.replicas import Replica
 from senders.webhooks import WebhookSender
 
 SWITCH_INTERVAL = 0.0003
-"""Seconds that a thread may keep the interpreter while another one wants it. Python's own 5 ms are longer than an ack
-transaction: between two of its statements the combiner would wait for the event loop to have answered everybody. The
-wait begins anew with each request that is read, as the interpreter is free for a moment then. So this has to be less
-than it takes to parse a call of a thousand ids, or while such calls come the combiner gets it by luck alone, and a
+"""Seconds that a thread may keep the GIL while another thread waits for it. Python's default of 5 ms is longer than an
+ack transaction: between two of its statements, the combiner would wait until the event loop has answered everybody. The
+wait starts again with each request that is read, as the GIL is free for a moment then. So the interval must be shorter
+than parsing a call of a thousand ids. Otherwise the combiner rarely acquires the GIL while such calls arrive, and a
 transaction takes ten times as long."""
 SWITCH_INTERVAL_SHEDDING = 0.0001
-"""While most acks are refused the event loop comes first: it takes the interpreter anew for each request that it reads,
-and waits so long for it while the combiner computes. A thousand refusals a second would be the most there is."""
+"""The interval while most acks are refused. The event loop acquires the GIL again for each request that it reads, and
+waits this long while the combiner computes. With the usual interval, it could refuse only a thousand calls a second."""
 
 
 def create(settings: Settings | None = None) -> AckRoutes:

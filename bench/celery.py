@@ -98,7 +98,7 @@ class Place:
             while client.llen("celery") or client.hlen("unacked"):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{client.llen('celery')} tasks wait, {client.hlen('unacked')} are under way")
-                time.sleep(LOOK)  # Redis tells nobody that a list is empty
+                time.sleep(LOOK)  # Redis has no notification for an empty list
 
 
 Work = Callable[[Place, int, float], float | None]

@@ -51,7 +51,7 @@ def _working(url: str, name: str, workers: int, lanes: int) -> Iterator[None]:
     try:
         with Client(url) as client:
             while not all(_settled(client, name, workers)):
-                time.sleep(0.05)  # nothing tells when a group is at rest; this is before the clock starts
+                time.sleep(0.05)  # there is no event for a group at rest; the clock starts later
         yield
     finally:
         for process in processes:

@@ -108,7 +108,7 @@ class Store:
             history = self.execute("SHOW GLOBAL STATUS LIKE 'Innodb_history_list_length'")
             if int(history[0][1]) == 0:
                 return
-            time.sleep(0.1)  # the purge runs by itself, and shows in this number alone
+            time.sleep(0.1)  # the purge runs in the background and is visible only in this number
         raise TimeoutError("the server did not purge old versions of rows within a minute")
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ class Heard:
 
     def wait_for_selects(self, count: int) -> None:
         while self.so_far()[1] < count:
-            time.sleep(0.05)  # a counter of the server's, which tells nobody
+            time.sleep(0.05)  # the server has no notification for a counter
 
     def rates(self, seconds: float) -> tuple[float, float]:
         """Statements and selects a second from now on."""
@@ -107,7 +107,7 @@ class Streams:
         while any(len(self.told.get(batch, ())) < self._count for batch in batches):
             if time.monotonic() > until:
                 raise RuntimeError("a stream was not told of a batch's end within a minute")
-            time.sleep(0.05)  # the clock that counts is read where the messages come in
+            time.sleep(0.05)  # the latencies are taken where the messages arrive, so this adds nothing to them
         if any(len(self.told[batch]) > self._count for batch in batches):
             raise RuntimeError("a stream was told twice")
 
@@ -172,7 +172,7 @@ class Waiters:
             self._batch_of[number] = batch
             self._connections.send(number, load.encoded(f"/v1/batches/{batch}?wait=60", None, "GET"))
         counters.wait_for_selects(looks)  # each waiter looks once before it waits
-        time.sleep(0.5)  # the last ones have asked, and not all have their answers: that they wait then shows nowhere
+        time.sleep(0.5)  # a waiter that has queried and begins to wait is not visible from outside
 
     def end(self, pace: float | None, streams: Streams | None = None) -> list[tuple[float, float]]:
         """Ack the item of each batch, so many a second or as fast as they are answered: for each waiter, seconds from

@@ -53,33 +53,28 @@ def _failure(error: httpx.HTTPError | httpx.InvalidURL, request: Request) -> Fai
     return Failure(message or type(error).__name__, lasting or "CERTIFICATE_VERIFY_FAILED" in message)
 
 
+def _arguments(request: Request) -> dict[str, Any]:
+    """The arguments of httpx's `request`."""
+    return {
+        "method": request.method,
+        "url": request.url,
+        "params": request.params,
+        "headers": dict(request.headers),
+        "content": request.body,
+        "timeout": request.timeout,
+    }
+
+
 def _send(http: httpx.Client, request: Request) -> Answer | Failure:
     try:
-        return _answer(
-            http.request(
-                request.method,
-                request.url,
-                params=request.params,
-                headers=dict(request.headers),
-                content=request.body,
-                timeout=request.timeout,
-            )
-        )
+        return _answer(http.request(**_arguments(request)))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _failure(error, request)
 
 
 async def _send_async(http: httpx.AsyncClient, in_flight: InFlight, request: Request) -> Answer | Failure:
     def send(trace: Trace) -> Coroutine[Any, Any, httpx.Response]:
-        return http.request(
-            request.method,
-            request.url,
-            params=request.params,
-            headers=dict(request.headers),
-            content=request.body,
-            timeout=request.timeout,
-            extensions={"trace": trace},
-        )
+        return http.request(**_arguments(request), extensions={"trace": trace})
 
     try:
         return _answer(await in_flight.run(send, request.timeout))

@@ -34,8 +34,8 @@ hypothesis.settings.load_profile("lastbit")
 
 @pytest.fixture(scope="session", autouse=True)
 def nursery() -> Iterator[Nursery]:
-    """Services and commands start at once: most of a second of their start is imports. Services of several workers
-    are started anew, as users start them."""
+    """Services and commands start at once: most of a second of their start is imports. Services with several
+    workers are started in a new interpreter, as users start them."""
     ServiceProcess.nursery = running = Nursery()
     yield running
     ServiceProcess.nursery = None

@@ -1,8 +1,8 @@
 """The page's session: a cookie instead of a token, for a while.
 
-The cookie says which token signed in (by its digest) and until when, under a signature. So nothing is kept, any process
-that has the key knows it, and it ends with its token, which is looked up anew for each request. Scripts can't read it,
-other sites' pages can't send it, and what it may change needs a browser's word that our own page asks (see `rules`).
+The cookie holds the digest of the token that signed in and an expiry, and is signed. So the service stores nothing, any
+process with the key can verify it, and it ends with its token, which is looked up for each request. Scripts can't read
+it, other sites' pages can't send it, and a change needs the browser's statement that our own page asks (see `rules`).
 """
 
 from __future__ import annotations

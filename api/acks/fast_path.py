@@ -322,8 +322,8 @@ class AckProtocol(WatchedProtocol):
             self.acks.state.room.give(size)
 
     def answered(self) -> None:
-        """After an answer on the short way: as `on_response_complete`, but the timer of an idle connection runs on, and
-        looks at its end when the last answer was. Setting it anew for each costs more than the look."""
+        """After an answer on this path: as `on_response_complete`, but the timer of an idle connection keeps running,
+        and checks at its end when the last answer was. To set it again for each answer would cost more."""
         self.last = self.loop.time()
         if self.pipeline or self.timeout_keep_alive_task is None:
             self.on_response_complete()

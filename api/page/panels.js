@@ -19,7 +19,7 @@ export function panel(name, heading) {
   return {
     node,
     note,
-    // Draw it anew where it differs from what is drawn.
+    // Redraw it if it differs from what is shown.
     draw(data, children, text = "") {
       node.hidden = false;
       const now = JSON.stringify(data);

@@ -47,7 +47,7 @@ function mark(status) {
   return make("span.state", { "data-state": { running: "open", finished: "succeeded" }[status] ?? "complete" }, status);
 }
 
-// A list whose lines are drawn anew only where something differs.
+// A list that redraws only the lines that differ.
 function drawn(node, line) {
   let before = "";
   return (found) => {

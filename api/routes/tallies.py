@@ -51,7 +51,11 @@ class TallySource(msgspec.Struct, forbid_unknown_fields=True):
     ] = 0
     generation: Annotated[
         int,
-        msgspec.Meta(ge=0, lt=INTEGER_LIMIT, description="another one for a topic that was made anew, from offset 0"),
+        msgspec.Meta(
+            ge=0,
+            lt=INTEGER_LIMIT,
+            description="another value for a topic that was created again, from offset 0",
+        ),
     ] = 0
 
 

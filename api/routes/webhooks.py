@@ -189,7 +189,7 @@ def list_deliveries(
 @router.post("/{id}/redeliver", response_model=Redelivered, responses=documented(404, 409, 410, 413, 415, 422))
 @needs(Role.ADMIN)
 def redeliver(webhook: WebhookId, body: Redelivery, request: Request) -> dict[str, Any]:
-    """Send an event again, whatever became of it, or all that are dead. Attempts are counted anew."""
+    """Send one event again, in any state, or all dead deliveries. Attempts are counted from zero."""
     count = _service(request).webhooks.redeliver(webhook, position=body.position, event=body.event)
     return {"redelivered": count}
 

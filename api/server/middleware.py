@@ -102,7 +102,7 @@ class Requests:
                 else:
                     self._let_in()
                     await self.app(scope, receive, send_named)
-            except Exception:  # FastAPI has answered it
+            except Exception:  # logged, not raised again: FastAPI has already sent the 500
                 log.exception("request_failed", method=method, path=path)
             seconds = time.perf_counter() - start
             log.info("request", method=method, path=path, status=status, ms=round(seconds * 1000, 1))

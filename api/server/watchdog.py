@@ -22,7 +22,7 @@ SILENT: Final = 75.0
 CROWDED: Final = 0.8
 """Share of the bound from which on idle connections are ended early."""
 IDLE_IN_CROWD: Final = 5.0
-"""Seconds of idleness that are enough then. A client that runs into it connects anew."""
+"""Seconds of idleness that are enough then. The client has to connect again."""
 RESERVE: Final = 256
 """File descriptors that are not for clients: the database's connections, files, pipes."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from core.batches.batch import Fixed, fixed
@@ -27,7 +27,7 @@ class BatchFacts:
         """Whether `get` needs no database for these batches."""
         return all(batch in self._facts for batch in batches)
 
-    def get(self, batches: Iterable[int]) -> Mapping[int, Fixed]:
+    def get(self, batches: Collection[int]) -> Mapping[int, Fixed]:
         """The facts of those batches that exist."""
         facts = {batch: self._facts[batch] for batch in batches if batch in self._facts}
         missing = set(batches) - facts.keys()
@@ -39,7 +39,7 @@ class BatchFacts:
             facts |= rows
         return facts
 
-    def outside(self, batches: Iterable[int], prefix: str) -> set[int]:
+    def outside(self, batches: Collection[int], prefix: str) -> set[int]:
         """The batches that a caller limited to keys with `prefix` may not see: their key begins otherwise, they have
         none, or they don't exist."""
         facts = self.get(batches)

@@ -50,7 +50,7 @@ def test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_
     assert not report.violations, report.violations[0].says
 
 
-def test_a_node_that_has_left_for_good_is_started_anew_though_no_node_has_the_majority() -> None:
+def test_a_node_that_has_left_for_good_is_rebuilt_though_no_node_has_the_majority() -> None:
     """At once, as nothing else brings it back; one that still takes part is told that it is the cluster."""
     world = ThreeNodes()
     with contextlib.closing(world):
@@ -64,7 +64,7 @@ def test_a_node_that_has_left_for_good_is_started_anew_though_no_node_has_the_ma
         until(lambda: lone.membership() != "Primary", 60, lone.end_of_log)
         world.help()
         facts = world.facts()
-        assert facts["clusters without a majority"] == facts["nodes that were started anew"] == 1
+        assert facts["clusters without a majority"] == facts["nodes that were rebuilt"] == 1
         until(lambda: lone.membership() == "Primary", 60, lone.end_of_log)
         frozen_node.thaw()
         world.settle()

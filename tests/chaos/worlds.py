@@ -156,7 +156,7 @@ class ThreeNodes:
     def __init__(self) -> None:
         self._cluster = Cluster()
         self._rejoined = 0
-        self._started_anew = 0
+        self._rebuilt = 0
         self._bootstrapped = 0
         self._pause = threading.Event()
 
@@ -179,14 +179,14 @@ class ThreeNodes:
             "writer killed": lambda dice: self._killed(dice, self._cluster.front.current),
             "node restarted": self._restarted,
             "node frozen": self._frozen,
-            "node made anew": lambda dice: self._killed(dice, full_transfer=True),
+            "node rebuilt": lambda dice: self._killed(dice, full_transfer=True),
             "front led elsewhere": self._led_elsewhere,
         }
 
     def facts(self) -> Mapping[str, int]:
         return {
             "nodes that rejoined": self._rejoined,
-            "nodes that were started anew": self._started_anew,
+            "nodes that were rebuilt": self._rebuilt,
             "clusters without a majority": self._bootstrapped,
         }
 
@@ -216,7 +216,7 @@ class ThreeNodes:
             node.bootstrap()
         for node in self._cluster.nodes:
             if memberships.get(node) == LEFT or (primary and memberships.get(node) != "Primary"):
-                self._started_anew += 1
+                self._rebuilt += 1
                 node.kill()
                 node.start(full_transfer=True, wait=False)
 

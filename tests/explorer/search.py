@@ -147,7 +147,7 @@ class Arena:
         self.sessions = self.all[: len(combination.operations)]
         self.commits, self.blocked, self.schedule, self.steps, self.taken = {}, [], [], [], []
         for number, session in enumerate(self.sessions):
-            session.begin_anew()
+            session.reset()
             session.stops_everywhere = self._every_stop
             session.concerns = profiles[number].concerns
             session.taken = self.taken

@@ -104,10 +104,10 @@ class Session:
         self.committed: Callable[[], object] = tuple
         """Returns the commits of all sessions so far; the explorer sets it."""
         self._exploring = False
-        self.begin_anew()
+        self.reset()
         self._thread.start()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget the last schedule; nothing is cached."""
         self.status = DONE
         self.next = ""

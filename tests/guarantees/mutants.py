@@ -1488,7 +1488,7 @@ MUTANTS = [
         "test_consumer_groups.py::test_a_worker_that_is_always_late_spares_a_dead_one_once",
     ),
     Mutant(
-        "a-group-that-is-made-again-begins-anew",
+        "a-group-that-is-created-again-starts-over",
         "core.consumer_groups.groups:put",
         "0 if row is None else row.first_epoch",
         "0",

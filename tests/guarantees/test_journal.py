@@ -322,7 +322,7 @@ def test_a_batch_that_is_removed_takes_its_journal_along(database: Database) -> 
 def test_few_batches_and_groups_are_held_and_what_is_not_is_read(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With room for ten groups, nearly everything is read anew for each call."""
+    """With room for ten groups, nearly everything is read again for each call."""
     monkeypatch.setattr("core.service.acks.BitfieldCache", lambda: BitfieldCache(10))
     service = Service(database, combiner=Inline)
     first, acked = scattered(service, 5)

@@ -65,7 +65,7 @@ def together(worlds: Iterable[World]) -> Iterator[list[Mapping[str, Any]]]:
 
 @pytest.mark.timeout(7200)
 def test_every_total_is_the_models_whatever_goes_wrong_on_the_way(service: Service) -> None:
-    """Flat maps, crashes, replays, partial publishes, other partition counts, topics made anew, lost answers, other
+    """Flat maps, crashes, replays, partial publishes, other partition counts, topics created again, lost answers, other
     cuts, consumers beside their successors."""
     for first in range(0, WORLDS, TOGETHER):
         worlds = [World(seed) for seed in range(first, first + TOGETHER)]

@@ -108,7 +108,7 @@ def test_the_feed_is_polled_once_for_all_who_wait(asked: Asked, monkeypatch: pyt
 
 
 def test_nobody_waits_nobody_asks(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader ends with the last waiter, and begins anew with the next; nothing falls between."""
+    """The reader ends with the last waiter and starts again with the next one; no event is lost in between."""
     monkeypatch.setattr(long_polls, "POLL", 0.01)
 
     async def scene() -> None:

@@ -79,7 +79,7 @@ def test_a_burst_that_takes_longer_is_cut_within_its_turn() -> None:
 
 
 def test_turns_that_are_long_on_end_are_cut_though_none_of_them_is_too_long_alone() -> None:
-    """After as long as they may be; and one that was short in between begins it anew."""
+    """After the time that they may take together; a short iteration between them resets that time."""
     loop = Loop()
     assert [loop.turn(BURST, 0.001) for _ in range(4)] == [BURST, BURST, BURST, 1000 * SHARES[0]]
     loop = Loop()

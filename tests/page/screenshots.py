@@ -1,4 +1,4 @@
-"""`python -m tests.page.screenshots`: take the pictures of docs/page.md anew, from a service with made-up batches."""
+"""`python -m tests.page.screenshots`: take the pictures of docs/page.md again, from a service with made-up batches."""
 
 from __future__ import annotations
 

@@ -149,8 +149,8 @@ def test_a_restart_of_the_server_is_survived() -> None:
 def test_connections_are_replaced_by_a_clock_that_does_not_jump(
     mariadb: MariaDB, mariadb_url: str, monkeypatch: pytest.MonkeyPatch, jump: int
 ) -> None:
-    """The wall clock was wrong while connections broke, and is set right: each is made anew once, not for each
-    transaction until the clock has caught up; and none that is broken is tried a second time."""
+    """The wall clock was wrong while connections broke, and is corrected: each connection is replaced once, not for
+    each transaction until the clock has caught up; and no broken connection is tried twice."""
     opened_connections: list[object] = []
     wall = time.time
 

@@ -127,7 +127,8 @@ class Node(MariaDB):
             return "silent"
 
     def start(self, *, new_cluster: bool = False, full_transfer: bool = False, wait: bool = True) -> None:
-        """Run it: it rejoins, and is sent what it has missed, or, with `full_transfer`, everything anew."""
+        """Start the node. It rejoins with a transfer of the writes that it missed, or of all data with
+        `full_transfer`."""
         data = self.folder / "data"
         if full_transfer:
             shutil.rmtree(data)
@@ -138,7 +139,7 @@ class Node(MariaDB):
             command.append("--wsrep-new-cluster")
         elif not full_transfer and (position := self._recovered()):
             command.append(f"--wsrep-start-position={position}")
-        self._note("started anew" if full_transfer else "started")
+        self._note("started without data" if full_transfer else "started")
         # A session of its own, so that the scripts of a transfer end with it.
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, text=True, start_new_session=True)
