@@ -41,8 +41,8 @@ class InvalidItemId(ValueError):
         if len(literal) > 80:
             literal = literal[:77] + "..."
         super().__init__(
-            f"{literal} is no item id: expected batch:group:index, three decimal integers below 2^53 without leading "
-            "zeros, like 7:0:42"
+            f"{literal} is not an item id: expected batch:group:index, three decimal integers below 2^53 without "
+            "leading zeros, like 7:0:42"
         )
 
 

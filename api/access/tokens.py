@@ -78,7 +78,7 @@ class Tokens:
                 loaded_tokens += tokens.parse(text())
             except (OSError, ValueError) as error:
                 # Of a file that is no text the error would say a part.
-                problem = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+                problem = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
                 raise errors.Misconfigured(f"the tokens of {text_} can't be read: {problem}") from None
         if self.required and not loaded_tokens:
             text_ = " and ".join(text_ for _, text_ in self._texts())

@@ -24,7 +24,9 @@ class BatchId(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
         if isinstance(value, int):
             return value
         if not _DECIMAL.fullmatch(value) or int(value) >= INTEGER_LIMIT:
-            self.fail(f"{value!r} is no batch id: expected a decimal integer without leading zeros, like 7", param, ctx)
+            self.fail(
+                f"{value!r} is not a batch id: expected a decimal integer without leading zeros, like 7", param, ctx
+            )
         return int(value)
 
 

@@ -41,7 +41,7 @@ def item_masks(df: DataFrame, column: str | Column = "item_id", *, failed: Faile
 
     | column | is |
     |---|---|
-    | batch, group | the group; both null in the one row that counts what is no item id, null too |
+    | batch, group | the group; both null in the one row that counts texts that are not item ids, null included |
     | bits | its items, little-endian bit order, up to index 32,767; the bytes after the last item's may be missing |
     | failed_bits | those that failed; null where none did. An item with a failed row and a good one is not failed |
     | items | the distinct items among the ids, those beyond included |

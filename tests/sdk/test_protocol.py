@@ -467,7 +467,7 @@ def test_a_malformed_id_anywhere_stops_a_collection_before_anything_is_sent() ->
     """The error names its position."""
     ids: list[Any] = [item_id(7, number) for number in range(20_000)]
     ids[15_000] = "7:0"
-    with pytest.raises(errors.MalformedItem, match="position 15000: '7:0' is no item id") as excinfo:
+    with pytest.raises(errors.MalformedItem, match="position 15000: '7:0' is not an item id") as excinfo:
         _masks.pieces(ids)
     assert excinfo.value.position == 15_000
 
@@ -476,7 +476,7 @@ def test_a_malformed_id_anywhere_stops_a_collection_before_anything_is_sent() ->
 def test_what_is_no_id_is_malformed(wrong: Any) -> None:
     """This holds for every type; the error shows the value unchanged."""
     first = wrong[-1] if isinstance(wrong, list) else wrong
-    with pytest.raises(errors.MalformedItem, match=re.escape(f": {first!r} is no item id")):
+    with pytest.raises(errors.MalformedItem, match=re.escape(f": {first!r} is not an item id")):
         _masks.pieces(wrong)
 
 
