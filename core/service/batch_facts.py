@@ -44,6 +44,3 @@ class BatchFacts:
         none, or they don't exist."""
         facts = self.get(batches)
         return {batch for batch in batches if not _begins(facts.get(batch), prefix)}
-
-    def clear(self) -> None:
-        self._facts.clear()

@@ -146,7 +146,7 @@ class Session:
         self._ids: dict[str, str] = {}
         self._digest = hashlib.blake2b(digest_size=12)
         self.service.acks._bitfields = BitfieldCache()
-        self.service.batches._facts.clear()
+        self.service.batches._facts._facts.clear()
 
     @property
     def seen(self) -> bytes:
