@@ -17,7 +17,7 @@ TEST_SERVERS := mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-serv
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve venv lint format prose openapi screenshots constraints clean test test-slow test-spark \
+.PHONY: help demo serve venv lint format prose openapi openapi-lint screenshots constraints clean test test-slow test-spark \
 	test-sdk-versions coverage bench test-soak explore chaos fuzz mutants zip sbom audit image-check
 
 help: ## print this list
@@ -71,6 +71,9 @@ prose: $(READY) ## measure the prose; LIST=1: what to rewrite, COMPARE=1
 openapi: $(READY) ## write openapi.yaml from the application
 	$(BIN)/python -m scripts.openapi
 
+openapi-lint: ## lint openapi.yaml with Redocly and Spectral; needs Node 20
+	$(PYTHON) -m scripts.openapi_lint
+
 screenshots: $(READY) ## take the pictures in docs/page.md again
 	@scripts/need.sh chromium fonts-inter
 	$(BIN)/python -m tests.page.screenshots
@@ -79,7 +82,7 @@ constraints: $(TOOLS)/.ready ## write constraints/ from requirements/; UPGRADE=1
 	$(TOOLS)/bin/python -m scripts.constraints $(if $(UPGRADE),--upgrade,)
 
 clean: ## remove environments, caches and built files
-	rm -rf $(VENV) $(VENV)-* $(TOOLS) dist build .coverage .coverage.* .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* $(TOOLS) .node dist build .coverage .coverage.* .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 ##@ Test
 

@@ -117,6 +117,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
         version=VERSION,
         summary="Knows, exactly, when a fanned-out batch of work is finished, at one bit an item.",
         lifespan=lifespan,
+        generate_unique_id_function=lambda route: route.name,
         openapi_url=None,  # a route of ours, like all others
         docs_url=None,
         redoc_url=None,

@@ -192,38 +192,86 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
-SCHEMA: Final[dict[str, Any]] = {
-    "type": "object",
-    "required": ["type", "title", "status", "code", "detail"],
-    "properties": {
-        "type": {"type": "string", "format": "uri"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "code": {"type": "string", "enum": sorted(STATUS), "description": "stable; go by this one"},
-        "detail": {"type": "string"},
-        "trimmed": {"type": "integer", "description": "of `position_trimmed`: read on after this position"},
-        "version": {"type": "integer", "description": "of `version_conflict`: the instance's version"},
-        "errors": {
+BODY: Final = ("unsupported_media_type", "invalid_request")
+"""What every route with a body can answer."""
+
+_PLACED: Final = ("idempotency_key_reused", "invalid_request", "out_of_order")
+_SCHEMA_BY_CODE: Final = {
+    **dict.fromkeys(STATUS, "PlainProblem"),
+    **dict.fromkeys(_PLACED, "PlacedProblem"),
+    "position_trimmed": "PositionTrimmedProblem",
+    "version_conflict": "VersionConflictProblem",
+}
+
+
+def _schema(name: str, **facts: dict[str, Any]) -> dict[str, Any]:
+    """The schema of the problems that have these facts, which all of them have."""
+    codes = sorted(code for code, schema in _SCHEMA_BY_CODE.items() if schema == name)
+    return {
+        "type": "object",
+        "required": ["type", "title", "status", "code", "detail", *facts],
+        "properties": {
+            "type": {"type": "string", "format": "uri", "description": "`urn:lastbit:problem:` and the code"},
+            "title": {"type": "string", "description": "the status in words"},
+            "status": {"type": "integer", "format": "int32"},
+            "code": {"type": "string", "enum": codes, "description": "stable; go by this one"},
+            "detail": {"type": "string", "description": "a sentence for people"},
+            **facts,
+        },
+    }
+
+
+SCHEMAS: Final[dict[str, Any]] = {
+    "Problem": {
+        "description": "An error (RFC 9457). Some have more fields; the code tells which.",
+        "oneOf": [{"$ref": f"#/components/schemas/{name}"} for name in sorted(set(_SCHEMA_BY_CODE.values()))],
+        "discriminator": {
+            "propertyName": "code",
+            "mapping": {code: f"#/components/schemas/{name}" for code, name in sorted(_SCHEMA_BY_CODE.items())},
+        },
+    },
+    "PlainProblem": _schema("PlainProblem"),
+    "PlacedProblem": _schema(
+        "PlacedProblem",
+        errors={
             "type": "array",
-            "description": "of a 422 and of `out_of_order`: what was wrong, and where",
+            "minItems": 1,
+            "description": "what was wrong, and where",
             "items": {
                 "type": "object",
                 "required": ["place", "expected"],
                 "properties": {"place": {"type": "string"}, "expected": {"type": "string"}},
             },
         },
-    },
+    ),
+    "PositionTrimmedProblem": _schema(
+        "PositionTrimmedProblem", trimmed={"type": "integer", "description": "read on after this position"}
+    ),
+    "VersionConflictProblem": _schema(
+        "VersionConflictProblem", version={"type": "integer", "description": "the instance's version"}
+    ),
 }
+"""By name, for the OpenAPI document."""
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses=` of a route that can answer these beside its own."""
+def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """The `responses=` of a route that can answer these beside its own. Each route can also answer that the request's
+    head is too large, and that the service is unavailable."""
+    codes_by_status: dict[int, list[str]] = {}
+    for code in sorted({*codes, "too_large", "unavailable"}):
+        codes_by_status.setdefault(STATUS[code], []).append(code)
     result: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({*statuses, 503}):
-        codes = sorted(code for code, status_of_code in STATUS.items() if status_of_code == status)
+    for status, answers in sorted(codes_by_status.items()):
+        schemas = {_SCHEMA_BY_CODE[code] for code in answers}
+        schema = schemas.pop() if len(schemas) == 1 else "Problem"
         result[status] = {
-            "description": " or ".join(f"`{code}`" for code in codes),
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            "description": " or ".join(f"`{code}`" for code in answers),
+            "content": {
+                MEDIA_TYPE: {
+                    "schema": {"$ref": f"#/components/schemas/{schema}"},
+                    "examples": {code: {"$ref": f"#/components/examples/{code}"} for code in answers},
+                }
+            },
         }
         if status in (429, 503):
             result[status]["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}

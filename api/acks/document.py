@@ -18,8 +18,8 @@ def document(openapi: dict[str, Any]) -> None:
     _, components = msgspec.json.schema_components(
         [Acks, Failures, AckAnswer], ref_template="#/components/schemas/{name}"
     )
-    for body_of in ("Acks", "Failures"):
-        components[body_of]["anyOf"] = [{"required": ["items"]}, {"required": ["groups"]}]
+    for name in ("Acks", "Failures"):
+        _split(name, components)
     openapi["components"]["schemas"].update(components)
     for path, verb in PATHS.items():
         model, summary = answers[verb]
@@ -35,7 +35,8 @@ def document(openapi: dict[str, Any]) -> None:
                         "in": "header",
                         "required": False,
                         "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,255}$"},
-                        "description": "kept with what the call completes, so that its retry sees `newly` again",
+                        "description": "1 to 255 visible ASCII characters; kept with what the call "
+                        "completes, so that its retry sees `newly` again",
                     }
                 ],
                 "requestBody": {
@@ -47,7 +48,32 @@ def document(openapi: dict[str, Any]) -> None:
                         "description": "applied + repeated + rejected = the distinct items sent",
                         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AckAnswer"}}},
                     },
-                    **{str(status): response for status, response in problems.documented(413, 415, 422).items()},
+                    **{str(status): response for status, response in problems.documented(*problems.BODY).items()},
                 },
             }
         }
+
+
+def _split(name: str, components: dict[str, Any]) -> None:
+    """A body has items or groups, or both. As two closed schemas, of which it fits one, so that generators make a type
+    that refuses any other body."""
+    body = components[name]
+    with_groups = {key: value for key, value in body["properties"].items() if key != "items"}
+    closed = {"type": "object", "additionalProperties": False}
+    components[f"{name}ByItem"] = {
+        "description": "By id, and also by mask.",
+        **closed,
+        "properties": body["properties"],
+        "required": ["items"],
+    }
+    components[f"{name}ByGroup"] = {
+        "description": "By mask alone.",
+        **closed,
+        "properties": with_groups,
+        "required": ["groups"],
+    }
+    components[name] = {
+        "title": name,
+        "description": body["description"],
+        "oneOf": [{"$ref": f"#/components/schemas/{name}{suffix}"} for suffix in ("ByItem", "ByGroup")],
+    }

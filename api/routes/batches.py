@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import ANY, caller_of, needs, outside
-from api.problems import documented
+from api.problems import BODY, documented
 from api.routes import cursors, models
 from api.routes.long_polls import Waiting
 from api.routes.models import BatchId
@@ -51,7 +51,13 @@ def _waiting(request: Request) -> Waiting:
 
 
 @router.post(
-    "", status_code=201, response_model=models.OpenedBatch, responses={201: REPLAYED, **documented(409, 413, 415, 422)}
+    "",
+    status_code=201,
+    response_model=models.OpenedBatch,
+    responses={
+        201: REPLAYED,
+        **documented("idempotency_key_reused", "batch_complete", "batch_expired", "batch_cancelled", *BODY),
+    },
 )
 @needs(Role.PRODUCE, is_limited=True)
 def open_batch(
@@ -67,7 +73,7 @@ def open_batch(
     return {**models.shown(result.batch), "start": result.start, "count": result.count, "newly": result.newly}
 
 
-@router.get("", response_model=models.BatchPage, responses=documented(422))
+@router.get("", response_model=models.BatchPage, responses=documented("invalid_request"))
 @needs(Role.READ, is_limited=True)
 def list_batches(
     request: Request,
@@ -90,7 +96,7 @@ def list_batches(
     return {"batches": [models.shown(batch) for batch in page.batches], "next": following}
 
 
-@router.get("/{id}", response_model=models.Batch, responses=documented(404, 422))
+@router.get("/{id}", response_model=models.Batch, responses=documented("batch_not_found", "invalid_request"))
 @needs(*ANY, is_limited=True)
 async def get_batch(
     batch: BatchId,
@@ -116,7 +122,18 @@ async def get_batch(
     "/{id}/items",
     status_code=201,
     response_model=models.Extension,
-    responses={201: REPLAYED, **documented(404, 409, 413, 415, 422)},
+    responses={
+        201: REPLAYED,
+        **documented(
+            "batch_not_found",
+            "batch_sealed",
+            "batch_complete",
+            "batch_expired",
+            "batch_cancelled",
+            "idempotency_key_reused",
+            *BODY,
+        ),
+    },
 )
 @needs(Role.PRODUCE, is_limited=True)
 def extend_batch(
@@ -139,7 +156,11 @@ def extend_batch(
     }
 
 
-@router.post("/{id}/seal", response_model=models.SealedBatch, responses=documented(404, 409, 413, 415, 422))
+@router.post(
+    "/{id}/seal",
+    response_model=models.SealedBatch,
+    responses=documented("batch_not_found", "batch_expired", "batch_cancelled", *BODY),
+)
 @needs(Role.PRODUCE, is_limited=True)
 def seal_batch(
     batch: BatchId, body: models.EmptyBody, request: Request, idempotency_key: IdempotencyKey = None
@@ -149,14 +170,18 @@ def seal_batch(
     return {**models.shown(sealed.batch), "newly": sealed.newly, "newly_succeeded": sealed.newly_succeeded}
 
 
-@router.post("/{id}/cancel", response_model=models.Batch, responses=documented(404, 409, 413, 415, 422))
+@router.post(
+    "/{id}/cancel",
+    response_model=models.Batch,
+    responses=documented("batch_not_found", "batch_complete", "batch_expired", *BODY),
+)
 @needs(Role.PRODUCE, is_limited=True)
 def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
     """End a batch that is open or sealed; it stays as a tombstone."""
     return models.shown(_service(request).batches.cancel(batch))
 
 
-@router.delete("/{id}", status_code=204, responses=documented(404, 422))
+@router.delete("/{id}", status_code=204, responses=documented("batch_not_found", "invalid_request"))
 @needs(Role.ADMIN, is_limited=True)
 def delete_batch(batch: BatchId, request: Request) -> Response:
     """Cancel the batch if it is live, then remove it altogether."""
@@ -164,16 +189,24 @@ def delete_batch(batch: BatchId, request: Request) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/{id}/pending", response_model=models.PendingPage, responses=documented(404, 422))
+@router.get(
+    "/{id}/pending", response_model=models.PendingPage, responses=documented("batch_not_found", "invalid_request")
+)
 @needs(Role.READ, is_limited=True)
-def pending(batch: BatchId, request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
+def list_pending_items(
+    batch: BatchId, request: Request, limit: Limit = 100, cursor: cursors.Cursor = None
+) -> dict[str, Any]:
     """The pending items, as ranges of numbers."""
     return _ranges(request, batch, "pending", limit, cursor)
 
 
-@router.get("/{id}/failed", response_model=models.FailedPage, responses=documented(404, 422))
+@router.get(
+    "/{id}/failed", response_model=models.FailedPage, responses=documented("batch_not_found", "invalid_request")
+)
 @needs(Role.READ, is_limited=True)
-def failed(batch: BatchId, request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
+def list_failed_items(
+    batch: BatchId, request: Request, limit: Limit = 100, cursor: cursors.Cursor = None
+) -> dict[str, Any]:
     """The failed items, as ranges of numbers, with the reasons that were given."""
     return _ranges(request, batch, "failed", limit, cursor)
 
@@ -195,9 +228,9 @@ def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, curs
     return {"ranges": documents, "next": None if page.next is None else cursors.encode(subject, page.next)}
 
 
-@router.get("/{id}/groups", response_model=models.Picture, responses=documented(404, 422))
+@router.get("/{id}/groups", response_model=models.Picture, responses=documented("batch_not_found", "invalid_request"))
 @needs(Role.READ, is_limited=True)
-def groups(
+def count_groups(
     batch: BatchId,
     request: Request,
     start: Annotated[int, Query(ge=0, lt=INTEGER_LIMIT, description="the first group"), models.Decimal] = 0,
@@ -216,9 +249,13 @@ def groups(
     }
 
 
-@router.get("/{id}/groups/{group}", response_model=models.GroupBits, responses=documented(404, 422))
+@router.get(
+    "/{id}/groups/{group}",
+    response_model=models.GroupBits,
+    responses=documented("batch_not_found", "group_not_found", "invalid_request"),
+)
 @needs(Role.READ, is_limited=True)
-def group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> dict[str, Any]:
+def get_group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> dict[str, Any]:
     """The bits of one group."""
     result = _service(request).batches.bits(batch, group)
     fields = {"resolved": result.resolved, "failed": result.failed}
@@ -226,9 +263,11 @@ def group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> d
     return {"batch": batch, **asdict(result.tile), "bits": bits}
 
 
-@router.get("/{id}/verify", response_model=models.Verification, responses=documented(404, 422))
+@router.get(
+    "/{id}/verify", response_model=models.Verification, responses=documented("batch_not_found", "invalid_request")
+)
 @needs(Role.READ, is_limited=True)
-def verify(batch: BatchId, request: Request) -> dict[str, Any]:
+def verify_batch(batch: BatchId, request: Request) -> dict[str, Any]:
     """Recount the batch's bits and compare them with its counts."""
     verification = _service(request).batches.verify(batch)
     return {
@@ -242,9 +281,11 @@ def verify(batch: BatchId, request: Request) -> dict[str, Any]:
     }
 
 
-@router.post("/{id}/repair", response_model=models.Repair, responses=documented(404, 409, 413, 415, 422))
+@router.post(
+    "/{id}/repair", response_model=models.Repair, responses=documented("batch_not_found", "upgrade_not_finished", *BODY)
+)
 @needs(Role.ADMIN, is_limited=True)
-def repair(
+def repair_batch(
     batch: BatchId, body: models.RepairBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
     """Restore the counts and the state of a batch from its bits, where verify finds that they disagree."""
@@ -265,18 +306,22 @@ def _counts(batch: Batch) -> dict[str, Any]:
     return {"state": batch.state, "acked": batch.acked, "failed": batch.failed, "pending": batch.pending}
 
 
-@router.get("/{id}/watermark", response_model=models.Watermark, responses=documented(404, 422))
+@router.get(
+    "/{id}/watermark", response_model=models.Watermark, responses=documented("batch_not_found", "invalid_request")
+)
 @needs(Role.READ, is_limited=True)
-def watermark(batch: BatchId, request: Request) -> dict[str, Any]:
+def get_watermark(batch: BatchId, request: Request) -> dict[str, Any]:
     """The smallest pending number."""
     state, number = _service(request).batches.watermark(batch)
     item = item_id(state.id, number, state.group_size) if number < state.items else None
     return {"watermark": number, "item": item}
 
 
-@router.get("/{id}/explain", response_model=models.Explanation, responses=documented(404, 422))
+@router.get(
+    "/{id}/explain", response_model=models.Explanation, responses=documented("batch_not_found", "invalid_request")
+)
 @needs(Role.READ, is_limited=True)
-def explain(batch: BatchId, request: Request) -> dict[str, Any]:
+def explain_batch(batch: BatchId, request: Request) -> dict[str, Any]:
     """Why the batch is not done, in words and as facts."""
     explanation = _service(request).batches.explain(batch)
     reasons = _shown_to(caller_of(request), explanation.reasons)

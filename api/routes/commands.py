@@ -46,7 +46,7 @@ def command_json(command: outbox.Command) -> dict[str, Any]:
     return {**{name: getattr(command, name) for name in Command.model_fields}, "data": stored(command.data)}
 
 
-@router.get("", response_model=CommandPage, responses=documented(410, 422))
+@router.get("", response_model=CommandPage, responses=documented("position_trimmed", "invalid_request"))
 @needs(*ANY)
 async def read_commands(
     request: Request,

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
 
 from api.access.rules import ANY, needs
-from api.problems import documented
+from api.problems import BODY, documented
 from api.routes import cursors, models
 from api.routes.models import Body
 from api.routes.route import JsonRoute
@@ -82,7 +82,7 @@ Drained = Annotated[
     BeforeValidator(_with_epoch),
     WithJsonSchema(
         {
-            "anyOf": [
+            "oneOf": [
                 {"$ref": "#/components/schemas/DrainedPartition"},
                 {"type": "integer", "minimum": 0, "exclusiveMaximum": groups.MOST_PARTITIONS},
             ]
@@ -232,10 +232,10 @@ def _snapshot(text: str) -> Snapshot:
 @router.put(
     "/{group}",
     response_model=Group,
-    responses={201: {"model": Group, "description": "it is new"}, **documented(409, 413, 415, 422)},
+    responses={201: {"model": Group, "description": "it is new"}, **documented("partitions_fixed", *BODY)},
 )
 @needs(Role.CONSUME)
-def put_group(group: GroupName, body: GroupBody, request: Request, response: Response) -> dict[str, Any]:
+def put_consumer_group(group: GroupName, body: GroupBody, request: Request, response: Response) -> dict[str, Any]:
     """Make a group, or change how long its workers may be silent and may take to drain. The number of partitions is
     fixed. 201 where it is new, else 200."""
     created_group, new = _service(request).consumer_groups.put(
@@ -245,9 +245,9 @@ def put_group(group: GroupName, body: GroupBody, request: Request, response: Res
     return _group(created_group)
 
 
-@router.get("", response_model=GroupPage, responses=documented(422))
+@router.get("", response_model=GroupPage, responses=documented("invalid_request"))
 @needs(*ANY)
-def list_groups(
+def list_consumer_groups(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = 100,
     cursor: cursors.Cursor = None,
@@ -261,9 +261,11 @@ def list_groups(
     }
 
 
-@router.get("/{group}", response_model=GroupDetails, responses=documented(404, 422))
+@router.get(
+    "/{group}", response_model=GroupDetails, responses=documented("consumer_group_not_found", "invalid_request")
+)
 @needs(*ANY)
-def get_group(group: AnyGroup, request: Request) -> dict[str, Any]:
+def get_consumer_group(group: AnyGroup, request: Request) -> dict[str, Any]:
     """The consumer group's workers, the owner of each partition since when, and the position of each."""
     details = _service(request).consumer_groups.get(group)
     return {
@@ -275,17 +277,23 @@ def get_group(group: AnyGroup, request: Request) -> dict[str, Any]:
     }
 
 
-@router.delete("/{group}", status_code=204, responses=documented(404, 409, 422))
+@router.delete(
+    "/{group}",
+    status_code=204,
+    responses=documented("consumer_group_not_found", "consumer_group_in_use", "invalid_request"),
+)
 @needs(Role.ADMIN)
-def delete_group(group: GroupName, request: Request) -> Response:
+def delete_consumer_group(group: GroupName, request: Request) -> Response:
     """Remove the group with its positions. Refused while workers are in it."""
     _service(request).consumer_groups.delete(group)
     return Response(status_code=204)
 
 
-@router.post("/{group}/sync", response_model=Synced, responses=documented(404, 409, 413, 415, 422))
+@router.post(
+    "/{group}/sync", response_model=Synced, responses=documented("consumer_group_not_found", "session_replaced", *BODY)
+)
 @needs(Role.CONSUME)
-def sync(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
+def sync_worker(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
     """Join or stay: renew the worker's lease, give back what is drained, take what its share asks for. May be repeated
     at any time; the answer is all that it holds."""
     drained = [(lease.partition, lease.epoch) for lease in body.drained]
@@ -307,9 +315,11 @@ def sync(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
     }
 
 
-@router.delete("/{group}/workers/{worker}", status_code=204, responses=documented(404, 422))
+@router.delete(
+    "/{group}/workers/{worker}", status_code=204, responses=documented("consumer_group_not_found", "invalid_request")
+)
 @needs(Role.CONSUME)
-def leave(
+def remove_worker(
     group: GroupName,
     worker: WorkerName,
     request: Request,
@@ -325,7 +335,7 @@ def leave(
 @router.put(
     "/{group}/partitions/{partition}/position",
     response_model=Committed,
-    responses=documented(404, 409, 413, 415, 422),
+    responses=documented("consumer_group_not_found", "stale_epoch", *BODY),
 )
 @needs(Role.CONSUME)
 def commit_position(

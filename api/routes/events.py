@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, field_val
 from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import Access, caller_of, forbidden, needs, outside
-from api.problems import Place, documented, invalid
+from api.problems import BODY, Place, documented, invalid
 from api.routes import models
 from api.routes.consumer_groups import Fence
 from api.routes.free_json import DATA, Data
@@ -104,7 +104,7 @@ class AppendedEvents(BaseModel):
     events: list[AppendedEvent]
 
 
-@router.post("", response_model=AppendedEvents, responses=documented(404, 409, 413, 415, 422))
+@router.post("", response_model=AppendedEvents, responses=documented("consumer_group_not_found", "stale_epoch", *BODY))
 @needs(Role.PRODUCE, is_limited=True)
 def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
     """Append events of your own, in one transaction. An id that was there before is a repeat."""
@@ -138,7 +138,7 @@ def _fence(body: NewEvents, caller: Token) -> groups.Fence | None:
     return body.fence.held()
 
 
-@router.get("", response_model=EventPage, responses=documented(410, 422))
+@router.get("", response_model=EventPage, responses=documented("position_trimmed", "invalid_request"))
 @needs(Role.READ, is_limited=True)
 async def read_events(
     request: Request,
@@ -173,8 +173,11 @@ async def read_events(
     "/stream",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {"text/event-stream": {}}, "description": "Server-Sent Events; `id` is the position"},
-        **documented(410, 422),
+        200: {
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "description": "Server-Sent Events; `id` is the position",
+        },
+        **documented("position_trimmed", "invalid_request"),
     },
 )
 @needs(Role.READ, is_limited=True)

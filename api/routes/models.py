@@ -7,7 +7,15 @@ from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Depends, Path, Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    field_validator,
+)
 from starlette.concurrency import run_in_threadpool
 
 from api import patterns
@@ -47,15 +55,28 @@ LabelValue = Annotated[str, StringConstraints(max_length=1024)]
 WantedLabel = Annotated[str, Field(json_schema_extra={"pattern": patterns.LABEL})]
 
 
+Labels = Annotated[
+    dict[LabelName, LabelValue],
+    Field(max_length=MAX_LABELS),
+    # pydantic describes the names by a pattern of properties, which generators of clients don't know.
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "string", "maxLength": 1024},
+            "propertyNames": {"minLength": 1, "maxLength": 255, "pattern": "^[^:]*$"},
+            "maxProperties": MAX_LABELS,
+        }
+    ),
+]
+
+
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
 class OpenBody(Body):
     key: Key | None = Field(None, description="a name of yours; need not be unique")
-    labels: dict[LabelName, LabelValue] = Field(
-        default_factory=dict, max_length=MAX_LABELS, json_schema_extra={"additionalProperties": False}
-    )
+    labels: Labels = Field(default_factory=dict, description="names and values of yours, to find the batch by")
     group_size: int = Field(
         DEFAULT_GROUP_SIZE, ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE, multiple_of=8, description="items of one bitfield"
     )

@@ -17,9 +17,9 @@ from lastbit.tokens import Role
 router = APIRouter(route_class=GuardedRoute, tags=["operations"])
 
 
-@router.get("/healthz")
+@router.get("/healthz", responses=documented())
 @open_to_all
-async def healthz() -> dict[str, str]:
+async def get_health() -> dict[str, str]:
     """Alive."""
     # Not in a thread: while the database is silent all of them wait for it, and whoever asks would end the process.
     return {"status": "ok"}
@@ -27,15 +27,19 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", responses=documented())
 @open_to_all
-def readyz(request: Request) -> dict[str, str]:
+def get_readiness(request: Request) -> dict[str, str]:
     """The database is reached, and its schema serves this release."""
     request.app.state.service.check_ready()
     return {"status": "ready"}
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **documented()},
+)
 @needs(Role.READ)
-async def metrics(request: Request) -> Response:
+async def get_metrics(request: Request) -> Response:
     """Prometheus text."""
     # Not in the pool of the other routes' threads: while the database is away they may all be waiting for it.
     content = await asyncio.to_thread(exposition, request.app.state.gauges)

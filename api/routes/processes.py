@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
 from api import patterns
 from api.access.rules import ANY, needs
-from api.problems import documented
+from api.problems import BODY, documented
 from api.routes import cursors, free_json
 from api.routes.commands import Command, Limit, command_json
 from api.routes.consumer_groups import Epoch
@@ -231,7 +231,10 @@ def _instance(instance: instances.Instance) -> dict[str, Any]:
 @router.put(
     "/{process}",
     response_model=Process,
-    responses={201: {"model": Process, "description": "it is new"}, **documented(409, 410, 413, 415, 422)},
+    responses={
+        201: {"model": Process, "description": "it is new"},
+        **documented("partitions_fixed", "consumer_group_in_use", "position_trimmed", *BODY),
+    },
 )
 @needs(Role.CONSUME)
 def put_process(process: ProcessName, body: ProcessBody, request: Request, response: Response) -> dict[str, Any]:
@@ -262,7 +265,7 @@ def list_processes(request: Request) -> dict[str, Any]:
     }
 
 
-@router.get("/{process}", response_model=InstancePage, responses=documented(404, 422))
+@router.get("/{process}", response_model=InstancePage, responses=documented("process_not_found", "invalid_request"))
 @needs(*ANY)
 def list_instances(
     process: ProcessName,
@@ -281,7 +284,9 @@ def list_instances(
     return free_json.response({"instances": [_instance(instance) for instance in instances_], "next": following})
 
 
-@router.delete("/{process}", status_code=204, responses=documented(404, 409, 422))
+@router.delete(
+    "/{process}", status_code=204, responses=documented("process_not_found", "consumer_group_in_use", "invalid_request")
+)
 @needs(Role.ADMIN)
 def delete_process(process: ProcessName, request: Request) -> Response:
     """Remove a process with its instances. Its commands can be pulled as long as their events are kept.
@@ -294,7 +299,7 @@ def delete_process(process: ProcessName, request: Request) -> Response:
 @router.post(
     "/{process}/{instance:rest}/handle",
     response_model=HandledAnswer,
-    responses=documented(404, 409, 413, 415, 422),
+    responses=documented("process_not_found", "stale_epoch", "version_conflict", *BODY),
 )
 @needs(Role.CONSUME)
 def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody, request: Request) -> Response:
@@ -331,14 +336,24 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
     )
 
 
-@router.post("/{process}/{instance:rest}/retry", response_model=Retried, responses=documented(404, 413, 415, 422))
+@router.post(
+    "/{process}/{instance:rest}/retry",
+    response_model=Retried,
+    responses=documented("process_not_found", "instance_not_found", *BODY),
+)
 @needs(Role.CONSUME)
-def retry_parked(process: ProcessName, instance: InstanceName, body: RetryBody, request: Request) -> dict[str, Any]:
+def retry_parked_events(
+    process: ProcessName, instance: InstanceName, body: RetryBody, request: Request
+) -> dict[str, Any]:
     """Have the instance's parked events, or one of them, handled again."""
     return {"retrying": _service(request).processes.retry_parked(process, instance, body.event)}
 
 
-@router.get("/{process}/{instance:rest}", response_model=InstanceDetails, responses=documented(404, 422))
+@router.get(
+    "/{process}/{instance:rest}",
+    response_model=InstanceDetails,
+    responses=documented("process_not_found", "instance_not_found", "invalid_request"),
+)
 @needs(*ANY)
 def get_instance(process: ProcessName, instance: InstanceName, request: Request) -> Response:
     """One instance: its state, the events that came to it, its timers and its commands."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import Access, caller_of, needs
-from api.problems import Problem, documented
+from api.problems import BODY, Problem, documented
 from api.routes import cursors, models
 from api.routes.route import GuardedRoute
 from api.server import bodies
@@ -121,7 +121,10 @@ _BODY: Final = {
 
 
 @router.post(
-    "/{tally}/apply", response_model=AppliedEntries, responses=documented(404, 409, 413, 415, 422), openapi_extra=_BODY
+    "/{tally}/apply",
+    response_model=AppliedEntries,
+    responses=documented("consumer_group_not_found", "stale_epoch", "out_of_order", *BODY),
+    openapi_extra=_BODY,
 )
 @needs(Role.CONSUME)
 async def apply_entries(tally: TallyName, request: Request) -> Response:
@@ -151,16 +154,16 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
     return Response(b'{"applied":%d,"repeated":%d}' % (answer.applied, answer.repeated), media_type="application/json")
 
 
-@router.get("/{tally}/{key:rest}", response_model=TallyValue, responses=documented(422))
+@router.get("/{tally}/{key:rest}", response_model=TallyValue, responses=documented("invalid_request"))
 @needs(Role.READ)
-def get_value(tally: TallyName, key: TallyKey, request: Request) -> dict[str, Any]:
+def get_total(tally: TallyName, key: TallyKey, request: Request) -> dict[str, Any]:
     """The total of a key and the sub-counters that it is the sum of; 0 where nothing was ever added."""
     result = _service(request).tallies.get(tally, key)
     sources = [{name: getattr(source, name) for name in SubCounter.model_fields} for source in result.sources]
     return {"key": result.key, "value": result.value, "sources": sources}
 
 
-@router.get("/{tally}", response_model=TallyPage, responses=documented(422))
+@router.get("/{tally}", response_model=TallyPage, responses=documented("invalid_request"))
 @needs(Role.READ)
 def list_totals(
     tally: TallyName,
@@ -179,7 +182,7 @@ def list_totals(
     }
 
 
-@router.delete("/{tally}", status_code=204, responses=documented(422))
+@router.delete("/{tally}", status_code=204, responses=documented("invalid_request"))
 @needs(Role.ADMIN)
 def delete_tally(tally: TallyName, request: Request) -> Response:
     """Remove the tally and its guards: what is applied again counts again."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api import patterns
 from api.access.rules import needs
-from api.problems import documented
+from api.problems import BODY, documented
 from api.routes import cursors, models
 from api.routes.events import Name
 from api.routes.models import BatchId, Body, Key
@@ -39,15 +39,19 @@ class NewWebhook(Body):
     label: Key | None = Field(None, description="a name of yours")
 
 
+def _by_position_or_event(schema: dict[str, Any]) -> None:
+    """Two closed schemas: an event by its id; or one by its position, or else all that are dead."""
+    properties = schema.pop("properties")
+    closed = {"type": schema.pop("type"), "additionalProperties": schema.pop("additionalProperties")}
+    event = {**properties["event"]["anyOf"][0], "description": properties["event"]["description"]}
+    schema["oneOf"] = [
+        {**closed, "properties": {"position": properties["position"], "event": {"type": "null"}}},
+        {**closed, "properties": {"position": {"type": "null"}, "event": event}, "required": ["event"]},
+    ]
+
+
 class Redelivery(Body):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "not": {
-                "properties": {"position": {"type": "integer"}, "event": {"type": "string"}},
-                "required": ["position", "event"],
-            }
-        }
-    )
+    model_config = ConfigDict(json_schema_extra=_by_position_or_event)
 
     position: int | None = Field(None, ge=1, lt=INTEGER_LIMIT, description="of the event in the feed")
     event: Name | None = Field(None, description="its id")
@@ -80,7 +84,9 @@ class WebhookPage(BaseModel):
 
 class Attempt(BaseModel):
     at: datetime
-    status: int | None = Field(description="of the receiver's answer, null where there was none")
+    status: int | None = Field(
+        json_schema_extra={"format": "int32"}, description="of the receiver's answer, null where there was none"
+    )
     error: str | None = Field(description="why there was no whole answer, in words")
     milliseconds: int
 
@@ -113,7 +119,7 @@ class Redelivered(BaseModel):
 class Tested(BaseModel):
     event: str = Field(description="the webhook-id that was sent")
     delivered: bool
-    status: int | None
+    status: int | None = Field(json_schema_extra={"format": "int32"})
     error: str | None
     milliseconds: int
 
@@ -135,7 +141,7 @@ def _webhook(webhook: subscriptions.Webhook) -> dict[str, Any]:
     return {name: getattr(webhook, name) for name in Webhook.model_fields}
 
 
-@router.post("", status_code=201, response_model=CreatedWebhook, responses=documented(413, 415, 422))
+@router.post("", status_code=201, response_model=CreatedWebhook, responses=documented(*BODY))
 @needs(Role.ADMIN)
 def create_webhook(body: NewWebhook, request: Request, response: Response) -> dict[str, Any]:
     """Subscribe a URL to the events from now on. The answer has the secret, and no later one has it again."""
@@ -145,7 +151,7 @@ def create_webhook(body: NewWebhook, request: Request, response: Response) -> di
     return {**_webhook(result.webhook), "secret": result.secret}
 
 
-@router.get("", response_model=WebhookPage, responses=documented(422))
+@router.get("", response_model=WebhookPage, responses=documented("invalid_request"))
 @needs(Role.ADMIN)
 def list_webhooks(request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
     """The webhooks, newest first."""
@@ -154,14 +160,14 @@ def list_webhooks(request: Request, limit: Limit = 100, cursor: cursors.Cursor =
     return {"webhooks": [_webhook(webhook) for webhook in page], "next": following}
 
 
-@router.get("/{id}", response_model=Webhook, responses=documented(404, 422))
+@router.get("/{id}", response_model=Webhook, responses=documented("webhook_not_found", "invalid_request"))
 @needs(Role.ADMIN)
 def get_webhook(webhook: WebhookId, request: Request) -> dict[str, Any]:
     """One webhook."""
     return _webhook(_service(request).webhooks.get(webhook))
 
 
-@router.delete("/{id}", status_code=204, responses=documented(404, 422))
+@router.delete("/{id}", status_code=204, responses=documented("webhook_not_found", "invalid_request"))
 @needs(Role.ADMIN)
 def delete_webhook(webhook: WebhookId, request: Request) -> Response:
     """Send it nothing more, and remove it with its deliveries."""
@@ -169,7 +175,9 @@ def delete_webhook(webhook: WebhookId, request: Request) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/{id}/deliveries", response_model=DeliveryPage, responses=documented(404, 422))
+@router.get(
+    "/{id}/deliveries", response_model=DeliveryPage, responses=documented("webhook_not_found", "invalid_request")
+)
 @needs(Role.ADMIN)
 def list_deliveries(
     webhook: WebhookId,
@@ -186,17 +194,21 @@ def list_deliveries(
     return {"deliveries": [_delivery(delivery) for delivery in page], "next": following}
 
 
-@router.post("/{id}/redeliver", response_model=Redelivered, responses=documented(404, 409, 410, 413, 415, 422))
+@router.post(
+    "/{id}/redeliver",
+    response_model=Redelivered,
+    responses=documented("webhook_not_found", "webhook_disabled", "position_trimmed", *BODY),
+)
 @needs(Role.ADMIN)
-def redeliver(webhook: WebhookId, body: Redelivery, request: Request) -> dict[str, Any]:
+def redeliver_webhook(webhook: WebhookId, body: Redelivery, request: Request) -> dict[str, Any]:
     """Send one event again, in any state, or all dead deliveries. Attempts are counted from zero."""
     count = _service(request).webhooks.redeliver(webhook, position=body.position, event=body.event)
     return {"redelivered": count}
 
 
-@router.post("/{id}/test", response_model=Tested, responses=documented(404, 413, 415, 422))
+@router.post("/{id}/test", response_model=Tested, responses=documented("webhook_not_found", *BODY))
 @needs(Role.ADMIN)
-def test_webhook(webhook: WebhookId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
+def send_test_event(webhook: WebhookId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
     """Send one `webhook.test` event right away, and answer what came back. It is not in the feed."""
     event, answer = _service(request).webhooks.test(webhook)
     return {
@@ -208,8 +220,10 @@ def test_webhook(webhook: WebhookId, body: models.EmptyBody, request: Request) -
     }
 
 
-@of_batches.get("/{id}/deliveries", response_model=BatchDeliveries, responses=documented(404, 422))
+@of_batches.get(
+    "/{id}/deliveries", response_model=BatchDeliveries, responses=documented("batch_not_found", "invalid_request")
+)
 @needs(Role.READ)
-def deliveries_of_a_batch(batch: BatchId, request: Request) -> dict[str, Any]:
+def list_batch_deliveries(batch: BatchId, request: Request) -> dict[str, Any]:
     """The deliveries of the batch's events to all webhooks, with their results."""
     return {"deliveries": [_delivery(delivery) for delivery in _service(request).webhooks.deliveries_of_batch(batch)]}

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
 import httpx
+import pytest
 import yaml
 
+from api.openapi import examples
+from api.problems import STATUS
 from scripts import openapi
+from tests.support.servers import running_service, sqlite_file
 
 
 def test_the_committed_document_is_the_apps() -> None:
@@ -28,3 +39,118 @@ def test_the_pages_load_nothing_from_elsewhere(service_url: str) -> None:
         if not address.startswith("data:"):
             assert address.startswith("/"), address
             assert httpx.get(service_url + address).status_code == 200
+
+
+DOCUMENT: Final[dict[str, Any]] = yaml.safe_load(openapi.PATH.read_text())
+OPERATIONS: Final = {
+    operation["operationId"]: (method.upper(), path, operation)
+    for path, operations in DOCUMENT["paths"].items()
+    for method, operation in operations.items()
+}
+
+
+def schemas(node: Any) -> Iterator[dict[str, Any]]:
+    """All objects of the document that could be a schema."""
+    if isinstance(node, dict):
+        yield node
+        for name, child in node.items():
+            if name not in ("examples", "example"):
+                yield from schemas(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from schemas(child)
+
+
+def test_operation_ids_are_stable() -> None:
+    """Generated clients name their methods by them, so docs/http.md has them all: a new one is added, none changes."""
+    page = (openapi.PATH.parent / "docs/http.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `([A-Z]+) (\S+)` \|$", page, re.MULTILINE)
+    assert rows == [(name, method, path) for name, (method, path, _) in OPERATIONS.items()]
+
+
+def test_no_schema_erases_types() -> None:
+    """Generators make of `anyOf` a type that takes too much, and of an integer without a format one of 32 bits."""
+    for schema in schemas(DOCUMENT):
+        assert "anyOf" not in schema
+        if schema.get("type") in ("integer", ["integer", "null"]):
+            assert schema["format"] in ("int32", "int64"), schema
+
+
+def test_bodies_take_no_unknown_fields() -> None:
+    """As the service refuses them. Generators then refuse a misspelt field."""
+    checked = 0
+    for _, _, operation in OPERATIONS.values():
+        if "requestBody" in operation:
+            waiting = [operation["requestBody"]["content"]["application/json"]["schema"]]
+            while waiting:
+                schema = waiting.pop()
+                name = schema.get("$ref", "").rpartition("/")[2]
+                schema = DOCUMENT["components"]["schemas"][name] if name else schema
+                if "properties" in schema:
+                    assert schema["additionalProperties"] is False, name
+                    checked += 1
+                waiting += [*schema.get("properties", {}).values(), *schema.get("oneOf", ())]
+                waiting += [schema["items"]] if "items" in schema else []
+    assert checked > 20
+
+
+def test_each_error_has_an_example() -> None:
+    """Of its code and status; and each code is one of some operation, but those that belong to none."""
+    codes = set()
+    for method, path, operation in OPERATIONS.values():
+        for status, response in operation["responses"].items():
+            if status >= "400":
+                examples = response["content"]["application/problem+json"]["examples"]
+                assert examples, (method, path, status)
+                for code, reference in examples.items():
+                    assert reference == {"$ref": f"#/components/examples/{code}"}
+                    problem = DOCUMENT["components"]["examples"][code]["value"]
+                    assert (problem["code"], problem["status"]) == (code, int(status))
+                    codes.add(code)
+    assert set(STATUS) - codes == {"internal", "method_not_allowed", "not_found", "not_implemented"}
+
+
+def test_a_service_takes_the_examples() -> None:
+    """All of them, in their order, by a new service."""
+    fill = {"tally": "screws", "process": "shipping", "instance": "order-1001", "group": "render", "partition": "0"}
+    asked = set()
+    with (
+        sqlite_file() as url,
+        running_service(url, LASTBIT_WEBHOOKS_ALLOW_PRIVATE="true", LASTBIT_DISPATCHER_EVERY="0") as running,
+        httpx.Client(base_url=running.url, timeout=30) as http,
+    ):
+        for name in examples.REQUESTS:
+            method, path, operation = OPERATIONS[name]
+            if name == "handle_event":
+                body = {"worker": "worker-1", "session": "s"}
+                assert http.post("/v1/consumer-groups/process.shipping/sync", json=body).status_code == 200
+            for example in operation["requestBody"]["content"]["application/json"]["examples"].values():
+                body = example["value"]
+                if name == "create_webhook":
+                    body = {**body, "url": "http://127.0.0.1:9/"}  # no test asks a name server
+                response = http.request(method, path.format(id=1, **fill), json=body)
+                if body == {"position": 1}:
+                    # It was in the feed before the webhook.
+                    assert [error["place"] for error in response.json()["errors"]] == ["body.position"]
+                else:
+                    assert response.is_success, (name, response.text)
+                asked.add(name)
+    assert asked == {name for name, (_, _, operation) in OPERATIONS.items() if "requestBody" in operation}
+
+
+@pytest.mark.slow
+def test_linters_report_nothing() -> None:
+    """Redocly and Spectral, with the rules that they recommend."""
+    lint = subprocess.run([sys.executable, "-m", "scripts.openapi_lint"], capture_output=True, text=True)
+    assert lint.returncode == 0, lint.stdout + lint.stderr
+
+
+@pytest.mark.slow
+def test_linters_report_what_is_missing(tmp_path: Path) -> None:
+    """Both of them."""
+    path = tmp_path / "openapi.yaml"
+    path.write_text(yaml.safe_dump({name: value for name, value in DOCUMENT.items() if name != "servers"}))
+    lint = subprocess.run([sys.executable, "-m", "scripts.openapi_lint", path], capture_output=True, text=True)
+    assert lint.returncode == 1
+    assert "redocly no-empty-servers" in lint.stdout
+    assert "spectral oas3-api-servers" in lint.stdout

@@ -1,0 +1,135 @@
+"""Examples for the OpenAPI document: each error by its code, and bodies of requests by operation.
+
+In the order of this file, a new service accepts all requests whose path names what an earlier one has made."""
+
+from __future__ import annotations
+
+import base64
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from api import problems
+from api.access.rules import unauthorized
+from api.problems import Place, Problem
+from core import errors
+from lastbit.streams.snapshot import Snapshot
+
+_PROBLEMS: Final = (
+    unauthorized(has_token=False),
+    Problem("forbidden", "this needs the role produce or admin; the token dashboard has read"),
+    Problem("rate_limited", "the token importer may make 50 calls a second"),
+    Problem("too_large", "body: expected at most 8,388,608 bytes"),
+    Problem("unsupported_media_type", "header Content-Type: expected application/json, got text/plain"),
+    problems.invalid([Place("body.count", "this field is required")]),
+    *(
+        problems.from_core(error)
+        for error in (
+            errors.IdempotencyKeyReused("catalog-42", "it opened batch 7"),
+            errors.BatchNotFound(7),
+            errors.GroupNotFound(7, 2, 1),
+            errors.BatchSealed(7, "extend"),
+            errors.BatchComplete(7, "extend"),
+            errors.BatchExpired(7, "extend"),
+            errors.BatchCancelled(7, "extend"),
+            errors.WebhookNotFound(3),
+            errors.WebhookDisabled(3),
+            errors.PositionTrimmed(100, 2500),
+            errors.OutOfOrder("body.entries[0]", "blue", (16, 0), (17, 0)),
+            errors.ConsumerGroupNotFound("render"),
+            errors.ConsumerGroupInUse("render", 2),
+            errors.PartitionsFixed("render", 16),
+            errors.SessionReplaced("render", "worker-1"),
+            errors.StaleEpoch("render", 5, "worker-1", 3),
+            errors.ProcessNotFound("shipping"),
+            errors.InstanceNotFound("shipping", "order-1001"),
+            errors.VersionConflict("shipping", "order-1001", 1, 2),
+            errors.UpgradeNotFinished("0010"),
+            errors.Overloaded("10,000 acks are waiting already"),
+        )
+    ),
+)
+
+
+def of_problems() -> dict[str, Any]:
+    """Each problem by its code, as `components.examples` has it."""
+    return {
+        problem.code: {
+            "summary": HTTPStatus(problem.status).phrase,
+            "value": msgspec.json.decode(problem.body()),
+        }
+        for problem in _PROBLEMS
+    }
+
+
+_FENCE: Final = {"worker": "worker-1", "epoch": 1}
+_SNAPSHOT: Final = base64.b64encode(Snapshot().encode()).decode()
+
+REQUESTS: Final[dict[str, dict[str, Any]]] = {
+    "append_events": {
+        "An event": {
+            "events": [{"id": "order-1001-paid", "type": "order.paid", "key": "order-1001", "data": {"total": 120}}]
+        }
+    },
+    "open_batch": {
+        "A batch to extend": {"key": "catalog-42", "labels": {"team": "search"}},
+        "With items": {"key": "catalog-43", "items": 1000, "group_size": 64, "expires_in": 86400},
+        "As an item of another batch": {"key": "catalog-43-images", "parent": "2:0:5"},
+    },
+    "extend_batch": {"A thousand items": {"count": 1000}},
+    "ack_items": {
+        "By id": {"items": ["1:0:0", "1:0:1"]},
+        "By bitfield": {"groups": [{"batch": 1, "group": 0, "bits": "/w=="}]},
+        "Both": {"items": ["1:0:8"], "groups": [{"batch": 2, "group": 0, "bits": "Aw=="}]},
+    },
+    "fail_items": {
+        "By id, with a reason": {"items": ["1:0:9"], "reason": "the picture is missing"},
+        "By bitfield": {"groups": [{"batch": 2, "group": 1, "bits": "AQ=="}]},
+    },
+    "repair_batch": {"Look first": {"dry_run": True}, "Repair": {}},
+    "seal_batch": {"No fields": {}},
+    "cancel_batch": {"No fields": {}},
+    "put_consumer_group": {"Sixteen partitions": {"partitions": 16, "ttl": 10, "release": 30}},
+    "sync_worker": {
+        "Join": {"worker": "worker-1", "session": "5f0c7a31"},
+        "Give a partition back": {
+            "worker": "worker-1",
+            "session": "5f0c7a31",
+            "drained": [{"partition": 5, "epoch": 1}],
+            "capacity": 8,
+        },
+    },
+    "commit_position": {"A window without gaps": {**_FENCE, "snapshot": _SNAPSHOT, "head": 120}},
+    "apply_entries": {
+        "One message": {
+            "entries": [{"key": "blue", "delta": 5, "source": {"topic": "screws", "partition": 0, "offset": 17}}]
+        },
+    },
+    "put_process": {"A process": {"partitions": 16, "after": 0}},
+    "handle_event": {
+        "New state and a command": {
+            "event": {"id": "order-1001-paid", "position": 1},
+            "fence": _FENCE,
+            "version": 0,
+            "state": {"paid": True},
+            "commands": [{"type": "ship", "data": {"order": 1001}}],
+            "timers": [{"timer": "reminder", "after": 3600}],
+        },
+    },
+    "retry_parked_events": {"All of them": {}, "One of them": {"event": "order-1001-paid"}},
+    "create_webhook": {
+        "Completed batches": {"url": "https://hooks.example.com/lastbit", "types": ["batch.completed"], "label": "ops"}
+    },
+    "redeliver_webhook": {"All that are dead": {}, "One event": {"position": 1}},
+    "send_test_event": {"No fields": {}},
+}
+"""By operation and summary."""
+
+
+def of_requests(operation: str) -> dict[str, Any]:
+    """The examples of an operation's body."""
+    return {
+        f"{operation}_{number}": {"summary": summary, "value": value}
+        for number, (summary, value) in enumerate(REQUESTS[operation].items(), 1)
+    }
