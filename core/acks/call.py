@@ -177,7 +177,10 @@ class Unit:
         mask_bytes = sum(mask.nbytes for mask in self.masks.values())
         size = 40 * ids + 200 * (len(self.indexes) + len(self.masks)) + mask_bytes
         self.size = size if size >= SMALL else 0
-        self.cost = max(1, sum(self._cost_of(group) for group in self.groups()))
+        if ids < _IDS and not self.masks and self.call.reason is None:
+            self.cost = 1
+        else:
+            self.cost = max(1, sum(self._cost_of(group) for group in self.groups()))
 
     def _cost_of(self, group: int) -> int:
         cost, items = 0, 0

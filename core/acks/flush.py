@@ -248,12 +248,12 @@ def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:
         journal_state = journal.catch_up(
             tx, batch, row.group_size, locks.journal_states[batch], row.journal_next, entries[batch]
         )
-        journal.fetch(tx, batch, row.group_size, journal_state, numbers)
+        for number in journal.fetch(tx, batch, row.group_size, journal_state, numbers):
+            _check((batch, number), journal_state.groups[number], state.issued(batch, number))
         state.journal_states[batch] = journal_state
         state.acked[batch] = []
         for number in numbers:
             state.missing.discard((batch, number))
-            _check((batch, number), journal_state.groups[number], state.issued(batch, number))
             state.groups[batch, number] = journal_state.groups[number]
 
 
@@ -309,7 +309,19 @@ def _check(key: Key, group: bitfield.Group, issued: int) -> None:
     try:
         group.check(issued)
     except bitfield.Inconsistent as error:
-        raise errors.InconsistentBatch(key[0], f"group {key[1]}: {error}") from error
+        raise _inconsistent(key, error) from error
+
+
+def _row(key: Key, group: bitfield.Group, issued: int) -> str:
+    """The VALUES of the group's row. Raises `errors.InconsistentBatch` if its counts and bits disagree."""
+    try:
+        return group_rows.row(key, group, issued)
+    except bitfield.Inconsistent as error:
+        raise _inconsistent(key, error) from error
+
+
+def _inconsistent(key: Key, error: bitfield.Inconsistent) -> errors.InconsistentBatch:
+    return errors.InconsistentBatch(key[0], f"group {key[1]}: {error}")
 
 
 def _write_groups(pipeline: Pipeline, state: FlushState) -> None:
@@ -321,13 +333,13 @@ def _write_groups(pipeline: Pipeline, state: FlushState) -> None:
     patches: list[group_rows.Patch] = []
     for key in sorted(key for key in state.changed if key[0] not in state.journal_states):
         group, issued = state.groups[key], state.issued(*key)
-        _check(key, group, issued)
         if key in state.missing:
-            new.append(group_rows.row(key, group, issued))
+            new.append(_row(key, group, issued))
         elif dialect.patches_blobs and (changes := group.patches(issued)) is not None:
+            _check(key, group, issued)
             patches.append((key, group, changes))
         else:
-            old.append(group_rows.row(key, group, issued))
+            old.append(_row(key, group, issued))
     pipeline.later(*texts, *group_rows.patch(patches), *group_rows.upsert(tx, old), *group_rows.insert(new))
     if not state.locked_rows.keys().isdisjoint(batch for batch, _ in state.missing & state.changed):
         # If another transaction has inserted the row of a group first, that must be noticed before the counts are
@@ -356,8 +368,7 @@ def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list
         delta.filled = any(journal_state.groups[number].resolved_count == row.group_size for number in numbers)
         for number in numbers:
             key, group, issued = (batch, number), journal_state.groups[number], state.issued(batch, number)
-            _check(key, group, issued)
-            rows.append(group_rows.row(key, group, issued))
+            rows.append(_row(key, group, issued))
     return texts, rows
 
 

@@ -117,7 +117,7 @@ class Load:
                     pending.left += 1
                     self.rests.append((rest, pending))
                 new_groups = len(unit.groups() - groups)
-        groups |= unit.groups()
+        groups.update(unit.groups())
         self._count += new_groups
         self.cost += unit.cost
         self.taken.append((unit, pending))

@@ -235,8 +235,8 @@ def catch_up(
     return state
 
 
-def fetch(tx: Connection, batch: int, group_size: int, state: JournalState, numbers: Iterable[int]) -> None:
-    """Load these groups and apply the journal to them."""
+def fetch(tx: Connection, batch: int, group_size: int, state: JournalState, numbers: Iterable[int]) -> list[int]:
+    """Load these groups and apply the journal to them. Returns those that were not in memory."""
     absent = sorted(group for group in numbers if group not in state.groups)
     rows = {}
     for part in statements.chunks(absent, statements.LIST):
@@ -255,6 +255,7 @@ def fetch(tx: Connection, batch: int, group_size: int, state: JournalState, numb
             union(group, unfolded_items.indexes)
             unfolded_items.indexes.clear()
         state.groups[number] = group
+    return absent
 
 
 @dataclass(slots=True)

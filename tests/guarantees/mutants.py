@@ -970,6 +970,13 @@ MUTANTS = [
         _COMBINER + "test_a_batch_that_stays_locked_is_not_merged_again",
     ),
     Mutant(
+        "a-group-counts-for-each-call-that-names-it",
+        "core.acks.lanes:Load.add",
+        "groups.update(unit.groups())",
+        "groups = groups | unit.groups()",
+        _COMBINER + "test_calls_for_the_same_groups_share_a_flush_however_many_they_are",
+    ),
+    Mutant(
         "a-large-call-is-one-flush",
         "core.acks.lanes:Load.add",
         "self.cost + unit.cost > self._most_cost",

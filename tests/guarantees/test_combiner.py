@@ -192,6 +192,21 @@ def test_merged_calls_share_one_flush_and_one_of_them_is_told_newly(database: Da
         assert late.result(30).completed[batch].newly is False
 
 
+def test_calls_for_the_same_groups_share_a_flush_however_many_they_are(database: Database) -> None:
+    """A flush is bounded in different groups: a group that ten calls name counts once."""
+    groups = UNIT_GROUPS // 4
+    with gated(database) as gate:
+        batch = new(gate.service, groups * GROUP)
+        gate.occupy()
+        futures = [
+            gate.service.acks.ack(Call.of(Verb.ACK, [(batch, group, index) for group in range(groups)]))
+            for index in range(10)
+        ]
+        gate.gate.opened.set()
+        assert [future.result(30).applied for future in futures] == [groups] * 10
+        assert [len(flush) for flush in gate.gate.flushes] == [1, 10]
+
+
 def test_the_same_item_of_several_callers_counts_for_the_first(database: Database) -> None:
     """Merged duplicates are repeats of the one that came first, and a redrive is news to who redrove."""
     with gated(database) as gate:

@@ -251,10 +251,10 @@ def test_processes_that_take_turns_read_no_group_again_though_the_others_fold(
     read: list[list[int]] = []
     fetch = journal.fetch
 
-    def watched(tx: Any, batch_id: int, size: int, state: journal.JournalState, groups: Any) -> None:
-        groups = list(groups)
-        read.append([group for group in groups if group not in state.groups])
-        fetch(tx, batch_id, size, state, groups)
+    def watched(tx: Any, batch_id: int, size: int, state: journal.JournalState, groups: Any) -> list[int]:
+        fetched = fetch(tx, batch_id, size, state, groups)
+        read.append(fetched)
+        return fetched
 
     monkeypatch.setattr(journal, "fetch", watched)
     remaining = sorted(set(range(ITEMS)) - acked - set(starts))
