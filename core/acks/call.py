@@ -177,8 +177,10 @@ class Unit:
         mask_bytes = sum(mask.nbytes for mask in self.masks.values())
         size = 40 * ids + 200 * (len(self.indexes) + len(self.masks)) + mask_bytes
         self.size = size if size >= SMALL else 0
-        if ids < _IDS and not self.masks and self.call.reason is None:
-            self.cost = 1
+        if self.reason is None:
+            # The sum of `_cost_of` over all groups, which would take several times as long.
+            cost = sum([len(indexes) // _IDS for indexes in self.indexes.values()])
+            self.cost = max(1, cost + sum([1 + mask.nbytes // _MASK_BYTES for mask in self.masks.values()]))
         else:
             self.cost = max(1, sum(self._cost_of(group) for group in self.groups()))
 
