@@ -20,7 +20,7 @@ from api import page, problems
 from api.access.rules import Access
 from api.access.sessions import Sessions
 from api.access.tokens import LOOK_EVERY, Tokens
-from api.acks.parse_budget import Turns
+from api.acks.parse_budget import ParseBudget
 from api.acks.refusals import Pause
 from api.acks.routes import AckRoutes
 from api.metrics import DatabaseGauges
@@ -77,7 +77,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.service = service
         app.state.gauges = DatabaseGauges(database)
         app.state.loop = loop = asyncio.get_running_loop()
-        app.state.turns = Turns(settings.shed_after, loop.call_soon)
+        app.state.parse_budget = ParseBudget(settings.shed_after, loop.call_soon)
         app.state.pause = Pause(loop)
         app.state.waiting = Waiting(service)
         app.state.room = Room(settings.max_waiting_bytes)

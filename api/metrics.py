@@ -41,7 +41,7 @@ for _cause in ("acks", "bytes", "connections", "idle", "large", "rate", "slow", 
     REFUSED.labels(_cause)
 
 SHED: Final = REFUSED.labels("acks")
-SENT_AWAY: Final = {verb: ACK_REQUESTS.labels(verb.value, "503") for verb in Verb}
+REFUSED_BY_OVERLOAD: Final = {verb: ACK_REQUESTS.labels(verb.value, "503") for verb in Verb}
 """Ready made, for answers that are to cost nearly nothing."""
 
 FRESH: Final = 3.0

@@ -25,7 +25,7 @@ from api.access.rules import SITE, digest_of
 from api.acks.bodies import Check, encode
 from api.acks.refusals import refusal
 from api.acks.routes import PATHS, AckRoutes
-from api.metrics import SENT_AWAY, SHED
+from api.metrics import REFUSED_BY_OVERLOAD, SHED
 from api.problems import Problem
 from api.server import bodies
 from api.server.connection import USUAL_LINES, WatchedProtocol
@@ -65,23 +65,23 @@ class _Exchange:
         self.caller = caller
         self.key = key
         self.request_id: bytes | None = None
-        """As the caller gave it."""
+        """The request id that the client sent."""
         self.length = 0
         self.parts: list[bytes] = []
         self.held = 0
-        """Bytes of them, for which there is room."""
+        """Bytes of `parts` that `room` has granted."""
         self.keep_alive = True
         self.disconnected = False
         self.response_complete = False
-        self.message_event = _NOBODY_WAITS
+        self.message_event = _UNUSED_EVENT
         self.more_body = True
 
     @property
     def response_started(self) -> bool:
-        return self.response_complete  # it is one write
+        return self.response_complete  # a response is one write
 
     def __call__(self, result: Pending) -> None:
-        """The call is over: answer."""
+        """Answer the finished call."""
         if result.error is not None:
             self.refuse(result.error)
         else:
@@ -90,14 +90,14 @@ class _Exchange:
     def refuse(self, error: Exception) -> None:
         self._answer_with(refusal(self.verb, error, self.request_id))
 
-    def send_away(self) -> None:
-        """More acks come than can be committed. Under overload most requests end here, their bodies not looked at, so
-        this has to cost as little as can be."""
+    def refuse_overload(self) -> None:
+        """Refuse the call, as more acks arrive than can be committed. Under overload most requests end here, unparsed,
+        so this must cost very little."""
         protocol = self._protocol
         if self.request_id is not None or not self.keep_alive:
             self.refuse(errors.Overloaded(TOO_MANY))
             return
-        SENT_AWAY[self.verb].inc()
+        REFUSED_BY_OVERLOAD[self.verb].inc()
         SHED.inc()
         self.response_complete = True
         if not protocol.transport.is_closing():
@@ -118,13 +118,13 @@ class _Exchange:
 
 
 class _Event:
-    """In the place of the cycle's event, on which nobody waits here."""
+    """A substitute for the cycle's event, which nothing awaits here."""
 
     def set(self) -> None:
         pass
 
 
-_NOBODY_WAITS: Final = _Event()
+_UNUSED_EVENT: Final = _Event()
 
 
 class _Head(NamedTuple):
@@ -132,9 +132,9 @@ class _Head(NamedTuple):
 
     verb: Verb
     length: int
-    """Of the body, in bytes."""
+    """Bytes of the body."""
     digest: bytes
-    """Of the token in it. The token's permissions are looked up for each request."""
+    """The digest of its token. The token's permissions are looked up for each request."""
 
 
 _heads: Final[dict[bytes, _Head]] = {}
@@ -155,11 +155,11 @@ def _busy() -> bytes:
 
 _BUSY: Final = _busy()
 _LONGEST_HEAD: Final = 4096
-"""Bytes of one that is remembered."""
+"""The maximum bytes of a head that is cached."""
 
 
 class AckProtocol(WatchedProtocol):
-    """See the module."""
+    """See the module's docstring."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -172,7 +172,7 @@ class AckProtocol(WatchedProtocol):
             self._give_room(cycle)
 
     def data_received(self, data: bytes) -> None:
-        # A client that doesn't read its answers gets no more of them: the ordinary path waits.
+        # A client that doesn't read its responses takes the ordinary path, which waits.
         if not self.between or not self.at_rest or self.flow.write_paused:
             super().data_received(data)
             return
@@ -183,17 +183,17 @@ class AckProtocol(WatchedProtocol):
             caller = self.acks.access.consumer(cached.digest)
             if caller is not None:
                 exchange = _Exchange(self, cached.verb, caller, None)
-                self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
+                self.cycle = exchange  # type: ignore[assignment]  # it has the attributes of a cycle that the server uses
                 self._begin(exchange, data[end:])
                 return
         heads = self.heads
         super().data_received(data)
         cycle: Any = self.cycle
         if (
-            # Of two requests the first may be over by now, and what was made is of the second.
+            # Of two requests the first may be answered by now, and `cycle` belongs to the second.
             self.heads == heads + 1
             and end <= _LONGEST_HEAD
-            # The parser skips blank lines before a request; `end` is behind them then, and no head's.
+            # The parser skips blank lines before a request; then `end` isn't the end of the head.
             and data.startswith(b"POST ")
             and type(cycle) is _Exchange
             and cycle.key is cycle.request_id is None
@@ -250,7 +250,7 @@ class AckProtocol(WatchedProtocol):
         exchange = _Exchange(self, verb, caller, key)
         exchange.length = int(length)
         exchange.request_id = request_id
-        self.cycle = exchange  # type: ignore[assignment]  # it has what the server asks a cycle for
+        self.cycle = exchange  # type: ignore[assignment]  # as above
         return True
 
     def on_body(self, body: bytes) -> None:
@@ -283,12 +283,12 @@ class AckProtocol(WatchedProtocol):
         exchange.parts = []
 
     def _begin(self, exchange: _Exchange, content: bytes) -> None:
-        """The request is here: queue it, or refuse it."""
+        """Queue the complete request, or refuse it."""
         room = self.acks.state.room
         size, exchange.held = exchange.held, 0
         try:
             if self.acks.is_full():
-                self.acks.send_away(exchange.send_away)
+                self.acks.refuse_later(exchange.refuse_overload)
                 return
             if exchange.caller.requests is not None:
                 self.acks.access.rates.call(exchange.caller)
@@ -296,7 +296,7 @@ class AckProtocol(WatchedProtocol):
             if check is None:
                 self.acks.submit(call, exchange)
                 return
-            # It will wait for a thread, with all that it brought.
+            # It waits for a thread, and its content stays in memory.
             if not size:
                 room.take(len(content))
                 size = len(content)
@@ -304,7 +304,7 @@ class AckProtocol(WatchedProtocol):
             size = 0
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
-        except Exception as error:  # noqa: BLE001  # the outermost place there is: all becomes a problem
+        except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
             exchange.refuse(error)
         finally:
             room.give(size)
@@ -322,8 +322,8 @@ class AckProtocol(WatchedProtocol):
             self.acks.state.room.give(size)
 
     def answered(self) -> None:
-        """After an answer on this path: as `on_response_complete`, but the timer of an idle connection keeps running,
-        and checks at its end when the last answer was. To set it again for each answer would cost more."""
+        """Like `on_response_complete`, for a response on this path. But the timer of an idle connection keeps running,
+        and compares the time of the last response when it ends: setting it for each response would cost more."""
         self.last = self.loop.time()
         if self.pipeline or self.timeout_keep_alive_task is None:
             self.on_response_complete()

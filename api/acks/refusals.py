@@ -45,17 +45,17 @@ class Pause:
         self._set = False
         """Whether the timer is set."""
 
-    def before(self, tell: Callable[[], object]) -> None:
-        """Call `tell` after the delay."""
-        self._waiting.append((self._loop.time() + SECONDS, tell))
+    def before(self, refuse: Callable[[], object]) -> None:
+        """Call `refuse` after the delay."""
+        self._waiting.append((self._loop.time() + SECONDS, refuse))
         self._wait(SECONDS)
 
     def _wait(self, seconds: float) -> None:
         if not self._set:
             self._set = True
-            self._loop.call_later(seconds, self._tell)
+            self._loop.call_later(seconds, self._refuse_due)
 
-    def _tell(self) -> None:
+    def _refuse_due(self) -> None:
         # A refused client may have sent its next request already; that calls `before` during this loop.
         due = self._loop.time()
         try:

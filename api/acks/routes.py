@@ -1,5 +1,6 @@
-"""The two ack routes, as a small ASGI callable in front of FastAPI's stack: they are called once an item, all others
-once a batch. Bodies are decoded by msgspec; problems look the same, and the OpenAPI document has their models.
+"""The two ack routes, as a small ASGI callable in front of FastAPI's stack: they are called once per item, all others
+once per batch. msgspec decodes the bodies. Problems look like those of other routes, and the OpenAPI document has the
+models.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from api import problems
 from api.access.rules import Access, first_headers
 from api.acks import refusals
 from api.acks.bodies import Check, encode, parse
-from api.acks.parse_budget import Turns
+from api.acks.parse_budget import ParseBudget
 from api.acks.refusals import Pause, refusal
 from api.metrics import ACK_REQUESTS, ACKS, RESULTS
 from api.problems import Problem
@@ -36,16 +37,16 @@ PATHS: Final = {"/v1/acks": Verb.ACK, "/v1/failures": Verb.FAIL}
 
 
 class AckRoutes:
-    """Takes the ack routes and passes everything else on."""
+    """Answers the ack routes and passes all other requests to FastAPI."""
 
     def __init__(self, app: FastAPI, *, most_waiting: int) -> None:
         self.app: ASGIApp = Requests(app, most_waiting=most_waiting)
         self.fastapi = app
         self.state = app.state
         self.access: Access = app.state.access
-        self._receive = self._deliver  # one object, by which the combiner knows us
-        self.over: deque[Sequence[Pending]] = deque()
-        """Calls that are over, and whose callers are to be told."""
+        self._receive = self._deliver  # one bound method, so that the combiner can group calls by it
+        self.finished: deque[Sequence[Pending]] = deque()
+        """Finished calls that are not answered yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         verb = PATHS.get(scope["path"]) if scope["type"] == "http" else None
@@ -54,7 +55,7 @@ class AckRoutes:
             return
         try:
             status, content, headers = 200, await self._answer(verb, scope, receive), {}
-        except Exception as error:  # noqa: BLE001  # the outermost place there is: all becomes a problem
+        except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
             problem = refusal(verb, error, given_id(scope["headers"]))
             status, content, headers = problem.status, problem.body(), problem.headers
         media_type = b"application/json" if status == 200 else problems.MEDIA_TYPE.encode()
@@ -87,11 +88,11 @@ class AckRoutes:
         loop: asyncio.AbstractEventLoop = self.state.loop
         future: asyncio.Future[Pending] = loop.create_future()
 
-        def tell(result: Pending) -> None:
-            if not future.done():  # it is, when the client has left
+        def answer(result: Pending) -> None:
+            if not future.done():  # it is done if the client has disconnected
                 future.set_result(result)
 
-        self.submit(call, tell)
+        self.submit(call, answer)
         result = await future
         if result.error is not None:
             raise result.error
@@ -100,51 +101,50 @@ class AckRoutes:
     def parse(
         self, verb: Verb, idempotency_key: bytes | None, content: bytes, caller: Token
     ) -> tuple[Call, Check | None]:
-        """The call that a body is, and what has to be asked of the database, in a thread, before it is submitted.
-        Raises `Problem` and `errors.InvalidRequest`."""
-        turns: Turns = self.state.turns
-        if self.over and turns.is_of_large_calls():
-            self.tell()
-        start = turns.begin()
+        """The call in a body, and the check that must run in a thread before the call is submitted: it asks the
+        database. Raises `Problem` and `errors.InvalidRequest`."""
+        budget: ParseBudget = self.state.parse_budget
+        if self.finished and budget.has_large_calls():
+            self.answer_finished()
+        start = budget.begin()
         try:
             call, check = parse(verb, idempotency_key, content, caller, self.state.service)
         finally:
-            turns.end(start)
+            budget.end(start)
         if caller.items is not None:
             self.access.rates.bring(caller, call.items)
         return call, check
 
     def is_full(self) -> bool:
-        """Whether the next call is to be refused, as more acks come than can be committed, or than can be parsed."""
+        """Whether the next call must be refused: more acks arrive than can be committed, or parsed."""
         service: Service = self.state.service
-        turns: Turns = self.state.turns
-        return service.acks.is_full() or turns.is_full()
+        budget: ParseBudget = self.state.parse_budget
+        return service.acks.is_full() or budget.is_full()
 
     def submit(self, call: Call, recipient: Callable[[Pending], object]) -> None:
-        """Queue the call; `recipient` is told in the event loop when it is over. Raises `errors.Overloaded`."""
+        """Queue the call. `recipient` is called in the event loop when it is finished. Raises `errors.Overloaded`."""
         self.state.service.acks.submit(call, self._receive, recipient)
 
-    def send_away(self, tell: Callable[[], object]) -> None:
-        """`tell` somebody to come back, after a pause. Answers that are there don't wait until all who have sent
-        something were heard."""
-        waiting: Pause = self.state.pause
-        waiting.before(tell)
-        if self.over:
-            self.tell()
+    def refuse_later(self, refuse: Callable[[], object]) -> None:
+        """Call `refuse` after a delay. Finished calls are answered now, not after all ready sockets were read."""
+        pause: Pause = self.state.pause
+        pause.before(refuse)
+        if self.finished:
+            self.answer_finished()
 
     def _deliver(self, results: Sequence[Pending]) -> None:
-        """From the combiner's thread: one call into the loop for all that a commit ended, as each of them wakes it."""
-        self.over.append(results)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left who could be answered
-            self.state.loop.call_soon_threadsafe(self.tell)
+        """Called in the combiner's thread. One call into the loop serves all calls of a commit, as each wakes it."""
+        self.finished.append(results)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and so are all connections
+            self.state.loop.call_soon_threadsafe(self.answer_finished)
 
-    def tell(self) -> None:
-        """Answer the calls that are over. In the event loop."""
-        while self.over:
-            _tell(self.over.popleft())
+    def answer_finished(self) -> None:
+        """Answer the finished calls. Call it in the event loop."""
+        while self.finished:
+            _answer_all(self.finished.popleft())
 
 
-def _tell(results: Sequence[Pending]) -> None:
+def _answer_all(results: Sequence[Pending]) -> None:
     counts: dict[tuple[Verb, str], int] = {}
     acks = failures = 0
     for pending in results:

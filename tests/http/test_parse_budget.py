@@ -18,7 +18,7 @@ import structlog
 
 from api.acks import refusals
 from api.acks.fast_path import AckProtocol
-from api.acks.parse_budget import FEWEST, LARGE, SHARES, Turns
+from api.acks.parse_budget import FEWEST, LARGE, SHARES, ParseBudget
 from bench import load
 from core.acks.admission import CALM, CROWD, LEAST
 from tests.fuzz.wire import Connection, Served, answers, served
@@ -38,19 +38,19 @@ class Loop:
     def __init__(self, after: float = AFTER) -> None:
         self.now = 100.0
         self.callbacks: list[Callable[[], object]] = []
-        self.turns = Turns(after, self.callbacks.append, lambda: self.now)
+        self.budget = ParseBudget(after, self.callbacks.append, lambda: self.now)
 
     def turn(self, calls: int, seconds: float, rest: float = 0.0) -> int:
         """So many callers have sent something that takes so long to parse, and there is something else to do: how many
         of them are let in."""
         let_in = 0
         for _ in range(calls):
-            if self.turns.is_full():
+            if self.budget.is_full():
                 self.now += SENT_AWAY
                 continue
-            start = self.turns.begin()
+            start = self.budget.begin()
             self.now += seconds
-            self.turns.end(start)
+            self.budget.end(start)
             let_in += 1
         self.now += rest
         due, self.callbacks[:] = list(self.callbacks), []
@@ -225,14 +225,14 @@ class Flooded:
 
     def parse_takes(self, seconds: float) -> None:
         """Each call, by the clock of its turns."""
-        self.app.state.turns = Turns(AFTER, self.loop.call_soon, itertools.count(0, seconds).__next__)
+        self.app.state.parse_budget = ParseBudget(AFTER, self.loop.call_soon, itertools.count(0, seconds).__next__)
 
     def connect(self) -> Connection:
         return self._running.connect(AckProtocol)
 
     def until_committed(self) -> None:
         """The event loop has not been told yet."""
-        while not self.app.over:
+        while not self.app.finished:
             time.sleep(0)
 
 
