@@ -39,12 +39,17 @@ class Mutant:
     also: tuple[tuple[str, str], ...] = ()
 
     def put_in_place(self) -> None:
+        owner, name, function = self.build()
+        setattr(owner, name, function)
+
+    def build(self) -> tuple[object, str, object]:
+        """The object that owns the function, the function's name, and the broken function."""
         module_name, _, path = self.where.partition(":")
         module = importlib.import_module(module_name)
-        *outer, name = path.split(".")
-        owner = module
-        for name in outer:
-            owner = getattr(owner, name)
+        *classes, name = path.split(".")
+        owner: object = module
+        for class_name in classes:
+            owner = getattr(owner, class_name)
         source = textwrap.dedent(inspect.getsource(getattr(owner, name)))
         for old, new in ((self.old, self.new), *self.also):
             if source.count(old) != 1:
@@ -53,7 +58,7 @@ class Mutant:
         source = "from __future__ import annotations\n" + source
         namespace: dict[str, object] = {}
         exec(compile(source, f"<mutant {self.name}>", "exec"), vars(module), namespace)
-        setattr(owner, name, namespace[name])
+        return owner, name, namespace[name]
 
 
 _RACES = "test_races.py::"
