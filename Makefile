@@ -18,7 +18,7 @@ QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve venv lint format prose openapi openapi-lint screenshots constraints clean test test-slow test-spark \
-	test-sdk-versions coverage bench test-soak explore chaos fuzz mutants zip sbom audit image-check
+	test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants zip sbom audit image-check
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -82,7 +82,8 @@ constraints: $(TOOLS)/.ready ## write constraints/ from requirements/; UPGRADE=1
 	$(TOOLS)/bin/python -m scripts.constraints $(if $(UPGRADE),--upgrade,)
 
 clean: ## remove environments, caches and built files
-	rm -rf $(VENV) $(VENV)-* $(TOOLS) .node dist build .coverage .coverage.* .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* $(TOOLS) .node clients/typescript/node_modules clients/typescript/dist \
+		clients/typescript/build dist build .coverage .coverage.* .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 ##@ Test
 
@@ -97,6 +98,9 @@ test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fu
 test-spark: $(READY) ## run only the tests of lastbit.spark and its job
 	@scripts/need.sh default-jre-headless
 	$(BIN)/pytest tests/spark
+
+test-typescript: $(READY) ## run the tests of clients/typescript; needs Node 20
+	$(BIN)/pytest tests/clients
 
 test-sdk-versions: ## run the SDK's tests on each Python in PYTHONS
 	@scripts/need.sh rabbitmq-server redis-server

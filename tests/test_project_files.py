@@ -43,7 +43,7 @@ def test_workflows_pin_their_actions_and_only_read_the_repository(path: Path) ->
     assert workflow["permissions"] == {"contents": "read"}
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     for action in [step["uses"] for step in steps if "uses" in step]:
-        assert re.fullmatch(r"actions/(checkout|setup-python|setup-java)@v\d+", action)
+        assert re.fullmatch(r"actions/(checkout|setup-python|setup-java|setup-node)@v\d+", action)
 
 
 def test_the_sdk_is_tested_on_each_python_that_the_package_names() -> None:

@@ -4,34 +4,19 @@ The linters are installed below `.node/`, once for each state of package-lock.js
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from scripts.node_packages import install
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 FOLDER = ROOT / ".node" / "openapi-lint"
 ENVIRONMENT = {**os.environ, "REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true"}
-
-
-def install() -> None:
-    """Install the linters, unless these very versions are there."""
-    files = [HERE / "package.json", HERE / "package-lock.json"]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    stamp = FOLDER / ".installed"
-    if stamp.exists() and stamp.read_text() == digest:
-        return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for path in files:
-        shutil.copy(path, FOLDER)
-    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-    subprocess.run(command, cwd=FOLDER, check=True, stdout=subprocess.DEVNULL)
-    stamp.write_text(digest)
 
 
 def run(*command: str) -> Any:
@@ -68,7 +53,7 @@ def findings(document: Path) -> list[str]:
 
 def main() -> None:
     document = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "openapi.yaml"
-    install()
+    install(HERE, FOLDER)
     found = findings(document)
     for finding in found:
         print(finding)  # noqa: T201

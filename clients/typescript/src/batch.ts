@@ -1,0 +1,186 @@
+/** A producer's handle for a batch: from `client.open(…)` or `client.batch(7)`. */
+
+import { LONGEST_HOLD, batchPath, pages, rest, signalOf } from "./calls.js";
+import { InvalidArgument, NotRefreshed, WaitTimeout } from "./errors.js";
+import { DEFAULT_GROUP_SIZE, ItemIds } from "./ids.js";
+import {
+  type Batch,
+  type Explanation,
+  type FailedRange,
+  type PendingRange,
+  type Repair,
+  type Sealed,
+  type Verification,
+  type Watermark,
+  camel,
+  failedRange,
+  hasEnded,
+  pendingRange,
+} from "./models.js";
+import type { components } from "./schema.js";
+import { type CallOptions, type KeyOptions, type Service, now } from "./service.js";
+
+type Schemas = components["schemas"];
+
+export interface WaitOptions extends CallOptions {
+  /** Seconds after which the wait rejects with `WaitTimeout`; by default it waits without end. */
+  timeout?: number;
+  /** Called with the batch's state about once a second. */
+  onProgress?: (batch: Batch) => void;
+}
+
+export interface PageOptions extends CallOptions {
+  /** Ranges or batches of one request. */
+  pageSize?: number;
+}
+
+/** A handle stores the last known state (`info`); only its methods send requests. */
+export class BatchHandle {
+  readonly id: number;
+  /** The ids issued by `open({ items })`. */
+  readonly ids: ItemIds;
+  /** Whether opening completed the batch, because it was sealed and empty. */
+  readonly newly: boolean;
+  /** Whether the open was a repeat: an earlier one with the same idempotency key opened this batch. */
+  readonly replayed: boolean;
+  readonly #service: Service;
+  #info: Batch | undefined;
+
+  /** Made by a client. */
+  constructor(service: Service, id: number, opened?: Schemas["OpenedBatch"], replayed: boolean = false) {
+    batchPath(id);
+    this.#service = service;
+    this.id = id;
+    this.replayed = replayed;
+    this.newly = opened?.newly ?? false;
+    this.ids = new ItemIds(id, opened?.group_size ?? DEFAULT_GROUP_SIZE, opened?.start ?? 0, opened?.count ?? 0);
+    if (opened !== undefined) {
+      const { start: _start, count: _count, newly: _newly, ...batch } = opened;
+      this.#info = camel(batch);
+    }
+  }
+
+  /** The batch's last known state. Throws `NotRefreshed` if there is none. */
+  get info(): Batch {
+    if (this.#info === undefined) throw new NotRefreshed(this.id);
+    return this.#info;
+  }
+
+  get key(): string | null {
+    return this.info.key;
+  }
+
+  get state(): Batch["state"] {
+    return this.info.state;
+  }
+
+  get items(): number {
+    return this.info.items;
+  }
+
+  get complete(): boolean {
+    return this.info.complete;
+  }
+
+  get succeeded(): boolean {
+    return this.info.succeeded;
+  }
+
+  /** Issue `count` more ids. With the same idempotency key it returns the same ids while the batch lives. */
+  async extend(count: number, options: KeyOptions = {}): Promise<ItemIds> {
+    return this.#service.ask(
+      "POST",
+      batchPath(this.id, "items"),
+      { ...options, body: { count } satisfies Schemas["ExtendBody"] },
+      (json: Schemas["Extension"]) => new ItemIds(json.batch, json.group_size, json.start, json.count),
+    );
+  }
+
+  /** Promise that no more items will come. `newly` in the result means that this seal completed the batch. */
+  async seal(options: CallOptions = {}): Promise<Sealed> {
+    const sealed: Sealed = await this.#service.ask("POST", batchPath(this.id, "seal"), signalOf(options), camel);
+    this.#info = sealed;
+    return sealed;
+  }
+
+  /** End the batch without its pending items. Later acks are rejected. */
+  async cancel(options: CallOptions = {}): Promise<Batch> {
+    return (this.#info = await this.#service.ask<Batch>("POST", batchPath(this.id, "cancel"), signalOf(options), camel));
+  }
+
+  /** Delete the batch. A live batch is cancelled first. */
+  async delete(options: CallOptions = {}): Promise<void> {
+    await this.#service.call("DELETE", batchPath(this.id), signalOf(options));
+  }
+
+  /** Fetch the current state of the batch. */
+  async refresh(options: CallOptions = {}): Promise<Batch> {
+    return (this.#info = await this.#service.ask<Batch>("GET", batchPath(this.id), signalOf(options), camel));
+  }
+
+  /** Wait until the batch is complete, expired or cancelled. Rejects with `WaitTimeout`. */
+  async wait(options: WaitOptions = {}): Promise<Batch> {
+    const { timeout = Infinity, onProgress, signal } = options;
+    if (!(timeout >= 0)) throw new InvalidArgument(`a timeout is a number of seconds, not ${timeout}`);
+    const start = now();
+    let remaining = timeout;
+    for (;;) {
+      const pollStart = now();
+      const hold = Math.floor(Math.min(onProgress === undefined ? LONGEST_HOLD : 1, remaining));
+      const batch: Batch = await this.#service.ask(
+        "GET",
+        batchPath(this.id),
+        {
+          ...signalOf(options),
+          query: hold > 0 ? [["wait", String(hold)]] : [],
+          hold,
+          // The retry deadline applies if it is earlier; a wait of 5 s does not retry for a minute.
+          within: Math.max(remaining, 1),
+        },
+        camel,
+      );
+      this.#info = batch;
+      onProgress?.(batch);
+      if (hasEnded(batch)) return batch;
+      remaining = timeout - (now() - start);
+      if (remaining <= 0) throw new WaitTimeout(batch, timeout);
+      await rest(pollStart, remaining, signal);
+      remaining = Math.max(0, timeout - (now() - start));
+    }
+  }
+
+  /** The ranges of pending items, ascending, fetched page by page. */
+  pending(options: PageOptions = {}): AsyncGenerator<PendingRange, void, undefined> {
+    return pages(this.#service, batchPath(this.id, "pending"), "ranges", [], pendingRange, options, 1000);
+  }
+
+  /** The ranges of failed items with their reasons, ascending, fetched page by page. */
+  failed(options: PageOptions = {}): AsyncGenerator<FailedRange, void, undefined> {
+    return pages(this.#service, batchPath(this.id, "failed"), "ranges", [], failedRange, options, 1000);
+  }
+
+  /** The reasons why the batch is not done. */
+  async explain(options: CallOptions = {}): Promise<Explanation> {
+    return this.#service.ask("GET", batchPath(this.id, "explain"), signalOf(options), camel);
+  }
+
+  /** Make the service recount the batch's bits and compare them with its counts. */
+  async verify(options: CallOptions = {}): Promise<Verification> {
+    return this.#service.ask("GET", batchPath(this.id, "verify"), signalOf(options), camel);
+  }
+
+  /** Restore the counts and the state of the batch from its bits. `dryRun` changes nothing. Needs the role admin. */
+  async repair(options: CallOptions & { dryRun?: boolean } = {}): Promise<Repair> {
+    return this.#service.ask(
+      "POST",
+      batchPath(this.id, "repair"),
+      { ...signalOf(options), body: { dry_run: options.dryRun ?? false } satisfies Schemas["RepairBody"] },
+      (json: Schemas["Repair"]) => ({ ...camel(json), before: camel(json.before), after: camel(json.after) }),
+    );
+  }
+
+  /** The smallest pending item number: all items below it are resolved. */
+  async watermark(options: CallOptions = {}): Promise<Watermark> {
+    return this.#service.ask("GET", batchPath(this.id, "watermark"), signalOf(options), camel);
+  }
+}

@@ -1,0 +1,168 @@
+/** The client: make one and share it. */
+
+import { Acker, type AckerOptions } from "./acker.js";
+import { BatchHandle, type PageOptions } from "./batch.js";
+import { LONGEST_HOLD, type Query, pages, resolve, rest, signalOf } from "./calls.js";
+import type { Ids } from "./masks.js";
+import { type AckResult, type Appended, type Batch, type Event, type EventPage, camel } from "./models.js";
+import type { components } from "./schema.js";
+import { type CallOptions, type ClientOptions, type KeyOptions, Service, now } from "./service.js";
+
+type Schemas = components["schemas"];
+
+/** Events of one page. */
+const MOST_EVENTS = 1000;
+
+export interface OpenOptions extends KeyOptions {
+  /** A name of yours; need not be unique. */
+  key?: string;
+  labels?: Record<string, string>;
+  /** Items of one bitfield: a multiple of 8 from 64 to 32768. */
+  groupSize?: number;
+  /** Issue this many ids at once: `.ids`. */
+  items?: number;
+  /** Also seal the batch, in the same transaction. */
+  sealed?: boolean;
+  /** The item of another batch that this batch resolves. */
+  parent?: string;
+  /** Seconds of idleness after which the batch expires. */
+  expiresIn?: number;
+}
+
+export interface BatchesOptions extends PageOptions {
+  state?: Batch["state"];
+  key?: string;
+  /** A batch must have all of them. */
+  labels?: Record<string, string>;
+}
+
+export interface FollowOptions extends CallOptions {
+  /** Only events above this position; by default all that are stored. */
+  after?: number;
+  /** One or several event types; by default all. */
+  types?: string | readonly string[];
+  batch?: number;
+}
+
+export interface EventsOptions extends FollowOptions {
+  /** Seconds to wait, up to 60, if there is no event yet. */
+  wait?: number;
+  limit?: number;
+}
+
+/** An event of your own. */
+export type NewEvent = Schemas["NewEvent"];
+/** Write only while this worker owns the partition at this epoch. */
+export type Fence = Schemas["Fence"];
+
+/**
+ * A connection to a service. Its methods reject with `ServiceError` where the service refuses, and with
+ * `ServiceUnreachable` where it does not answer. Throws `InvalidArgument`.
+ */
+export class Client {
+  readonly #service: Service;
+
+  constructor(options: ClientOptions = {}) {
+    this.#service = new Service(options);
+  }
+
+  get url(): string {
+    return this.#service.url;
+  }
+
+  /** Open a batch. With the same `idempotencyKey`, the same batch with the same ids is returned (`.replayed`). */
+  async open(options: OpenOptions = {}): Promise<BatchHandle> {
+    const { key, labels, groupSize, items, sealed, parent, expiresIn, idempotencyKey } = options;
+    // Undefined fields are left out of the JSON, so that the service's defaults apply.
+    const body: Schemas["OpenBody"] = {
+      key,
+      labels,
+      group_size: groupSize,
+      items,
+      sealed,
+      parent,
+      expires_in: expiresIn,
+    };
+    return this.#service.ask(
+      "POST",
+      "/v1/batches",
+      { ...signalOf(options), ...(idempotencyKey === undefined ? {} : { idempotencyKey }), body },
+      (json: Schemas["OpenedBatch"], answer) =>
+        new BatchHandle(this.#service, json.id, json, answer.headers.get("idempotency-replayed") === "true"),
+    );
+  }
+
+  /** A handle for an existing batch. Sends no request. */
+  batch(id: number): BatchHandle {
+    return new BatchHandle(this.#service, id);
+  }
+
+  /** The batches, newest first, fetched page by page. */
+  batches(options: BatchesOptions = {}): AsyncGenerator<Batch, void, undefined> {
+    const query: Query = [];
+    if (options.state !== undefined) query.push(["state", options.state]);
+    if (options.key !== undefined) query.push(["key", options.key]);
+    for (const [name, value] of Object.entries(options.labels ?? {})) query.push(["label", `${name}:${value}`]);
+    return pages(this.#service, "/v1/batches", "batches", query, camel<Schemas["Batch"]>, options, 100);
+  }
+
+  /**
+   * Ack items: one id, an iterable of ids, or `ItemIds` (sent as bitfields, any number).
+   *
+   * Large calls are split and the results merged. If a later part fails, earlier ones are applied (`error.partial`);
+   * it is safe to send all of it again. Rejects with `MalformedItem`.
+   */
+  async ack(ids: Ids, options: CallOptions = {}): Promise<AckResult> {
+    return resolve(this.#service, "acks", ids, undefined, options);
+  }
+
+  /** Mark items as failed; otherwise like `ack`. An acked item stays acked; a failed item can still be acked. */
+  async fail(ids: Ids, reason?: string, options: CallOptions = {}): Promise<AckResult> {
+    return resolve(this.#service, "failures", ids, reason, options);
+  }
+
+  /** One page of the feed in commit order. Rejects with `PositionTrimmed`. */
+  async events(options: EventsOptions = {}): Promise<EventPage> {
+    const query: Query = [];
+    for (const name of ["after", "batch", "wait", "limit"] as const) {
+      if (options[name] !== undefined) query.push([name, String(options[name])]);
+    }
+    const { types = [] } = options;
+    for (const type of typeof types === "string" ? [types] : types) query.push(["type", type]);
+    return this.#service.ask("GET", "/v1/events", { ...signalOf(options), query, hold: options.wait ?? 0 }, (json) => {
+      if (!Array.isArray(json.events) || !Number.isSafeInteger(json.next)) throw new TypeError("expected events");
+      return camel(json as Schemas["EventPage"]);
+    });
+  }
+
+  /**
+   * The events above the position `after`, and then new ones as they arrive, without end. It continues where it was
+   * after the service was unreachable. Store the `position` of the last event you finished, and pass it as `after`
+   * next time. Rejects with `PositionTrimmed`.
+   */
+  async *follow(options: FollowOptions = {}): AsyncGenerator<Event, void, undefined> {
+    let { after } = options;
+    for (;;) {
+      const pollStart = now();
+      const poll: EventsOptions = { ...options, wait: LONGEST_HOLD, limit: MOST_EVENTS };
+      const page = await this.events(after === undefined ? poll : { ...poll, after });
+      yield* page.events;
+      after = page.next;
+      if (page.events.length === 0) await rest(pollStart, 1, options.signal);
+    }
+  }
+
+  /** Append up to 1,000 events of your own in one transaction. An id that exists already is a repeat. */
+  async append(events: Iterable<NewEvent>, options: CallOptions & { fence?: Fence } = {}): Promise<Appended[]> {
+    const body: Schemas["NewEvents"] = { events: [...events] };
+    if (options.fence !== undefined) body.fence = options.fence;
+    return this.#service.ask("POST", "/v1/events", { ...signalOf(options), body }, (json: Schemas["AppendedEvents"]) =>
+      json.events.map(camel),
+    );
+  }
+
+  /** Collects single acks into few calls. Close it when the consumer stops. */
+  acker(options: AckerOptions = {}): Acker {
+    return new Acker(this.#service, options);
+  }
+}

@@ -1,0 +1,28 @@
+/** The client of Lastbit. `Client` is where to start. */
+
+export { Acker, type AckerOptions } from "./acker.js";
+export { BatchHandle, type PageOptions, type WaitOptions } from "./batch.js";
+export { type BatchesOptions, Client, type EventsOptions, type Fence, type FollowOptions, type NewEvent, type OpenOptions } from "./client.js";
+export * from "./errors.js";
+export { DEFAULT_GROUP_SIZE, type ItemId, ItemIds, itemId, parseItemId } from "./ids.js";
+export type { Ids } from "./masks.js";
+export {
+  AckResult,
+  type Appended,
+  type Batch,
+  type Completed,
+  type Event,
+  type EventPage,
+  type Explanation,
+  type FailedRange,
+  type PendingRange,
+  type Rejected,
+  type Repair,
+  type Sealed,
+  type Verification,
+  type Watermark,
+} from "./models.js";
+export type { Retry } from "./retry.js";
+/** The contract's own types, generated from openapi.yaml, for calls that this client has no method for. */
+export type { components, operations, paths } from "./schema.js";
+export type { CallOptions, ClientOptions, KeyOptions } from "./service.js";

@@ -1,0 +1,217 @@
+/** Against a live service, whose address LASTBIT_URL has. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  AckerClosed,
+  BatchEnded,
+  BatchNotFound,
+  BatchSealed,
+  Client,
+  type Completed,
+  IdempotencyKeyReused,
+  ItemRejected,
+  MalformedItem,
+  NotRefreshed,
+  ServiceError,
+  WaitTimeout,
+  itemId,
+} from "../src/index.js";
+
+assert.ok(process.env["LASTBIT_URL"], "LASTBIT_URL has the address of a service");
+const client = new Client();
+
+async function collected<T>(values: AsyncIterable<T>): Promise<T[]> {
+  const all: T[] = [];
+  for await (const value of values) all.push(value);
+  return all;
+}
+
+test("open, extend, ack, fail, seal, wait", async () => {
+  const batch = await client.open({ key: "flow", labels: { team_name: "search" }, groupSize: 64 });
+  assert.equal(batch.state, "open");
+  assert.deepEqual(batch.info.labels, { team_name: "search" }); // names of the user's own stay as they are
+  const ids = await batch.extend(100);
+  assert.equal(ids.size, 100);
+
+  const half = await client.ack(ids.slice(0, 50));
+  assert.deepEqual([half.applied, half.repeated, half.completed.length], [50, 0, 0]);
+  const again = await client.ack([...ids.slice(40, 60)]);
+  assert.deepEqual([again.applied, again.repeated], [10, 10]);
+
+  const sealed = await batch.seal();
+  assert.equal(sealed.newly, false);
+  assert.equal(sealed.pending, 40);
+  const [range] = await collected(batch.pending());
+  assert.deepEqual([...range!.ids], [...ids.slice(60)]);
+
+  const waiting = batch.wait({ timeout: 30 });
+  await client.fail(ids.at(-1)!, "no such product");
+  const last = await client.ack(ids.slice(60, -1));
+  assert.deepEqual(last.completed, [
+    { batch: batch.id, key: "flow", newly: true, succeeded: false, newlySucceeded: false },
+  ]);
+  const ended = await waiting;
+  assert.equal(ended.state, "complete");
+  assert.deepEqual([ended.acked, ended.failed, ended.pending, ended.succeeded], [99, 1, 0, false]);
+  assert.equal(batch.info, ended);
+  const [failed] = await collected(batch.failed());
+  assert.deepEqual(failed!.reasons, { [ids.at(-1)!]: "no such product" });
+
+  const redriven = await client.ack(ids.at(-1)!);
+  assert.deepEqual(redriven.completed.map((done) => done.newlySucceeded), [true]);
+  assert.equal((await batch.refresh()).succeeded, true);
+  assert.equal((await batch.verify()).ok, true);
+  assert.equal((await batch.watermark()).watermark, 100);
+  assert.equal((await batch.explain()).done, true);
+  assert.equal((await batch.repair({ dryRun: true })).after.acked, 100);
+});
+
+test("a million ids are acked as bitfields", async () => {
+  const batch = await client.open({ items: 1_000_000, sealed: true });
+  const result = await client.ack(batch.ids);
+  assert.equal(result.applied, 1_000_000);
+  assert.deepEqual(result.completed.map((done) => [done.batch, done.newly]), [[batch.id, true]]);
+});
+
+test("an idempotency key gives the same batch and the same ids", async () => {
+  const idempotencyKey = `typescript-${Date.now()}`;
+  const first = await client.open({ items: 10, idempotencyKey });
+  const second = await client.open({ items: 10, idempotencyKey });
+  assert.deepEqual([first.replayed, second.replayed, second.id], [false, true, first.id]);
+  assert.deepEqual([...second.ids], [...first.ids]);
+  await assert.rejects(client.open({ items: 11, idempotencyKey }), IdempotencyKeyReused);
+  const one = await first.extend(5, { idempotencyKey: "a" });
+  assert.deepEqual([...(await first.extend(5, { idempotencyKey: "a" }))], [...one]);
+  assert.equal((await first.refresh()).items, 15);
+});
+
+test("refusals are errors of their class", async () => {
+  await assert.rejects(client.batch(9_000_000).refresh(), BatchNotFound);
+  const batch = await client.open({ sealed: true });
+  assert.equal(batch.newly, true);
+  await assert.rejects(batch.extend(1), (error) => error instanceof BatchEnded || error instanceof BatchSealed);
+  await assert.rejects(client.open({ groupSize: 63 }), (error) => {
+    assert.ok(error instanceof ServiceError && error.code === "invalid_request");
+    return error.errors[0]!.place === "body.group_size";
+  });
+  assert.throws(() => client.batch(1).info, NotRefreshed);
+  await assert.rejects(client.ack(["1:0:0", "1:0:00"]), MalformedItem);
+  const unknown = await client.ack(`${batch.id}:0:5`);
+  assert.deepEqual(unknown.rejected, [{ reason: "unknown_item", item: `${batch.id}:0:5` }]);
+  assert.equal(unknown.rejectedCount, 1);
+});
+
+test("a batch is cancelled and deleted", async () => {
+  const batch = await client.open({ items: 3 });
+  assert.equal((await batch.cancel()).state, "cancelled");
+  await batch.delete();
+  await assert.rejects(batch.refresh(), BatchNotFound);
+});
+
+test("a wait that takes too long rejects with the batch", async () => {
+  const batch = await client.open({ items: 1 });
+  const seen: number[] = [];
+  await assert.rejects(
+    batch.wait({ timeout: 0.2, onProgress: (state) => seen.push(state.pending) }),
+    (error) => error instanceof WaitTimeout && error.batch.pending === 1,
+  );
+  assert.ok(seen.length >= 1);
+  const controller = new AbortController();
+  const waiting = batch.wait({ signal: controller.signal });
+  controller.abort();
+  await assert.rejects(waiting, { name: "AbortError" });
+});
+
+test("batches are listed page by page", async () => {
+  const label = String(Date.now());
+  const opened: number[] = [];
+  for (let number = 0; number < 5; number += 1) opened.push((await client.open({ labels: { page: label } })).id);
+  const listed = await collected(client.batches({ labels: { page: label }, pageSize: 2 }));
+  assert.deepEqual(listed.map((batch) => batch.id), opened.reverse());
+});
+
+test("the feed has each end once, and is followed", async () => {
+  const batch = await client.open({ items: 1, sealed: true });
+  const controller = new AbortController();
+  const following = (async () => {
+    for await (const event of client.follow({ batch: batch.id, types: ["batch.succeeded"], signal: controller.signal })) {
+      return event;
+    }
+    return undefined;
+  })();
+  await client.ack(batch.ids);
+  const event = await following;
+  assert.equal(event?.batch, batch.id);
+  const page = await client.events({ batch: batch.id, types: "batch.succeeded" });
+  assert.deepEqual(page.events.map(({ id }) => id), [event!.id]);
+
+  const id = `own-${Date.now()}`;
+  const [appended] = await client.append([{ id, type: "own.thing", data: { a: [1, null] } }]);
+  const [repeated] = await client.append([{ id, type: "own.thing" }]);
+  assert.deepEqual([appended!.repeated, repeated!.repeated], [false, true]);
+  const own = await client.events({ after: appended!.position - 1, limit: 1 });
+  assert.deepEqual(own.events[0]!.data, { a: [1, null] });
+
+  const aborted = client.follow({ after: own.last, signal: controller.signal });
+  const next = aborted.next();
+  controller.abort();
+  await assert.rejects(next, { name: "AbortError" });
+});
+
+test("an acker's promises resolve after the commit, with the batch when it is complete", async () => {
+  const batch = await client.open({ items: 1000, sealed: true });
+  const told: Completed[] = [];
+  const acker = client.acker({ onCompleted: async (done) => void told.push(done) });
+  const first = await acker.ack(batch.ids.at(0)!);
+  assert.equal(first, null);
+  assert.equal((await batch.refresh()).acked, 1); // committed before the promise resolved
+  const outcomes = await Promise.all([...batch.ids.slice(1)].map((id) => acker.ack(id)));
+  assert.equal(outcomes.at(-1)?.batch, batch.id);
+  assert.deepEqual(told.map((done) => [done.batch, done.newly, done.succeeded]), [[batch.id, true, true]]);
+  await assert.rejects(acker.ack(itemId(batch.id, 1000)), (error) => {
+    return error instanceof ItemRejected && error.reason === "unknown_item";
+  });
+  await assert.rejects(acker.ack("x"), MalformedItem);
+  await acker.close();
+  await assert.rejects(acker.ack(batch.ids.at(0)!), AckerClosed);
+});
+
+test("an acker keeps the order of an ack and a failure of one item", async () => {
+  const batch = await client.open({ items: 2, sealed: true });
+  const acker = client.acker();
+  const [id, other] = batch.ids as Iterable<string> as [string, string];
+  await Promise.all([acker.fail(id, "first"), acker.ack(id), acker.fail(other, "why")]);
+  await acker.close();
+  const state = await batch.refresh();
+  assert.deepEqual([state.acked, state.failed], [1, 1]);
+});
+
+test("what onCompleted throws reaches the promises of that batch alone", async () => {
+  const broken = await client.open({ items: 2, sealed: true, key: "broken" });
+  const fine = await client.open({ items: 1, sealed: true, key: "fine" });
+  const reason = new Error("publishing failed");
+  const acker = client.acker({
+    onCompleted: (done) => {
+      if (done.key === "broken") throw reason;
+    },
+  });
+  const outcomes = await Promise.allSettled([...broken.ids, ...fine.ids].map((id) => acker.ack(id)));
+  assert.deepEqual(
+    outcomes.map((outcome) => (outcome.status === "rejected" ? outcome.reason : outcome.value?.batch)),
+    [reason, reason, fine.id],
+  );
+  await acker.close();
+});
+
+test("a signal ends the wait for an ack and not the ack", async () => {
+  const batch = await client.open({ items: 1, sealed: true });
+  const acker = client.acker();
+  const controller = new AbortController();
+  const waiting = acker.ack(batch.ids.at(0)!, { signal: controller.signal });
+  controller.abort();
+  await assert.rejects(waiting, { name: "AbortError" });
+  await acker.close();
+  assert.equal((await batch.refresh()).acked, 1);
+});
