@@ -88,6 +88,11 @@ def _document_operations(document: dict[str, Any]) -> None:
         for operation in operations.values():
             name = operation["operationId"]
             operation["summary"] = name.replace("_", " ").capitalize()
+            operation["responses"] = dict(sorted(operation["responses"].items()))
+            for parameter in operation.get("parameters", ()):
+                example = examples.of_parameter(parameter)
+                if example is not None:
+                    parameter["example"] = example
             if "requestBody" in operation:
                 operation["requestBody"]["content"]["application/json"]["examples"] = examples.of_requests(name)
 

@@ -133,3 +133,24 @@ def of_requests(operation: str) -> dict[str, Any]:
         f"{operation}_{number}": {"summary": summary, "value": value}
         for number, (summary, value) in enumerate(REQUESTS[operation].items(), 1)
     }
+
+
+_PARAMETERS: Final = {
+    "id": 7,
+    "partition": 5,
+    "worker": "worker-1",
+    "tally": "screws",
+    "key": "blue",
+    "process": "shipping",
+    "instance": "order-1001",
+    "Idempotency-Key": "catalog-42",
+}
+
+
+def of_parameter(parameter: dict[str, Any]) -> Any:
+    """The example of a path's part or of a header, or None."""
+    if parameter["in"] == "query":
+        return None
+    if parameter["name"] == "group":  # of a batch by its number, of workers by its name
+        return 0 if parameter["schema"]["type"] == "integer" else "render"
+    return _PARAMETERS.get(parameter["name"])

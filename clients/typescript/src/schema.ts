@@ -2477,6 +2477,7 @@ export interface operations {
             };
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -2566,6 +2567,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -2656,6 +2658,7 @@ export interface operations {
                 "idempotency-key"?: string;
             };
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -2772,6 +2775,7 @@ export interface operations {
                 "idempotency-key"?: string;
             };
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -2883,6 +2887,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -2998,6 +3003,7 @@ export interface operations {
             };
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -3091,6 +3097,7 @@ export interface operations {
             };
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -3187,6 +3194,7 @@ export interface operations {
             };
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -3276,7 +3284,9 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 0 */
                 group: number;
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -3366,6 +3376,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -3458,6 +3469,7 @@ export interface operations {
                 "idempotency-key"?: string;
             };
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -3569,6 +3581,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -3658,6 +3671,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -3747,6 +3761,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -4310,6 +4325,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -4399,6 +4415,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -4491,6 +4508,7 @@ export interface operations {
             };
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -4580,6 +4598,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -4700,6 +4719,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example 7 */
                 id: number;
             };
             cookie?: never;
@@ -4802,6 +4822,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example render */
                 group: string;
             };
             cookie?: never;
@@ -4891,6 +4912,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example render */
                 group: string;
             };
             cookie?: never;
@@ -5002,6 +5024,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example render */
                 group: string;
             };
             cookie?: never;
@@ -5180,6 +5203,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example render */
                 group: string;
             };
             cookie?: never;
@@ -5294,7 +5318,9 @@ export interface operations {
             };
             header?: never;
             path: {
+                /** @example render */
                 group: string;
+                /** @example worker-1 */
                 worker: string;
             };
             cookie?: never;
@@ -5382,7 +5408,9 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @example render */
                 group: string;
+                /** @example 5 */
                 partition: number;
             };
             cookie?: never;
@@ -5494,7 +5522,10 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-` */
+                /**
+                 * @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-`
+                 * @example screws
+                 */
                 tally: string;
             };
             cookie?: never;
@@ -5606,8 +5637,12 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-` */
+                /**
+                 * @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-`
+                 * @example screws
+                 */
                 tally: string;
+                /** @example blue */
                 key: string;
             };
             cookie?: never;
@@ -5694,7 +5729,10 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-` */
+                /**
+                 * @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-`
+                 * @example screws
+                 */
                 tally: string;
             };
             cookie?: never;
@@ -5775,7 +5813,10 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-` */
+                /**
+                 * @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-`
+                 * @example screws
+                 */
                 tally: string;
             };
             cookie?: never;
@@ -5860,7 +5901,10 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-` */
+                /**
+                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @example shipping
+                 */
                 process: string;
             };
             cookie?: never;
@@ -5950,7 +5994,10 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-` */
+                /**
+                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @example shipping
+                 */
                 process: string;
             };
             cookie?: never;
@@ -6071,7 +6118,10 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-` */
+                /**
+                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @example shipping
+                 */
                 process: string;
             };
             cookie?: never;
@@ -6237,8 +6287,12 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-` */
+                /**
+                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @example shipping
+                 */
                 process: string;
+                /** @example order-1001 */
                 instance: string;
             };
             cookie?: never;
@@ -6350,8 +6404,12 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-` */
+                /**
+                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @example shipping
+                 */
                 process: string;
+                /** @example order-1001 */
                 instance: string;
             };
             cookie?: never;
@@ -6454,8 +6512,12 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-` */
+                /**
+                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @example shipping
+                 */
                 process: string;
+                /** @example order-1001 */
                 instance: string;
             };
             cookie?: never;
@@ -6792,7 +6854,10 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description 1 to 255 visible ASCII characters; kept with what the call completes, so that its retry sees `newly` again */
+                /**
+                 * @description 1 to 255 visible ASCII characters; kept with what the call completes, so that its retry sees `newly` again
+                 * @example catalog-42
+                 */
                 "Idempotency-Key"?: string;
             };
             path?: never;
@@ -6886,7 +6951,10 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description 1 to 255 visible ASCII characters; kept with what the call completes, so that its retry sees `newly` again */
+                /**
+                 * @description 1 to 255 visible ASCII characters; kept with what the call completes, so that its retry sees `newly` again
+                 * @example catalog-42
+                 */
                 "Idempotency-Key"?: string;
             };
             path?: never;

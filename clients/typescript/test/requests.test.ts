@@ -198,6 +198,15 @@ test("an acker has one call under way and sends the rest together", async (conte
   await acker.close();
 });
 
+test("an acker sends an item's failure and its ack in their order", async (context) => {
+  const { client, requests } = await served(context, (_, response) => void response.end(ANSWER));
+  const acker = client.acker();
+  const given = [acker.ack("1:0:0"), acker.fail("1:0:1", "why"), acker.ack("1:0:1"), acker.ack("1:0:2")];
+  await Promise.all(given);
+  assert.deepEqual(requests.map((request) => request.url), ["/v1/acks", "/v1/failures", "/v1/acks"]);
+  await acker.close();
+});
+
 test("all promises of a failed call reject", async (context) => {
   const { client } = await served(context, (_, response) => problem(response, 403, "forbidden"));
   const acker = client.acker();
