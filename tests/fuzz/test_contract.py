@@ -164,6 +164,10 @@ class Service:
         self.webhook = 0
         for number in range(4):
             self._furnish(number)
+        self.to_delete = {
+            "batches": self._done("POST", "/v1/batches", {"items": 5})["id"],
+            "webhooks": self._done("POST", "/v1/webhooks", {"url": "http://127.0.0.1:9/"})["id"],
+        }
 
     def headers(self, caller: str | None) -> dict[str, str]:
         return {} if caller is None or not self.guarded else {"Authorization": f"Bearer {SECRETS[caller]}"}
@@ -251,7 +255,10 @@ def _aim(case: Any, service: Service) -> None:
         number = zlib.crc32(repr(value).encode())
         if number % 4 == 0:
             continue
-        if name == "id" and "webhooks" in case.path:
+        if name == "id" and case.method == "DELETE":
+            # The others would be gone for all operations after this one.
+            case.path_parameters[name] = service.to_delete[case.path.split("/")[2]]
+        elif name == "id" and "webhooks" in case.path:
             case.path_parameters[name] = service.webhook
         elif name == "id":
             case.path_parameters[name] = service.batches[number % len(service.batches)]
