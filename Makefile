@@ -18,7 +18,7 @@ QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve venv lint format prose openapi openapi-lint screenshots constraints clean test test-slow test-spark \
-	test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants zip sbom audit image-check
+	test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -140,6 +140,9 @@ mutants: $(READY) ## break the code in known ways; each break must fail a test
 	$(BIN)/python -m tests.guarantees.mutants
 
 ##@ Release
+
+dist: $(READY) ## build both wheels in dist/
+	$(BIN)/python -m scripts.dist
 
 zip: ## build dist/lastbit.zip, the SDK for Spark's --py-files
 	@mkdir -p dist

@@ -1,18 +1,20 @@
-"""`python -m api`: run the service. `python -m api migrate`: bring the database's schema up to date. `python -m api
-check`: say what is unsafe."""
+"""`python -m api`: run the service. `migrate` updates the database's schema, `check` lists what is unsafe about its
+settings, and `openapi` prints the OpenAPI document. `lastbit-server` does the same without a checkout."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import ipaddress
 import json
 import os
 import secrets
+import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
@@ -21,60 +23,69 @@ from uvicorn.supervisors import Multiprocess
 from api.access.tokens import Tokens
 from api.acks.fast_path import AckProtocol
 from api.server.watchdog import raise_open_files
-from core import errors, logs
+from core import errors, logs, programs
 from core.settings import Settings, settings_of
 from core.storage import checks, schema
 from core.storage.database import Database
 
 KEEP_ALIVE = 75
-"""Seconds that an idle connection is kept, longer than clients' pools and proxies do: so it's they who close it, and no
-request runs into a connection that is being closed."""
+"""Seconds that an idle connection is kept. Clients' pools and proxies close theirs sooner, so no request meets a
+connection that the service is closing."""
 GRACE = 15
-"""Seconds for requests that are under way when the service is told to stop."""
+"""Seconds for requests in progress when the service is stopped."""
 WORKER_SILENCE = 60
-"""Seconds after which a worker process that doesn't answer its parent is replaced. uvicorn's own five are less than a
-start takes on a machine that is busy with other things: each worker is killed while it still imports, for ever."""
+"""Seconds after which a worker process that doesn't answer its parent is replaced. On a busy machine a start takes
+longer than uvicorn's default of five: each worker would be killed during its imports, again and again."""
 
-DOORS = 64
-"""Times that the event loop has the listening socket. It takes in one connection a turn from each of its sockets, and
-under overload its turns are long: of two thousand who connect at once the last would wait for seconds. Several workers
-have it once each: who is quick takes what there is, and another one would get nothing."""
+LISTENERS = 64
+"""Duplicates of the listening socket in the event loop. The loop accepts one connection per iteration and socket, and
+under overload its iterations are long: with one socket, the last of two thousand new clients would wait for seconds.
+Several workers have one socket each, as a fast worker would otherwise accept all connections."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m api",
-        description="Run Lastbit. Every flag can be set in the environment too, as LASTBIT_DATABASE_URL and so on.",
+        prog=programs.command("api"),
+        description="Run Lastbit. Each setting can also be in the environment, as LASTBIT_DATABASE_URL and so on.",
+        epilog=f"Jobs, each with its own --help: `{programs.command('jobs.janitor')}` expires idle batches, "
+        f"`{programs.command('jobs.dispatcher')}` sends webhooks. On SQLite the service does both itself.",
     )
+    parser.add_argument("--version", action="version", version=f"lastbit-server {programs.version()}")
     parser.add_argument(
         "command",
         nargs="?",
-        choices=["serve", "migrate", "check"],
+        choices=["serve", "migrate", "check", "openapi"],
         default="serve",
-        help="serve is the default; migrate brings the schema up to date; check says what is unsafe with the database",
+        help="serve (default) runs the service; migrate creates or updates the schema; check lists what is unsafe "
+        "about the database's settings; openapi prints the OpenAPI document, as JSON",
     )
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (8000)")
     parser.add_argument("--database-url", metavar="URL", help="sqlite:///FILE or mysql://USER:PASSWORD@HOST/DATABASE")
     parser.add_argument("--workers", type=int, help="processes (1)")
-    parser.add_argument("--json", action="store_true", help="of check: one JSON document")
+    parser.add_argument("--json", action="store_true", help="check: print one JSON document")
     parser.add_argument(
-        "--finish", action="store_true", help="of migrate: no process of an earlier release runs, and none will"
+        "--finish", action="store_true", help="migrate: no process of an earlier release runs, and none will"
     )
-    parser.add_argument("--tokens-file", metavar="FILE", help="who may call: lines that `lastbit token new` prints")
     parser.add_argument(
-        "--insecure", action="store_true", default=None, help="listen where others can reach it, without tokens"
+        "--tokens-file", metavar="FILE", help="tokens of the clients: lines that `lastbit token new` prints"
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", default=None, help="listen on a public address without tokens"
     )
     options = vars(parser.parse_args(arguments))
     command, as_json, finish = options.pop("command"), options.pop("json"), options.pop("finish")
     if finish and command != "migrate":
-        parser.error("--finish goes with migrate")
+        parser.error("--finish is an option of migrate")
+    if command == "openapi":
+        return _print_document()
     settings = settings_of(parser, options)
     logs.configure(settings.log_level)
     try:
         if command == "serve":
             _check_access(settings)
         with Database(settings.database_url) as database:
+            description = database.describe()
             if command == "check":
                 return _check(database, settings.workers, as_json)
             if command == "migrate" or database.is_embedded:
@@ -90,13 +101,23 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"lastbit: the schema is current{addition}", file=sys.stderr)  # noqa: T201
         return 0
     if settings.session_key is None:
-        # One for all of the worker processes.
+        # All worker processes must have the same key.
         settings = settings.model_copy(update={"session_key": secrets.token_hex(32)})
-    # Worker processes build their own application, from the environment.
+    # Worker processes build their own application from the environment.
     for name, value in settings.model_dump(exclude_none=True).items():
         os.environ[f"LASTBIT_{name.upper()}"] = str(value)
     with _shared_metrics(settings.workers):
-        _serve(settings)
+        _serve(settings, description)
+    return 0
+
+
+def _print_document() -> int:
+    # Other commands need neither the application nor the seconds that its import takes.
+    from api.app import create
+    from api.openapi import openapi
+
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly when the reader, such as `head`, does
+    print(json.dumps(openapi(create().fastapi), indent=2))  # noqa: T201
     return 0
 
 
@@ -113,13 +134,13 @@ def _check(database: Database, workers: int, as_json: bool) -> int:
 
 
 def _check_access(settings: Settings) -> None:
-    """Raises `errors.Misconfigured` for tokens that can't be read, and where whoever reaches the port could do all."""
+    """Raise `errors.Misconfigured` if tokens can't be read, or if anyone who reaches the port could do everything."""
     if Tokens(settings).required or settings.insecure or _is_loopback(settings.host):
         return
     raise errors.Misconfigured(
         f"{settings.host} can be reached by others, and there are no tokens: make one with `lastbit token new` and "
-        "give its line as LASTBIT_TOKENS or in LASTBIT_TOKENS_FILE; or listen on 127.0.0.1; or say --insecure "
-        "(LASTBIT_INSECURE=true) where something else keeps strangers out"
+        "set its line as LASTBIT_TOKENS or put it in LASTBIT_TOKENS_FILE; or listen on 127.0.0.1; or use --insecure "
+        "(LASTBIT_INSECURE=true) if something else keeps strangers out"
     )
 
 
@@ -130,18 +151,49 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings, database: str) -> None:
     raise_open_files()
     config = configuration(settings)
     sockets = listening(config)
+    greeting = functools.partial(_greet, settings, database, sockets[0].getsockname()[1])
     if settings.workers > 1:
+        greeting()
         Multiprocess(config, sockets=sockets).run()
         return
-    server = uvicorn.Server(config)
+    server = _Server(config, greeting)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=sockets)
     if not server.started:
         sys.exit(STARTUP_FAILURE)
+
+
+class _Server(uvicorn.Server):
+    """A server that greets once it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, greeting: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._greeting = greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._greeting()
+
+
+def _greet(settings: Settings, database: str, port: int) -> None:
+    """Print where the service is, which database it uses and what to type next; on a terminal only, as logs elsewhere
+    are JSON."""
+    if not sys.stderr.isatty():
+        return
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104  # compared only
+    url = f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
+    flag = "" if url == "http://127.0.0.1:8000" else f" --url {url}"
+    lines = [
+        f"Lastbit {programs.version()} at {url} (batches: {url}/, API: {url}/docs)",
+        f"State is in {database}",
+        f"Next, in another terminal: lastbit{flag} open --key first --items 3",
+    ]
+    print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def configuration(settings: Settings) -> uvicorn.Config:
@@ -152,11 +204,12 @@ def configuration(settings: Settings) -> uvicorn.Config:
         port=settings.port,
         workers=settings.workers,
         log_config=logs.STANDARD,
-        log_level=settings.log_level,
+        # On a terminal, `_greet` says what uvicorn's own log would.
+        log_level="warning" if settings.log_level == "info" and sys.stderr.isatty() else settings.log_level,
         access_log=False,
         http=AckProtocol,
         server_header=False,
-        proxy_headers=False,  # nothing here asks who the client is
+        proxy_headers=False,  # nothing here depends on the client's address
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
         timeout_worker_healthcheck=WORKER_SILENCE,
@@ -164,18 +217,18 @@ def configuration(settings: Settings) -> uvicorn.Config:
 
 
 def listening(config: uvicorn.Config) -> list[socket.socket]:
-    """The bound socket, as often as the event loop is to have it."""
+    """The listening socket and its duplicates."""
     listener = config.bind_socket()
-    return [listener, *(listener.dup() for _ in range(DOORS - 1 if config.workers == 1 else 0))]
+    return [listener, *(listener.dup() for _ in range(LISTENERS - 1 if config.workers == 1 else 0))]
 
 
 @contextlib.contextmanager
 def _shared_metrics(workers: int) -> Iterator[None]:
-    """A scrape reaches one of several workers, so each of them keeps what it measures where the others see it."""
+    """A folder in which worker processes share their metrics, as a scrape reaches only one of them."""
     if workers == 1:
         yield
         return
-    # A worker that was killed on the way out may leave something; it is nothing to fail for.
+    # A worker that was killed while it stopped may leave files, which are no reason to fail.
     with tempfile.TemporaryDirectory(prefix="lastbit-metrics-", ignore_cleanup_errors=True) as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         yield

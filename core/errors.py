@@ -8,19 +8,37 @@ from __future__ import annotations
 import enum
 from typing import ClassVar
 
-# CoreError ├── InvalidRequest            the input is invalid │   └── IdempotencyKeyReused  the key came before, with
-# another body ├── BatchNotFound ├── GroupNotFound             no item of that group is issued ├── BatchEnded
-# the batch no longer allows the verb │   ├── BatchSealed │   ├── BatchComplete │   ├── BatchExpired │   └──
-# BatchCancelled ├── WebhookNotFound ├── WebhookDisabled           it answered 410 Gone ├── PositionTrimmed
-# the feed was trimmed past that position ├── OutOfOrder                a message reached its tally after a later one of
-# its source ├── ConsumerGroupNotFound ├── ConsumerGroupInUse        it has live workers, so it can't be deleted ├──
-# PartitionsFixed           a consumer group keeps its number of partitions ├── SessionReplaced           another
-# process has the worker's name now ├── StaleEpoch                the partition has another owner now ├──
-# ProcessNotFound ├── InstanceNotFound          the process has no instance of that name ├── VersionConflict
-# the instance has changed since it was read ├── TooLarge ├── Unavailable               nothing wrong with the call:
-# send it again │   ├── Overloaded │   └── LockTimeout ├── InconsistentBatch         the counts disagree with the bits:
-# a bug or a broken row ├── UpgradeNotFinished        an earlier release may still work on the database └──
-# Misconfigured             the service can't work with these settings
+from core import programs
+
+# CoreError
+# ├── InvalidRequest            the input is invalid
+# │   └── IdempotencyKeyReused  the key was used before, with another body
+# ├── BatchNotFound
+# ├── GroupNotFound             no item of that group is issued
+# ├── BatchEnded                the batch no longer allows the verb
+# │   ├── BatchSealed
+# │   ├── BatchComplete
+# │   ├── BatchExpired
+# │   └── BatchCancelled
+# ├── WebhookNotFound
+# ├── WebhookDisabled           it answered 410 Gone
+# ├── PositionTrimmed           the feed was trimmed past that position
+# ├── OutOfOrder                a message reached its tally after a later one of its source
+# ├── ConsumerGroupNotFound
+# ├── ConsumerGroupInUse        it has live workers, so it can't be deleted
+# ├── PartitionsFixed           a consumer group keeps its number of partitions
+# ├── SessionReplaced           another process has the worker's name now
+# ├── StaleEpoch                the partition has another owner now
+# ├── ProcessNotFound
+# ├── InstanceNotFound          the process has no instance of that name
+# ├── VersionConflict           the instance has changed since it was read
+# ├── TooLarge
+# ├── Unavailable               nothing is wrong with the call: send it again
+# │   ├── Overloaded
+# │   └── LockTimeout
+# ├── InconsistentBatch         the counts disagree with the bits: a bug or a broken row
+# ├── UpgradeNotFinished        an earlier release may still work on the database
+# └── Misconfigured             the service can't work with these settings
 
 
 class CoreError(Exception):
@@ -234,7 +252,7 @@ class UpgradeNotFinished(CoreError):
     def __init__(self, revision: str) -> None:
         super().__init__(
             f"this needs a database that no release from before revision {revision} works on any more: once none of "
-            "their processes is left, run `python -m api migrate --finish`; nothing was changed"
+            f"their processes is left, run `{programs.command('api', 'migrate', '--finish')}`; nothing was changed"
         )
 
 

@@ -16,7 +16,7 @@ import threading
 
 import structlog
 
-from core import errors, logs
+from core import errors, logs, programs
 from core.dispatcher import Dispatcher
 from core.settings import settings_of
 from core.storage import schema
@@ -32,7 +32,9 @@ SOONEST: float = 0.01
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m jobs.dispatcher", description="Send webhooks until stopped.")
+    parser = argparse.ArgumentParser(
+        prog=programs.command("jobs.dispatcher"), description="Send webhooks until stopped."
+    )
     parser.add_argument("--once", action="store_true", help="end when nothing is due")
     parser.add_argument("--database-url", metavar="URL", help="default: LASTBIT_DATABASE_URL")
     parser.add_argument(

@@ -19,7 +19,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from core import errors
+from core import errors, programs
 from core.janitor import Policy, Report, run_once
 from core.settings import settings_of
 from core.storage import checks, schema
@@ -66,7 +66,7 @@ def shown(report: Report) -> dict[str, object]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.janitor", description="Expire idle batches, delete ended ones. One pass, for cron."
+        prog=programs.command("jobs.janitor"), description="Expire idle batches, delete ended ones. One pass, for cron."
     )
     defaults = Policy()
     parser.add_argument(

@@ -246,7 +246,7 @@ class ServiceUnreachable(LastbitError):
         attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
         return (
             f"no answer from {self.url} to {self.request}: {self.cause} ({attempts} in {self.seconds:.1f} s). "
-            "Check that the service runs there (`make serve` starts one at http://127.0.0.1:8000), or name another "
+            "Check that the service runs there (`lastbit-server` starts one at http://127.0.0.1:8000), or name another "
             "address with LASTBIT_URL or the url argument. Sending the request again is safe."
         )
 

@@ -74,6 +74,9 @@ def test_modules_exist(page: Path) -> None:
             flags = re.findall(r"--[a-z-]+", rest)
             if module in ("api", "jobs.janitor", "jobs.dispatcher", "examples.demo") and flags:
                 assert set(flags) <= set(re.findall(r"--[a-z-]+", help_of(module))), line
+        for job, rest in re.findall(r"lastbit-server(?: (janitor|dispatcher))?\b([^|#;&>`]*)", line):
+            flags = set(re.findall(r"--[a-z-]+", rest))
+            assert not flags or flags <= set(re.findall(r"--[a-z-]+", help_of(f"jobs.{job}" if job else "api"))), line
 
 
 @functools.cache
@@ -255,27 +258,14 @@ def fresh_url(sqlite_url: str) -> Iterator[str]:
         yield service.url
 
 
-def test_the_tour_runs(fresh_url: str, tmp_path: Path) -> None:
-    """In its order, against a real service, with a queue that delivers everything twice."""
-    snippets = [snippet for snippet in blocks(README, "python") if "pyspark" not in snippet]
-    assert len(snippets) == 6
-    between = """
-with Client() as client:
-    for batch in (1, 2):
-        seen = client.batch(batch).refresh()
-        assert (seen.state, seen.acked, seen.failed) == ("complete", 3, 1), seen
-    assert not published  # an item of each has failed
-    assert queue.deleted == 16
-"""
-    after = """
-assert {"catalog-42", "catalog-43"} == set(published)
-assert queue.deleted == 32
-"""
-    # The third snippet consumes what the first two sent; the fourth gets all of it again, and acks what had failed.
-    script = "\n".join([PRELUDE, *snippets[:3], between, *snippets[3:], after])
-    ran = run_script(tmp_path / "tour.py", script, fresh_url)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "0 [] True\n"
+def test_the_readmes_programs_print_what_it_says(fresh_url: str, tmp_path: Path) -> None:
+    """The few lines and the tour, as printed and in order, against a service without batches."""
+    programs = re.findall(r"```python\n(.*?)^```\n\n```text\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(programs) == 2
+    for number, (program, output) in enumerate(programs):
+        ran = run_script(tmp_path / f"program_{number}.py", program, fresh_url)
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout == output
 
 
 def test_the_page_on_the_client_runs(service_url: str, tmp_path: Path) -> None:

@@ -21,8 +21,10 @@ from typing import Any
 import pytest
 import yaml
 
+from lastbit import Client, Retry
+from scripts import dist
 from tests.support.dockerfile import copied, instructions, let_in, stages
-from tests.support.servers import ROOT
+from tests.support.servers import ROOT, free_port
 
 SERVER = ("lastbit", "core", "senders", "migrations", "jobs", "api")
 OUTSIDE_OF_THE_WHEEL = ("core", "senders", "api", "jobs", "migrations", "tests", "examples")
@@ -46,27 +48,36 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel as it would be published, built from the checkout."""
-    target = tmp_path_factory.mktemp("wheel")
-    built = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT)
-    assert built.returncode == 0, built.stdout + built.stderr
-    (found,) = target.glob("*.whl")
-    return found
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The wheels as they would be published: of the SDK, and of the server."""
+    return dist.main(tmp_path_factory.mktemp("wheels"))
+
+
+@pytest.fixture(scope="module")
+def wheel(wheels: list[Path]) -> Path:
+    return wheels[0]
+
+
+def installed(folder: Path, *wheels: Path) -> Path:
+    """A new Python that has these wheels and nothing else."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    pip = run(
+        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", *wheels)
+    )
+    assert pip.returncode == 0, pip.stderr
+    return python
+
+
+def purelib(python: Path) -> Path:
+    return Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
 
 
 @pytest.fixture(scope="module")
 def environment_of_its_own(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has the wheel and nothing else."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False)
-    python = folder / "bin" / "python"
-    purelib = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
-    installed = run(
-        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", wheel)
-    )
-    assert installed.returncode == 0, installed.stderr
-    assert (Path(purelib) / "lastbit").is_dir()
+    """A Python that has the SDK's wheel and nothing else."""
+    python = installed(tmp_path_factory.mktemp("environment"), wheel)
+    assert (purelib(python) / "lastbit").is_dir()
     return python
 
 
@@ -104,6 +115,81 @@ def test_the_installed_command_runs(environment_of_its_own: Path) -> None:
     assert alone.returncode == 1
     assert "lastbit[cli]" in alone.stderr
     assert "Traceback" not in alone.stderr
+
+
+def test_the_servers_wheel_ships_the_programs_below_one_package(wheels: list[Path]) -> None:
+    """Each file of the programs that Git tracks, with pages and migrations; no tests, and no `api` at the top."""
+    names = {name for name in zipfile.ZipFile(wheels[1]).namelist() if ".dist-info/" not in name}
+    assert {name.split("/")[0] for name in names} == {"lastbit_server"}
+    for package in dist.PROGRAMS:
+        files = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
+        assert {f"{dist.APP}/{file}" for file in files} <= names
+    assert {f"{dist.APP}/api/page/index.html", f"{dist.APP}/migrations/script.py.mako"} <= names
+    metadata = zipfile.ZipFile(wheels[1]).read("lastbit_server-0.1.0.dist-info/METADATA").decode()
+    assert "Requires-Dist: lastbit[cli]==0.1.0" in metadata
+    assert "Requires-Dist: sqlalchemy<3,>=2.0.30" in metadata
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_installed_server_runs_beside_packages_of_the_same_names(
+    wheels: list[Path], tmp_path: Path, workers: str
+) -> None:
+    """Strangers' `api` and `core`, in site-packages and in the working directory, are neither imported nor replaced."""
+    python = installed(tmp_path / "environment", *wheels)
+    for folder in (tmp_path, purelib(python)):
+        for package in ("api", "core"):
+            (folder / package).mkdir()
+            (folder / package / "__init__.py").write_text("raise SystemExit('a stranger was imported')")
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        # What both wheels depend on. No path file in it is read, so the checkout's editable packages are not seen.
+        "PYTHONPATH": sysconfig.get_path("purelib"),
+        "LASTBIT_DATABASE_URL": f"sqlite:///{tmp_path}/lastbit.db",
+    }
+    port = free_port()
+    server = subprocess.Popen(
+        [python.parent / "lastbit-server", "--port", str(port), "--workers", workers],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with Client(f"http://127.0.0.1:{port}", retry=Retry(attempts=500, cap=0.2)) as client:
+            assert client.open(items=2).status().items == 2
+        for words, output in (
+            (["check"], "database"),
+            (["janitor"], '"expired"'),
+            (["openapi"], '"openapi": "3.1.0"'),
+            (["migrate"], ""),
+        ):
+            done = subprocess.run(
+                [python, "-m", "lastbit_server", *words],
+                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            assert done.returncode == 0, (words, done.stderr)
+            assert output in done.stdout
+    finally:
+        server.terminate()
+        log = server.communicate(timeout=60)[1]
+    assert all(line.startswith("{") for line in log.splitlines()), log
+
+
+def test_the_installed_server_names_its_own_commands(wheels: list[Path], tmp_path: Path) -> None:
+    """Help and hints say what this user can type."""
+    python = installed(tmp_path / "environment", *wheels)
+    environment = {"PYTHONPATH": sysconfig.get_path("purelib")}
+    file = tmp_path / "empty.db"
+    file.touch()
+    for words, text in (
+        (["--help"], "`lastbit-server janitor`"),
+        (["janitor", "--help"], "usage: lastbit-server janitor"),
+        (["dispatcher", "--help"], "usage: lastbit-server dispatcher"),
+        (["janitor", "--database-url", f"sqlite:///{file}"], "run `lastbit-server migrate`"),
+        (["--version"], "lastbit-server 0.1.0"),
+    ):
+        done = run(python.parent / "lastbit-server", *words, **environment)
+        assert text in " ".join((done.stdout + done.stderr).split()), (words, done.stdout, done.stderr)
 
 
 def test_the_zip_for_spark_imports_with_the_standard_library_only(tmp_path: Path) -> None:

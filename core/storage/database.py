@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import sqlalchemy as sa
@@ -278,6 +279,12 @@ class Database:
 
     def __exit__(self, *_: object) -> None:
         self.dispose()
+
+    def describe(self) -> str:
+        """Where the data is, for people: the absolute path of a file, or user, host and database without password."""
+        if not self.is_embedded:
+            return f"the database {self.url.render_as_string(hide_password=True).replace('+pymysql', '')}"
+        return f"the SQLite file {Path(self.url.database or '').absolute()}"
 
     def __repr__(self) -> str:
         return f"<Database {self.url.render_as_string(hide_password=True)}>"

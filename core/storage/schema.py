@@ -20,7 +20,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from core import errors, tables
+from core import errors, programs, tables
 from core.storage import faults
 from core.storage.database import LOCK_WAIT, Database
 
@@ -61,9 +61,10 @@ def check(tx: Connection) -> None:
     newest_known, all_known = _known()
     if revision is None or (revision in all_known and revision != newest_known):
         state = "no schema" if revision is None else f"the schema of revision {revision}"
+        migration = programs.command("api", "migrate")
         raise errors.Misconfigured(
-            f"the database has {state}, this release needs revision {newest_known}: run `python -m api migrate` (with "
-            "the same LASTBIT_DATABASE_URL or --database-url), then start again"
+            f"the database has {state}, this release needs revision {newest_known}: run `{migration}` (with the same "
+            "LASTBIT_DATABASE_URL or --database-url), then start again"
         )
     # Even if the revision is ours: a migration first withdraws support for older releases, then changes the schema.
     oldest = tx.scalar(sa.select(tables.schema_support.c.oldest))

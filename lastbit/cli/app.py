@@ -112,8 +112,8 @@ def explained(error: errors.LastbitError) -> str:
         attempts = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
         return (
             f"no answer from {error.url}: {error.cause} ({error.request}, {attempts}).\n"
-            "Start the service there (`make serve` starts one at http://127.0.0.1:8000), or name another address with "
-            "--url or LASTBIT_URL."
+            "Start the service there (`lastbit-server` starts one at http://127.0.0.1:8000), or name another address "
+            "with --url or LASTBIT_URL."
         )
     if isinstance(error, errors.Unauthorized):
         return f"{error}\nGive a token with LASTBIT_TOKEN or --token-file; `lastbit token new` makes one."

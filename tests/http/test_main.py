@@ -8,8 +8,10 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,11 +19,11 @@ import pytest
 import uvicorn
 import uvloop
 
-from api.__main__ import DOORS, configuration, listening
+from api.__main__ import LISTENERS, configuration, listening
 from core.settings import Settings
 from core.storage import schema
 from core.storage.database import Database
-from tests.support.servers import free_port, run_module, running_service
+from tests.support.servers import ROOT, free_port, run_module, running_service
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -53,6 +55,30 @@ def test_a_database_that_is_away_is_said_so() -> None:
     assert "can't be reached" in refusal.stderr
     assert "Traceback" not in refusal.stderr
     assert "secret" not in refusal.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_on_a_terminal_it_says_where_it_is_and_what_to_type_next(tmp_path: Path, workers: str) -> None:
+    """Three lines; elsewhere, where logs are JSON, none of them (see test_logs)."""
+    terminal, output = os.openpty()
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api", "--port", str(port), "--workers", workers],
+        cwd=ROOT,
+        env={**os.environ, "LASTBIT_DATABASE_URL": f"sqlite:///{tmp_path}/here.db"},
+        stderr=output,
+    )
+    os.close(output)
+    try:
+        with open(terminal, encoding="utf-8") as reader:  # noqa: PTH123  # a file descriptor
+            lines = [reader.readline().rstrip() for _ in range(3)]
+    finally:
+        process.terminate()
+        process.wait(60)
+    url = f"http://127.0.0.1:{port}"
+    assert lines[0].endswith(f"at {url} (batches: {url}/, API: {url}/docs)")
+    assert lines[1] == f"State is in the SQLite file {tmp_path}/here.db"
+    assert lines[2] == f"Next, in another terminal: lastbit --url {url} open --key first --items 3"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +121,7 @@ def test_connections_are_taken_in_many_a_turn(quiet: None) -> None:
     sockets = listening(configuration(Settings(port=0)))
     with contextlib.ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(take())
-    assert turns <= crowd // DOORS + 4
+    assert turns <= crowd // LISTENERS + 4
 
 
 def test_a_url_of_another_database_is_refused() -> None:

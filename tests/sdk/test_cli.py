@@ -277,7 +277,7 @@ def test_a_service_that_is_not_there_is_named(unused_port: int) -> None:
     assert (result.returncode, result.stdout) == (1, "")
     assert url in result.stderr
     assert "refused" in result.stderr.lower()
-    assert "make serve" in result.stderr
+    assert "`lastbit-server` starts one" in result.stderr
     assert "--url" in result.stderr
 
 

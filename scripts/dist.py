@@ -1,0 +1,112 @@
+"""Build the two wheels in dist/: `lastbit`, the SDK and command line, and `lastbit-server`, the service and its jobs.
+
+Both are built in a temporary folder from the files that Git tracks, so nothing else of a checkout gets into them. The
+names in each wheel are compared with these files. The time of the last commit makes the same bytes of the same source.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from scripts.constraints import ROOT
+
+PROGRAMS = ("api", "core", "jobs", "migrations", "senders")
+"""The packages of the service. Their names are too common for a user's site-packages."""
+APP = "lastbit_server/_app"
+
+
+def main(target: Path) -> list[Path]:
+    target.mkdir(parents=True, exist_ok=True)
+    wheels = []
+    with tempfile.TemporaryDirectory(prefix="lastbit-dist-") as folder:
+        for name, layout in (("lastbit", sdk()), ("lastbit-server", server())):
+            stage = Path(folder) / name
+            for place, source in layout.items():
+                (stage / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / source, stage / place)
+            if name == "lastbit-server":
+                fill_in(stage / "pyproject.toml")
+            wheel = build(stage, target)
+            compare(wheel, layout)
+            wheels.append(wheel)
+    return wheels
+
+
+def sdk() -> dict[str, str]:
+    """The files of the SDK's project, each with its source."""
+    return {path: path for path in tracked("lastbit", "pyproject.toml", "README.md", "LICENSE")}
+
+
+def server() -> dict[str, str]:
+    """The files of the server's project, each with its source."""
+    files = {path.removeprefix("packaging/server/"): path for path in tracked("packaging/server")}
+    files |= {path: path for path in tracked("lastbit_server", "LICENSE")}
+    return files | {f"{APP}/{path}": path for path in tracked(*PROGRAMS)}
+
+
+def tracked(*paths: str) -> list[str]:
+    """The files below these paths that Git tracks. Raises `SystemExit` for a path without any."""
+    files = [path for path in git("ls-files", "-z", "--", *paths).split("\0") if path and (ROOT / path).exists()]
+    missing = [path for path in paths if not any(file == path or file.startswith(f"{path}/") for file in files)]
+    if missing:
+        raise SystemExit(f"Git tracks no files in {', '.join(missing)}")
+    return files
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S607
+
+
+def fill_in(pyproject: Path) -> None:
+    """The SDK of the same version, and the dependencies of requirements/server.txt."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    lines = (ROOT / "requirements/server.txt").read_text().splitlines()
+    requirements = [str(Requirement(line)) for line in lines if line and not line.startswith("#")]
+    listing = "".join(f"\n    {entry!r}," for entry in [f"lastbit[cli]=={version}", *requirements])
+    text = pyproject.read_text()
+    for placeholder, value in (
+        ('version = "0"  # filled in', f'version = "{version}"'),
+        ("dependencies = []  # filled in", f"dependencies = [{listing}\n]"),
+    ):
+        if text.count(placeholder) != 1:
+            raise SystemExit(f"packaging/server/pyproject.toml must have one line {placeholder!r}")
+        text = text.replace(placeholder, value)
+    pyproject.write_text(text)
+
+
+def build(stage: Path, target: Path) -> Path:
+    result = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", stage / "dist", stage],
+        env={**os.environ, "SOURCE_DATE_EPOCH": git("log", "-1", "--format=%ct").strip()},
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode:
+        raise SystemExit(result.stdout + result.stderr)
+    (wheel,) = (stage / "dist").glob("*.whl")
+    return Path(shutil.copy(wheel, target))
+
+
+def compare(wheel: Path, layout: Mapping[str, str]) -> None:
+    """Raise `SystemExit` unless the wheel has exactly the packages of `layout`."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    wanted = {place for place in layout if "/" in place}
+    if names != wanted:
+        lacks, surplus = sorted(wanted - names), sorted(names - wanted)
+        raise SystemExit(f"{wheel.name} lacks {lacks} and has {surplus}, which are not of its project")
+
+
+if __name__ == "__main__":
+    for built in main(ROOT / "dist"):
+        print(f"wrote dist/{built.name}")  # noqa: T201
