@@ -14,8 +14,10 @@ from typing import Final
 
 import pytest
 import yaml
+from playwright.sync_api import Route
 
 from scripts.node_packages import install
+from tests.page.browser import program, running_browser
 from tests.support.servers import ROOT, running_service, sqlite_file
 
 PACKAGE: Final = ROOT / "clients" / "typescript"
@@ -126,3 +128,43 @@ def test_its_package_works_in_an_empty_project(package: Path, service_url: str, 
     errors = re.findall(r"^bodies\.ts\((\d+),", compiled.stdout, re.MULTILINE)
     assert errors == ["4", "5"], compiled.stdout
     assert "'itmes' does not exist in type" in compiled.stdout
+
+
+FLOW: Final = """\
+async () => {
+  const { Client } = await import("/dist/index.js");
+  const client = new Client({ url: location.origin });
+  const batch = await client.open({ key: "browser", items: 200, groupSize: 64 });
+  const acker = client.acker();
+  const acked = [...batch.ids.slice(0, 10)].map((id) => acker.ack(id));
+  await Promise.all(acked);
+  await acker.close();
+  await client.ack(batch.ids.slice(10, -1));
+  await client.fail(batch.ids.at(-1), "why");
+  const sealed = await batch.seal();
+  const ended = await batch.wait({ timeout: 10, signal: AbortSignal.timeout(20_000) });
+  const refused = await batch.extend(1).catch((error) => error.name);
+  return [sealed.newly, ended.state, ended.acked, ended.failed, refused];
+}
+"""
+
+
+@pytest.mark.slow
+def test_it_runs_in_a_browser(package: Path, service_url: str) -> None:
+    """In Chromium, in a page of the service's own origin."""
+    path = program()
+    if path is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("chromium is not installed")
+    built = run("npm", "run", "build")
+    assert built.returncode == 0, built.stdout
+    with running_browser(path) as browser:
+        page = browser.new_page()
+
+        def served(route: Route) -> None:
+            file = package / "dist" / route.request.url.rpartition("/")[2]
+            route.fulfill(body=file.read_text(), content_type="text/javascript")
+
+        page.route("**/client.html", lambda route: route.fulfill(body="<!doctype html>", content_type="text/html"))
+        page.route("**/dist/*.js", served)
+        page.goto(f"{service_url}/client.html")
+        assert page.evaluate(FLOW) == [True, "complete", 199, 1, "BatchEnded"]
