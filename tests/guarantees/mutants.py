@@ -434,14 +434,6 @@ MUTANTS = [
         _JOURNAL + "test_groups_are_folded_some_at_a_time_in_their_order",
     ),
     Mutant(
-        "the-groups-are-read-before-the-journal",
-        "core.batches.ranges:_touched",
-        "    recent = journal.recent",
-        "    rows = list(_rows(tx, batch, first_group, columns, step))\n    recent = journal.recent",
-        _JOURNAL + "test_a_reader_never_misses_an_item_whose_ack_was_answered",
-        also=(("for row in _rows(tx, batch, first_group, columns, step):", "for row in rows:"),),
-    ),
-    Mutant(
         "redriven-items-are-entries",
         "core.acks.apply:_apply_few",
         "                redriven += 1\n                state.acked.pop(unit.batch, None)",
