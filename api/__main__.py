@@ -27,6 +27,7 @@ from core import errors, logs, programs
 from core.settings import Settings, settings_of
 from core.storage import checks, schema
 from core.storage.database import Database
+from core.storage.opening import opened
 
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept. Clients' pools and proxies close theirs sooner, so no request meets a
@@ -84,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if command == "serve":
             _check_access(settings)
-        with Database(settings.database_url) as database:
+        with opened(settings.database_url) as database:
             description = database.describe()
             if command == "check":
                 return _check(database, settings.workers, as_json)

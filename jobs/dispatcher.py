@@ -20,7 +20,7 @@ from core import errors, logs, programs
 from core.dispatcher import Dispatcher
 from core.settings import settings_of
 from core.storage import schema
-from core.storage.database import Database
+from core.storage.opening import opened
 from core.ticker import ticking
 from core.webhooks.replicas import Replica
 from senders.webhooks import WebhookSender
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        with Database(settings.database_url) as database:
+        with opened(settings.database_url) as database:
             database.read(schema.check)
             dispatcher = Dispatcher(
                 database,

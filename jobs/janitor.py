@@ -23,7 +23,7 @@ from core import errors, programs
 from core.janitor import Policy, Report, run_once
 from core.settings import settings_of
 from core.storage import checks, schema
-from core.storage.database import Database
+from core.storage.opening import opened
 
 CLOCKS: Final = 3600
 """The largest allowed difference, in seconds, between the database's clock and this machine's."""
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     settings = settings_of(parser, {"database_url": options.database_url})
     try:
-        with Database(settings.database_url) as database:
+        with opened(settings.database_url) as database:
             database.read(schema.check)
             clock_difference = database.read(checks.clock_ahead)
             if abs(clock_difference) > CLOCKS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError
@@ -64,6 +65,12 @@ def is_done_already(error: DBAPIError) -> bool:
 def _mysql_code(error: DBAPIError) -> int | None:
     args = getattr(error.orig, "args", ())
     return args[0] if args and isinstance(args[0], int) else None
+
+
+def server_error(error: DBAPIError) -> tuple[int, str]:
+    """The number and the text of a server's error, or of the driver's."""
+    args: Sequence[object] = getattr(error.orig, "args", ())
+    return _mysql_code(error) or 0, str(args[1] if len(args) > 1 else error.orig)
 
 
 def is_lost(error: Exception) -> bool:

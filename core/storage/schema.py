@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from core import errors, programs, tables
-from core.storage import faults
+from core.storage import dialects, faults
 from core.storage.database import LOCK_WAIT, Database
 
 PATIENCE: Final = 60
@@ -62,9 +62,10 @@ def check(tx: Connection) -> None:
     if revision is None or (revision in all_known and revision != newest_known):
         state = "no schema" if revision is None else f"the schema of revision {revision}"
         migration = programs.command("api", "migrate")
+        account = "" if dialects.of(tx).is_embedded else ", with the account that may change the schema"
         raise errors.Misconfigured(
-            f"the database has {state}, this release needs revision {newest_known}: run `{migration}` (with the same "
-            "LASTBIT_DATABASE_URL or --database-url), then start again"
+            f"the database has {state}, this release needs revision {newest_known}: run `{migration}`{account}, and "
+            "start again"
         )
     # Even if the revision is ours: a migration first withdraws support for older releases, then changes the schema.
     oldest = tx.scalar(sa.select(tables.schema_support.c.oldest))

@@ -1,0 +1,91 @@
+"""A database as programs open it. Each failure is one sentence: host, database and user, what is wrong, what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from core import errors, programs
+from core.storage import faults
+from core.storage.database import Database
+
+_UNREACHABLE: Final = {2002, 2003, 2005}
+_REFUSED: Final = {1045, 1698}
+_NO_DATABASE: Final = 1049
+_NO_ACCESS: Final = 1044
+_NO_PRIVILEGE: Final = {1142, 1143, 1227, 1370}
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[Database]:
+    """The database at `url`. Raises `errors.Misconfigured` for errors of the database itself, and passes on others."""
+    with Database(url) as database:
+        try:
+            yield database
+        except DBAPIError as error:
+            raise errors.Misconfigured(_sentence(database, error)) from error
+        except errors.Unavailable as error:
+            if not isinstance(error.__cause__, DBAPIError):
+                raise
+            raise errors.Misconfigured(_sentence(database, error.__cause__)) from error
+
+
+def _sentence(database: Database, error: DBAPIError) -> str:
+    if database.is_embedded:
+        return _of_file(Path(database.url.database or "").absolute(), error)
+    return _of_server(database.url, error)
+
+
+def _of_server(url: sa.URL, error: DBAPIError) -> str:
+    code, text = faults.server_error(error)
+    server, name = f"{url.host or 'localhost'}:{url.port or 3306}", url.database or ""
+    user = url.username or "(none)"
+    if code in _UNREACHABLE:
+        return (
+            f"no database server can be reached at {server} (database {name!r}, user {user!r}): {text}; check host and "
+            "port in LASTBIT_DATABASE_URL or --database-url, and that the server runs"
+        )
+    if code in _REFUSED:
+        return (
+            f"the database server at {server} refuses the user {user!r} (database {name!r}): check the password in "
+            "LASTBIT_DATABASE_URL or --database-url, and that the user may connect from this machine"
+        )
+    if code == _NO_DATABASE:
+        return (
+            f"the server at {server} has no database {name!r} (user {user!r}): create it with "
+            f"`CREATE DATABASE {name} CHARACTER SET utf8mb4`, or name another in LASTBIT_DATABASE_URL"
+        )
+    if code == _NO_ACCESS:
+        return (
+            f"the user {user!r} has no access to the database {name!r} at {server}, or it doesn't exist: create it, "
+            "and grant the user its privileges (docs/database.md lists them)"
+        )
+    if code in _NO_PRIVILEGE:
+        return (
+            f"the user {user!r} lacks a privilege on the database {name!r} at {server}: {text}; grant it "
+            f"(docs/database.md lists them), and run `{programs.command('api', 'migrate')}` with the account that may "
+            "change the schema"
+        )
+    return f"the database {name!r} at {server} can't be used (user {user!r}): {text} (error {code})"
+
+
+def _of_file(path: Path, error: DBAPIError) -> str:
+    code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_NOTADB:
+        return f"{path} is not an SQLite database: name another file in LASTBIT_DATABASE_URL or --database-url"
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} for the SQLite file doesn't exist: create it, or name another"
+    if path.is_dir():
+        return f"{path} is a folder, not an SQLite file: name a file in it"
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+        return (
+            f"the SQLite file {path} can't be opened for writing: this process's user must be able to write to it and "
+            "to its folder"
+        )
+    return f"the SQLite file {path} can't be used: {error.orig}"

@@ -1,0 +1,83 @@
+"""A database that can't be used is one sentence and exit status 1, from each program that opens it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.servers import MariaDB, free_port, run_module
+
+PROGRAMS = {
+    "serve": ("api", "serve"),
+    "migrate": ("api", "migrate"),
+    "janitor": ("jobs.janitor",),
+    "dispatcher": ("jobs.dispatcher", "--once"),
+}
+
+
+def sentence(program: str, url: str) -> str:
+    """The program's only line of output, without the name before it."""
+    module, *arguments = PROGRAMS[program]
+    done = run_module(
+        module, *arguments, "--database-url", url, environment={**os.environ, "LASTBIT_PORT": str(free_port())}
+    )
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "secret" not in line
+    return line.partition(": ")[2]
+
+
+def account(mariadb: MariaDB, user: str, privileges: str) -> str:
+    """The URL of a new database, for a new user with these privileges on it."""
+    url = mariadb.new_database()
+    database = sa.make_url(url).database
+    with contextlib.closing(mariadb.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE OR REPLACE USER '{user}'@'127.0.0.1' IDENTIFIED BY 'secret'")
+        if privileges:
+            cursor.execute(f"GRANT {privileges} ON {database}.* TO '{user}'@'127.0.0.1'")
+    return f"mysql://{user}:secret@127.0.0.1:{mariadb.port}/{database}"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_server_that_cannot_be_used_is_named_with_what_to_do(mariadb: MariaDB, program: str) -> None:
+    """Closed port, unknown host, wrong password, no such database, no access, too few privileges."""
+    server = f"127.0.0.1:{mariadb.port}"
+    reader = account(mariadb, f"reader_{program}", "SELECT")
+    stranger = account(mariadb, f"stranger_{program}", "")
+    root = f"mysql://root:secret@{server}/nowhere"
+    assert sentence(program, "mysql://me:secret@127.0.0.1:1/books").startswith(
+        "no database server can be reached at 127.0.0.1:1 (database 'books', user 'me'): "
+    )
+    assert sentence(program, "mysql://me:secret@nowhere.invalid/books").startswith(
+        "no database server can be reached at nowhere.invalid:3306 (database 'books', user 'me'): "
+    )
+    assert sentence(program, reader.replace(":secret@", ":secret2@")).startswith(
+        f"the database server at {server} refuses the user 'reader_{program}'"
+    )
+    assert sentence(program, root.replace(":secret", "")).startswith(
+        f"the server at {server} has no database 'nowhere'"
+    )
+    assert sentence(program, stranger).startswith(f"the user 'stranger_{program}' has no access to the database ")
+    lacking = sentence(program, reader)
+    if program == "migrate":
+        assert lacking.startswith(f"the user 'reader_{program}' lacks a privilege on the database ")
+        assert "with the account that may change the schema" in lacking
+    else:
+        assert "run `python -m api migrate`, with the account that may change the schema" in lacking
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, program: str) -> None:
+    """No folder, a folder in the file's place, a file of something else."""
+    text = tmp_path / "text.db"
+    text.write_text("no database, but longer than the header of one. " * 40)
+    assert sentence(program, f"sqlite:///{tmp_path}/none/lastbit.db") == (
+        f"the folder {tmp_path}/none for the SQLite file doesn't exist: create it, or name another"
+    )
+    assert sentence(program, f"sqlite:///{tmp_path}").startswith(f"{tmp_path} is a folder, not an SQLite file")
+    assert sentence(program, f"sqlite:///{text}").startswith(f"{text} is not an SQLite database")
+    assert text.read_text().startswith("no database")
