@@ -29,63 +29,67 @@ def opened(url: str) -> Iterator[Database]:
         try:
             yield database
         except DBAPIError as error:
-            raise errors.Misconfigured(_sentence(database, error)) from error
+            raise errors.Misconfigured(": ".join(explain(database, error))) from error
         except errors.Unavailable as error:
             if not isinstance(error.__cause__, DBAPIError):
                 raise
-            raise errors.Misconfigured(_sentence(database, error.__cause__)) from error
+            raise errors.Misconfigured(": ".join(explain(database, error.__cause__))) from error
 
 
-def _sentence(database: Database, error: DBAPIError) -> str:
+def explain(database: Database, error: DBAPIError) -> tuple[str, str]:
+    """What is wrong, with host, database and user, and what to do."""
     if database.is_embedded:
         return _of_file(Path(database.url.database or "").absolute(), error)
     return _of_server(database.url, error)
 
 
-def _of_server(url: sa.URL, error: DBAPIError) -> str:
+def _of_server(url: sa.URL, error: DBAPIError) -> tuple[str, str]:
     code, text = faults.server_error(error)
-    server, name = f"{url.host or 'localhost'}:{url.port or 3306}", url.database or ""
-    user = url.username or "(none)"
+    server, name, user = f"{url.host or 'localhost'}:{url.port or 3306}", url.database or "", url.username or ""
     if code in _UNREACHABLE:
         return (
-            f"no database server can be reached at {server} (database {name!r}, user {user!r}): {text}; check host and "
-            "port in LASTBIT_DATABASE_URL or --database-url, and that the server runs"
+            f"no database server can be reached at {server} (database {name!r}, user {user!r}): {text}",
+            "check host and port in LASTBIT_DATABASE_URL or --database-url, and that the server runs",
         )
     if code in _REFUSED:
         return (
-            f"the database server at {server} refuses the user {user!r} (database {name!r}): check the password in "
-            "LASTBIT_DATABASE_URL or --database-url, and that the user may connect from this machine"
+            f"the database server at {server} refuses the user {user!r} (database {name!r})",
+            "check the password in LASTBIT_DATABASE_URL or --database-url, and that the user may connect from this "
+            "machine",
         )
     if code == _NO_DATABASE:
         return (
-            f"the server at {server} has no database {name!r} (user {user!r}): create it with "
-            f"`CREATE DATABASE {name} CHARACTER SET utf8mb4`, or name another in LASTBIT_DATABASE_URL"
+            f"the server at {server} has no database {name!r} (user {user!r})",
+            f"create it with `CREATE DATABASE {name} CHARACTER SET utf8mb4`, or name another in LASTBIT_DATABASE_URL",
         )
     if code == _NO_ACCESS:
         return (
-            f"the user {user!r} has no access to the database {name!r} at {server}, or it doesn't exist: create it, "
-            "and grant the user its privileges (docs/database.md lists them)"
+            f"the user {user!r} has no access to the database {name!r} at {server}, or it doesn't exist",
+            "create it, and grant the user its privileges (docs/database.md lists them)",
         )
     if code in _NO_PRIVILEGE:
         return (
-            f"the user {user!r} lacks a privilege on the database {name!r} at {server}: {text}; grant it "
-            f"(docs/database.md lists them), and run `{programs.command('api', 'migrate')}` with the account that may "
-            "change the schema"
+            f"the user {user!r} lacks a privilege on the database {name!r} at {server}: {text}",
+            "grant it (docs/database.md lists the privileges), and run "
+            f"`{programs.command('api', 'migrate')}` with the account that may change the schema",
         )
-    return f"the database {name!r} at {server} can't be used (user {user!r}): {text} (error {code})"
+    return (
+        f"the database {name!r} at {server} can't be used (user {user!r}): {text} (error {code})",
+        "look the error up in the server's documentation and in its log",
+    )
 
 
-def _of_file(path: Path, error: DBAPIError) -> str:
+def _of_file(path: Path, error: DBAPIError) -> tuple[str, str]:
     code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_NOTADB:
-        return f"{path} is not an SQLite database: name another file in LASTBIT_DATABASE_URL or --database-url"
+        return f"{path} is not an SQLite database", "name another file in LASTBIT_DATABASE_URL or --database-url"
     if not path.parent.is_dir():
-        return f"the folder {path.parent} for the SQLite file doesn't exist: create it, or name another"
+        return f"the folder {path.parent} for the SQLite file doesn't exist", "create it, or name another"
     if path.is_dir():
-        return f"{path} is a folder, not an SQLite file: name a file in it"
+        return f"{path} is a folder, not an SQLite file", "name a file in it"
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
         return (
-            f"the SQLite file {path} can't be opened for writing: this process's user must be able to write to it and "
-            "to its folder"
+            f"the SQLite file {path} can't be opened for writing",
+            "let this process's user write to it and to its folder",
         )
-    return f"the SQLite file {path} can't be used: {error.orig}"
+    return f"the SQLite file {path} can't be used: {error.orig}", "check the disk and the file's permissions"

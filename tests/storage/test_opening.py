@@ -81,3 +81,10 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, pro
     assert sentence(program, f"sqlite:///{tmp_path}").startswith(f"{tmp_path} is a folder, not an SQLite file")
     assert sentence(program, f"sqlite:///{text}").startswith(f"{text} is not an SQLite database")
     assert text.read_text().startswith("no database")
+
+
+def test_check_says_the_same(mariadb: MariaDB) -> None:
+    done = run_module("api", "check", "--database-url", f"mysql://root@127.0.0.1:{mariadb.port}/nowhere")
+    assert done.returncode == 1
+    assert f"the server at 127.0.0.1:{mariadb.port} has no database 'nowhere' (user 'root')" in done.stdout
+    assert "→ create it with `CREATE DATABASE nowhere CHARACTER SET utf8mb4`" in done.stdout

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from core.storage import faults
+from core.storage import opening
 from core.storage.checks import server, sqlite
 from core.storage.checks.every import clock_ahead
 from core.storage.checks.findings import Finding, Verdict, as_json
@@ -42,14 +41,5 @@ def _run(database: Database, rules: Callable[[Connection], Iterator[Finding]]) -
     try:
         with database.engine.connect() as tx:
             return list(rules(tx))
-    except (DBAPIError, sa.exc.TimeoutError) as error:
-        if faults.classify(error) is None:
-            raise
-        return [
-            Finding(
-                "database",
-                Verdict.BROKEN,
-                faults.outage(error),
-                "is it running, is the URL right, may this machine and this account connect?",
-            )
-        ]
+    except DBAPIError as error:
+        return [Finding("database", Verdict.BROKEN, *opening.explain(database, error))]
