@@ -443,13 +443,6 @@ MUTANTS = [
     # The last item, twice.
     Mutant("repeats-are-not-told", "core.acks.completion:write", "if repeats else {}", "if False else {}", _TWICE),
     Mutant(
-        "repeats-are-told-of-what-the-first-look-saw",
-        "core.acks.flush:flush",
-        "state.untouched(units, outcomes)",
-        "{batch for batch in state.untouched(units, outcomes) if state.seen[batch].state == 'complete'}",
-        _TWICE,
-    ),
-    Mutant(
         "items-are-read-before-the-groups-are-locked",
         "core.acks.flush:_begin",
         "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)]",
