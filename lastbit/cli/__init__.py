@@ -6,7 +6,7 @@ It knows nothing that the client does not; each command is one call and a way to
 from __future__ import annotations
 
 from lastbit.cli.app import cli
-from lastbit.cli.batches import cancel, explain, extend, list_batches, open_batch, repair, seal, status, verify
+from lastbit.cli.batches import cancel, delete, explain, extend, list_batches, open_batch, repair, seal, status, verify
 from lastbit.cli.events import append, events
 from lastbit.cli.groups import groups
 from lastbit.cli.items import ack, fail, pending
@@ -29,6 +29,7 @@ for _command in (
     pending,
     list_batches,
     cancel,
+    delete,
     verify,
     repair,
     events,

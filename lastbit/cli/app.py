@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -27,6 +29,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 REFUSED = 1
 WRONG_USE = 2
 NOT_SUCCEEDED = 3
+
+MOST_CANDIDATES = 20
+"""The maximum number of batches that an ambiguous key lists."""
 
 # A person is waiting: retry for less time than the library does, but long enough for a restart of the service.
 PATIENCE = Retry(attempts=5, deadline=30.0)
@@ -68,9 +73,19 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except errors.LastbitError as error:
-            click.secho("lastbit: ", err=True, nl=False, fg="red")
-            click.echo(explained(error), err=True)
+            settings = ctx.obj
+            if isinstance(settings, Settings) and settings.json:
+                click.echo(json.dumps(document(error), ensure_ascii=False), err=True)
+            else:
+                click.secho("lastbit: ", err=True, nl=False, fg="red")
+                click.echo(explained(error), err=True)
             ctx.exit(exit_code(error))
+        except click.ClickException as error:
+            if not (isinstance(ctx.obj, Settings) and ctx.obj.json):
+                raise
+            name = type(error).__name__
+            click.echo(json.dumps({"error": name, "message": error.format_message()}, ensure_ascii=False), err=True)
+            ctx.exit(error.exit_code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)  # in the order of a batch's life, not alphabetically
@@ -79,6 +94,12 @@ class Commands(click.Group):
 def end(code: int) -> NoReturn:
     """End the command with an exit code, after its output."""
     click.get_current_context().exit(code)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something that can't be undone, if a person is there to answer. Scripts aren't asked."""
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        click.confirm(question, abort=True, err=True)
 
 
 @contextmanager
@@ -104,6 +125,14 @@ def exit_code(error: errors.LastbitError) -> int:
     if isinstance(error, errors.IdempotencyKeyReused):
         return REFUSED
     return WRONG_USE if isinstance(error, errors.InvalidArgument | errors.InvalidRequest) else REFUSED
+
+
+def document(error: errors.LastbitError) -> dict[str, Any]:
+    """The error for scripts, which asked for JSON."""
+    document: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
+    if isinstance(error, errors.ServiceError):
+        document |= {"status": error.status, "code": error.code, "errors": error.errors}
+    return document
 
 
 def explained(error: errors.LastbitError) -> str:
@@ -169,6 +198,21 @@ def _secret(token: str | None, file: Path | None) -> str | None:
     return content
 
 
+def numbered(client: Client, key: str) -> int:
+    """The number of the batch with this key. Raises `click.ClickException` if there is none, or more than one."""
+    matching = list(islice(client.batches(key=key, page_size=MOST_CANDIDATES), MOST_CANDIDATES))
+    if len(matching) == 1:
+        return matching[0].id
+    if not matching:
+        raise click.ClickException(f"no batch has the key {key!r}; `lastbit list` shows the batches")
+    candidates = "".join(
+        f"\n  {batch.id}  {batch.state}, opened {batch.created_at:%Y-%m-%d %H:%M:%S} UTC" for batch in matching
+    )
+    raise click.ClickException(
+        f"several batches have the key {key!r}; name one by its number, newest first:{candidates}"
+    )
+
+
 def session(command: F) -> F:
     """Adds the common options to a command, and passes a `Session` as its first argument."""
 
@@ -191,10 +235,13 @@ def session(command: F) -> F:
         from lastbit.client import Client  # and httpx: importing it here keeps --help and usage errors fast
 
         settings: Settings = ctx.obj
+        settings.json |= as_json
         # Options after the command override those before it, also a token file a token.
         secret = _secret(token, token_file) or _secret(settings.token, settings.token_file)
         with Client(url or settings.url, token=secret, retry=PATIENCE) as client:
-            output = Output(as_json or settings.json)
+            if isinstance(options.get("batch"), str):
+                options["batch"] = numbered(client, options["batch"])
+            output = Output(settings.json)
             return command(Session(client, output), *arguments, **options)
 
     return with_session  # type: ignore[return-value]  # click replaces the signature

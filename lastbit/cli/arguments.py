@@ -15,14 +15,18 @@ _DURATION = re.compile("([0-9]{1,9})([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class BatchId(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
-    """A decimal integer without leading zeros, so that a batch has only one spelling."""
+class BatchName(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A batch by its number, a decimal integer without leading zeros, or by its key. `app.session` looks keys up."""
 
     name = "batch"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if isinstance(value, int):
             return value
+        if not value or value.startswith("-"):
+            self.fail(f"{value!r} is no batch: expected its number, like 7, or its key", param, ctx)
+        if not value.isdecimal():
+            return str(value)
         if not _DECIMAL.fullmatch(value) or int(value) >= INTEGER_LIMIT:
             self.fail(
                 f"{value!r} is not a batch id: expected a decimal integer without leading zeros, like 7", param, ctx
@@ -99,7 +103,7 @@ class Json(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
             self.fail(f"this is no JSON: {error}", param, ctx)
 
 
-BATCH = BatchId()
+BATCH = BatchName()
 POSITION = Position()
 JSON = Json()
 COUNT = Count()

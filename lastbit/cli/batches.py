@@ -9,7 +9,7 @@ import click
 
 from lastbit import progress
 from lastbit.cli import rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, end, session
+from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, session
 from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, labels
 from lastbit.cli.output import plain
 from lastbit.errors import BatchNotFound
@@ -102,14 +102,27 @@ def seal(s: Session, batch: int) -> None:
 
 @click.command()
 @click.argument("batch", type=BATCH)
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation on a terminal.")
 @session
-def cancel(s: Session, batch: int) -> None:
+def cancel(s: Session, batch: int, yes: bool) -> None:
     """End BATCH now; later acks are rejected."""
+    confirm(f"Cancel batch {batch}? Later acks are rejected.", yes)
     cancelled = s.client.batch(batch).cancel()
     pending_text = f"{cancelled.pending:,} of {rendering.number(cancelled.items, 'item')} pending"
     s.output.answer(
         cancelled, f"{rendering.title(cancelled.id, cancelled.key)}  {rendering.state(cancelled)}, {pending_text}"
     )
+
+
+@click.command()
+@click.argument("batch", type=BATCH)
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation on a terminal.")
+@session
+def delete(s: Session, batch: int, yes: bool) -> None:
+    """Remove BATCH and all that is known of it. A batch that has not ended is cancelled first."""
+    confirm(f"Delete batch {batch}? It can't be restored.", yes)
+    s.client.batch(batch).delete()
+    s.output.answer({"deleted": batch}, f"[bold]batch {batch}[/] is deleted")
 
 
 @click.command()
@@ -162,7 +175,7 @@ def list_batches(s: Session, state: str | None, key: str | None, label_pairs: La
     elif not shown:
         s.output.say("no batches")
     else:
-        s.output.console.print(rendering.batch_table(shown))
+        s.output.console.print(rendering.batch_table(shown, s.output.console.width))
         if has_more:
             s.output.say("[dim]There are more; --limit shows more of them.[/]")
 

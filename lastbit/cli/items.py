@@ -15,6 +15,9 @@ from lastbit.cli.output import safe
 from lastbit.cli.standard_input import chunks
 from lastbit.models import AckResult, FailedRange, PendingRange
 
+LINES = "\n\t"
+"""Reasons are often tracebacks, which are read line by line."""
+
 
 @click.command()
 @click.argument("ids", nargs=-1, metavar="[ID]... [-]")
@@ -95,6 +98,6 @@ def _show(s: Session, ranges: Iterable[PendingRange], adjective: str) -> None:
             )
         if isinstance(span, FailedRange):
             for item, reason in span.reasons.items():
-                s.output.say(f"  {item}: {safe(reason)}")
+                s.output.say(f"  {item}: {safe(reason, keep=LINES)}")
     ending = f" in {rendering.number(count, 'range')}" if count else ""
     s.output.say(f"{rendering.number(items, 'item')} {adjective}{ending}" if items else f"nothing {adjective}")

@@ -26,9 +26,9 @@ class Output:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(highlight=False)
+        self.console = Console(highlight=False, emoji=False)
         if not self.console.is_terminal:
-            self.console = Console(highlight=False, width=UNSEEN_WIDTH)
+            self.console = Console(highlight=False, emoji=False, width=UNSEEN_WIDTH)
 
     def say(self, markup: str) -> None:
         """Print one line for people, in rich's markup."""
@@ -84,6 +84,14 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{value!r} has no JSON form")
 
 
-def safe(text: str) -> str:
-    """Escape untrusted text, so that its markup and control characters do not affect the terminal."""
-    return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))
+def safe(text: str, *, keep: str = "") -> str:
+    """Untrusted text for `Output.say`: its markup and control characters do not affect the terminal."""
+    return escape(plain_text(text, keep=keep))
+
+
+def plain_text(text: str, *, keep: str = "") -> str:
+    """Untrusted text with control characters escaped, `\\x1b` for the escape character. Characters in `keep` stay, as
+    line breaks do where there is room for several lines."""
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode("ascii") for char in text
+    )

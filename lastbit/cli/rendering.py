@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lastbit.cli.output import safe
+from lastbit.cli.output import plain_text, safe
 from lastbit.ids import ItemIds
 from lastbit.models import AckResult, Batch, Completed, Event, Explanation, Repair, Verification
 from lastbit.progress import STATE_STYLES, duration
@@ -53,7 +54,7 @@ def moment(time: datetime, now: datetime) -> str:
 def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
     """One batch in detail."""
     now = now or datetime.now(UTC)
-    head = Text.from_markup(f"{title(batch.id, batch.key)}  {state(batch)}")
+    head = Text.from_markup(f"{title(batch.id, batch.key)}  {state(batch)}", emoji=False)
     full = BAR_WIDTH * batch.resolved // batch.items if batch.items else 0
     bar = Text.assemble(
         ("█" * full, "yellow" if batch.failed else "green"), ("░" * (BAR_WIDTH - full), "dim"), f"  {share(batch)}"
@@ -86,33 +87,61 @@ def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
     return Group(head, bar, counts, facts)
 
 
-def batch_table(batches: Iterable[Batch], now: datetime | None = None) -> Table:
-    """A table with a line per batch."""
+def batch_table(batches: Iterable[Batch], width: int, now: datetime | None = None) -> Table:
+    """A table with a line per batch, for a terminal of `width` columns.
+
+    Numbers, states and times are always whole. Columns that don't fit are left out, the least important first; the
+    texts, which are keys and labels, share the remaining width.
+    """
     now = now or datetime.now(UTC)
+    rows = [_cells(batch, now) for batch in batches]
+    widths = {name: max(map(cell_len, [name, *(row[name].plain for row in rows)])) for name in COLUMNS}
+    least = {name: min(widths[name], TEXT_WIDTH) if name in TEXTS else widths[name] for name in COLUMNS}
+    room = width - 2 + GAP  # a column at each edge, and no gap behind the last column of the table
+    shown = set()
+    for name in IMPORTANCE:
+        if least[name] + GAP <= room or name in ALWAYS:
+            shown.add(name)
+            room -= least[name] + GAP
+    for name in TEXTS:
+        if name in shown:
+            more = min(max(room, 0), widths[name] - least[name])
+            least[name] += more
+            room -= more
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    table.add_column("batch", justify="right", style="bold", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("resolved", justify="right", no_wrap=True)
-    table.add_column("items", justify="right", no_wrap=True)
-    table.add_column("pending", justify="right", no_wrap=True)
-    table.add_column("failed", justify="right", no_wrap=True)
-    table.add_column("changed", justify="right", no_wrap=True)
-    table.add_column("key", overflow="ellipsis", no_wrap=True)
-    table.add_column("labels", overflow="ellipsis", no_wrap=True)
-    for batch in batches:
-        style = STATE_STYLES.get(batch.state, "default")
-        table.add_row(
-            str(batch.id),
-            f"[{style}]{safe(batch.state)}[/]",
-            share(batch) if batch.items else "",
-            f"{batch.items:,}",
-            f"{batch.pending:,}" if batch.pending else "",
-            f"[red]{batch.failed:,}[/]" if batch.failed else "",
-            f"{duration(max(0.0, (now - batch.updated_at).total_seconds()))} ago",
-            safe(batch.key or ""),
-            safe(", ".join(f"{name}:{value}" for name, value in batch.labels.items())),
-        )
+    for name in (name for name in COLUMNS if name in shown):
+        justify: JustifyMethod = "right" if name in NUMBERS else "left"
+        style = "bold" if name == "batch" else ""
+        table.add_column(name, justify=justify, style=style, no_wrap=True, overflow="ellipsis", width=least[name])
+    for row in rows:
+        table.add_row(*(row[name] for name in COLUMNS if name in shown))
     return table
+
+
+COLUMNS = ("batch", "state", "resolved", "items", "pending", "failed", "changed", "key", "labels")
+NUMBERS = frozenset({"batch", "resolved", "items", "pending", "failed", "changed"})
+TEXTS = ("key", "labels")
+ALWAYS = frozenset({"batch", "state", "resolved"})
+IMPORTANCE = ("batch", "state", "resolved", "key", "failed", "pending", "items", "labels", "changed")
+TEXT_WIDTH = 12
+"""Columns of a terminal that a key or labels need to be worth showing."""
+GAP = 3
+"""Columns of a terminal between two columns of the table."""
+
+
+def _cells(batch: Batch, now: datetime) -> dict[str, Text]:
+    labels = ", ".join(f"{name}:{value}" for name, value in batch.labels.items())
+    return {
+        "batch": Text(str(batch.id)),
+        "state": Text(plain_text(batch.state), STATE_STYLES.get(batch.state, "default")),
+        "resolved": Text(share(batch) if batch.items else ""),
+        "items": Text(f"{batch.items:,}"),
+        "pending": Text(f"{batch.pending:,}" if batch.pending else ""),
+        "failed": Text(f"{batch.failed:,}" if batch.failed else "", "red"),
+        "changed": Text(f"{duration(max(0.0, (now - batch.updated_at).total_seconds()))} ago"),
+        "key": Text(plain_text(batch.key or "")),
+        "labels": Text(plain_text(labels)),
+    }
 
 
 def issued(ids: ItemIds) -> str:

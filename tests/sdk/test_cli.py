@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import pty
@@ -19,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from lastbit import AsyncClient, BatchCounts, Client, ItemIds, Repair
+from lastbit import AsyncClient, Batch, BatchCounts, Client, ItemIds, Repair
+from lastbit.cli.rendering import batch_table
 from tests.sdk.test_protocol import BATCH
 from tests.support.servers import ROOT, run_module, running_service
 
 COMMANDS = [
-    *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "verify"),
-    "repair",
+    *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "delete"),
+    *("verify", "repair"),
     *("events", "append", "webhooks", "groups", "tally", "processes", "commands", "token"),
 ]
 
@@ -195,10 +198,9 @@ def test_a_billion_ids_stream(lastbit: Lastbit) -> None:
         ["status"],
         ["status", "07"],
         ["status", "-1"],
-        ["status", "7x"],
         ["status", "٧"],
         ["status", "9007199254740992"],
-        ["status", "../7"],
+        ["status", ""],
         ["extend", "7", "-1"],
         ["extend", "7", "1.5"],
         ["extend", "7", "1000000000001"],
@@ -224,7 +226,7 @@ def test_a_billion_ids_stream(lastbit: Lastbit) -> None:
         ["events", "--after", "9007199254740991"],
         ["events", "--limit", "0"],
         ["events", "--after", "1", "--last", "1"],
-        ["events", "--batch", "x"],
+        ["events", "--batch", "07"],
         ["append", "x"],
         ["append", "batch:7:completed", "a"],
         ["append", "x", "batch.mine"],
@@ -592,3 +594,120 @@ def test_a_tally_on_the_command_line(lastbit: Lastbit) -> None:
     assert lastbit.good("tally", "list", "screws") == "nothing was counted\n"
     assert lastbit("tally", "apply", "screws", "robot-7", "5").returncode == 2
     assert lastbit("tally", "value", "a tally", "k").returncode == 2
+
+
+WIDE = [
+    ("complete", 12_345_678, 12_345_678, 0),
+    ("open", 999_999_999_999, 999_999_999_998, 1),
+]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_list_shows_numbers_whole_at_any_width(width: int) -> None:
+    """Texts give way, then less important columns go; number, state and progress are always there."""
+    batches = [
+        Batch.from_json(
+            {
+                **BATCH,
+                "id": 4_000_000 + place,
+                "key": "k" * 40,
+                "labels": {"team": "search", "region": "north", "tier": "gold"},
+                "state": state,
+                "items": items,
+                "acked": acked - failed,
+                "failed": failed,
+                "pending": items - acked,
+            }
+        )
+        for place, (state, items, acked, failed) in enumerate(WIDE)
+    ]
+    console = Console(width=width, file=io.StringIO(), emoji=False)
+    console.print(batch_table(batches, width))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    for place, words in enumerate((["4000000", "complete", "100.0 %"], ["4000001", "open", "99.9 %"])):
+        (line,) = [line for line in lines if words[0] in line]
+        assert all(word in line for word in words), line
+        numbers = re.findall(r"[0-9][0-9,]{4,}", line)
+        items = f"{WIDE[place][1]:,}"
+        assert set(numbers) <= {words[0], items}, line
+        assert (items in line) is (width >= 120), line
+    assert any("k" * 40 in line for line in lines) is (width >= 200)
+
+
+def test_what_users_wrote_is_printed_as_it_is(lastbit: Lastbit) -> None:
+    """No emoji for `:fire:`, no style for `[bold]`; control characters are escaped, and a reason keeps its lines."""
+    batch = lastbit.json("open", "--key", "job:fire:1", "--label", "a:[red]b[/]", "--items", "1")
+    number = str(batch["id"])
+    lastbit.good("fail", f"{number}:0:0", "--reason", "Traceback:\n  at :bug:\n\x1b[31mred\x07")
+    for command in (
+        ["status", number],
+        ["list", "--key", "job:fire:1"],
+        ["seal", number],
+        ["events", "--batch", number],
+    ):
+        assert "job:fire:1" in lastbit.good(*command), command
+    assert "[red]b[/]" in lastbit.good("status", number)
+    assert "Traceback:\n  at :bug:\n\\x1b[31mred\\x07\n" in lastbit.good("pending", number, "--failed")
+
+
+def test_a_batch_can_be_named_by_its_key(lastbit: Lastbit) -> None:
+    """Unless several have it: then they are listed."""
+    key = f"catalog/{uuid.uuid4()}"
+    first = lastbit.json("open", "--key", key)["id"]
+    assert lastbit.json("status", key)["id"] == first
+    assert lastbit.json("extend", key, "2")["batch"] == first
+    second = lastbit.json("open", "--key", key)["id"]
+    refused = lastbit("status", key)
+    assert refused.returncode == 1
+    lines = refused.stderr.splitlines()
+    assert "several batches have the key" in lines[0]
+    assert [line.split()[0] for line in lines[1:]] == [str(second), str(first)]
+    unknown = lastbit("status", "nobody's")
+    assert unknown.returncode == 1
+    assert 'no batch has the key "nobody\'s"' in unknown.stderr
+
+
+def test_errors_are_json_where_answers_are(lastbit: Lastbit) -> None:
+    """On standard error; wrong use too."""
+    missing = lastbit("status", "999999999", "--json")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert json.loads(missing.stderr)["code"] == "batch_not_found"
+    unknown = lastbit("--json", "status", "nobody's")
+    assert json.loads(unknown.stderr)["message"].startswith("no batch has the key")
+    wrong = lastbit("--json", "status", "07")
+    assert wrong.returncode == 2
+    assert "not a batch id" in json.loads(wrong.stderr)["message"]
+
+
+@pytest.mark.parametrize("command", ["cancel", "delete"])
+def test_a_person_is_asked_before_the_end_of_a_batch(lastbit: Lastbit, command: str) -> None:
+    """On a terminal, unless told not to; a script is not asked."""
+    batches = [str(lastbit.json("open", "--items", "1")["id"]) for _ in range(4)]
+
+    def on_terminal(answer: str, *arguments: str) -> int:
+        leader, follower = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lastbit", "--url", lastbit.url, command, *arguments],
+            cwd=ROOT,
+            stdin=follower,
+            stdout=subprocess.DEVNULL,
+            stderr=follower,
+        )
+        os.close(follower)
+        os.write(leader, answer.encode())
+        try:
+            return process.wait(60)
+        finally:
+            os.close(leader)
+
+    def lives(batch: str) -> bool:
+        found = lastbit("status", batch, "--json")
+        return found.returncode == 0 and json.loads(found.stdout)["state"] == "open"
+
+    assert on_terminal("n\n", batches[0]) == 1
+    assert on_terminal("y\n", batches[1]) == 0
+    assert on_terminal("", batches[2], "--yes") == 0
+    lastbit.good(command, batches[3])
+    assert [lives(batch) for batch in batches] == [True, False, False, False]
