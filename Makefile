@@ -17,7 +17,7 @@ TEST_SERVERS := mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-serv
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve venv lint format prose openapi openapi-lint screenshots constraints clean test test-slow test-spark \
+.PHONY: help demo serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-spark \
 	test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
@@ -73,6 +73,9 @@ openapi: $(READY) ## write openapi.yaml from the application
 
 openapi-lint: ## lint openapi.yaml with Redocly and Spectral; needs Node 20
 	$(PYTHON) -m scripts.openapi_lint
+
+docs: $(READY) ## build the documentation as a site, in build/site
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 screenshots: $(READY) ## take the pictures in docs/page.md again
 	@scripts/need.sh chromium fonts-inter

@@ -457,3 +457,23 @@ def test_the_documented_grants_suffice(mariadb: MariaDB) -> None:
         timeout=60,
     )
     assert reaped.returncode == 0, reaped.stderr
+
+
+def test_the_site_builds_and_has_every_page(tmp_path: Path) -> None:
+    """In strict mode: a link or an anchor that leads nowhere is an error. Nothing is loaded from elsewhere."""
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    listing = (tmp_path / "llms.txt").read_text()
+    pages = {page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in ROOT.glob("docs/**/*.md")}
+    listed = {path.removesuffix("/") for path in re.findall(r"\]\(([^)]+)\)", listing)}
+    assert listed == pages - {"index"} | {"tutorial", "."}
+    for page in pages - {"index"}:
+        assert (tmp_path / page / "index.html").exists()
+    commands = (tmp_path / "reference/commands/index.html").read_text()
+    assert all(f"lastbit {name}" in commands for name in cli.commands)
+    assert "idempotency_key" in (tmp_path / "reference/python/index.html").read_text()
+    tour = (tmp_path / "tutorial/index.html").read_text()
+    assert not re.findall(r"(?:src|href)=\"(https?://(?!127\.0\.0\.1)[^\"]+\.(?:js|css|woff2?))", tour)

@@ -1,0 +1,88 @@
+"""Hooks of MkDocs for the documentation's site: the tour of the README is a page, links into the repository become
+plain text, decisions are listed from their folder, and `llms.txt` lists all pages for language models."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+TOUR = "tutorial.md"
+"""The page that `on_files` makes of the README."""
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    decisions = sorted(
+        path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs/decisions").glob("[0-9]*.md")
+    )
+    explanation = next(section["Explanation"] for section in config.nav or [] if "Explanation" in section)
+    next(entry for entry in explanation if "Decisions" in entry)["Decisions"] = decisions
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the tour, which is a section of the README."""
+    readme = (ROOT / "README.md").read_text()
+    first, rest = readme.partition("## How it works")[::2]
+    text = first.replace("# Lastbit", "# The tour", 1) + "## How it works" + rest.partition("### Look at a batch")[0]
+    files.append(File.generated(config, TOUR, content=_LINK.sub(_from_root, text)))
+    return files
+
+
+def _from_root(match: re.Match[str]) -> str:
+    """A link of the README, as one of a page in docs/."""
+    image, text, target = match.groups()
+    if target.startswith("docs/"):
+        return f"{image}[{text}]({target.removeprefix('docs/')})"
+    return match[0] if "://" in target else text
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links that leave docs/ lead nowhere on the site: show their text alone."""
+
+    def replace(match: re.Match[str]) -> str:
+        image, text, target = match.groups()
+        if image or "://" in target or target.startswith("#"):
+            return match[0]
+        path = (Path("/docs") / page.file.src_uri).parent / target.partition("#")[0]
+        inside = str(Path(*_resolved(path))).startswith("/docs/")
+        return match[0] if inside else text
+
+    return _LINK.sub(replace, markdown)
+
+
+def _resolved(path: Path) -> list[str]:
+    parts: list[str] = []
+    for part in path.parts:
+        if part == "..":
+            parts = parts[:-1] or parts
+        else:
+            parts.append(part)
+    return parts
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write llms.txt: each page with its title and first sentence (https://llmstxt.org)."""
+    lines = ["# Lastbit", "", f"> {config.site_description}.", ""]
+    for section in config.nav or []:
+        for name, entries in section.items():
+            lines += [f"## {name}", "", *_entries(entries), ""]
+    Path(config.site_dir, "llms.txt").write_text("\n".join(lines))
+
+
+def _entries(entries: Any) -> list[str]:
+    if isinstance(entries, list):
+        return [line for entry in entries for line in _entries(entry)]
+    if isinstance(entries, dict):
+        return [line for entry in entries.values() for line in _entries(entry)]
+    if entries == TOUR:
+        return ["- [The tour](tutorial/)"]
+    title = re.search(r"^# (.+)$", (ROOT / "docs" / entries).read_text(), re.MULTILINE)
+    address = "./" if entries == "index.md" else f"{entries.removesuffix('.md')}/"
+    return [f"- [{title[1] if title else entries}]({address})"]
