@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { bitsPanel } from "./bits.js";
 import { ask } from "./dialogs.js";
 import { dotted, fill, make, say, setText } from "./dom.js";
-import { duration, isLive, number, percent, rate, since, title } from "./format.js";
+import { duration, isLive, number, percent, rate, since, soFar, title } from "./format.js";
 import { follow, Pace, repeat } from "./live.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
 import { pictureSection } from "./picture.js";
@@ -23,15 +23,18 @@ export function batchView(main, id) {
   let explained = -Infinity;
   let zoom = null;
   let group = null;
+  let item = null; // the index in the group that the address names
+  let isStale = false; // the service has not answered the last look
   let bits = null;
   let asked = false;
   const shown = { pending: STEP, failed: STEP };
 
-  // The address: which groups the picture shows, and of which one the bits.
-  const address = ({ groups, group: one }) => {
+  // The address: which groups the picture shows, of which one the bits, and which item is selected there.
+  const address = ({ groups, group: one, item: index }) => {
     const given = new URLSearchParams();
     if (groups) given.set("groups", groups.join("-"));
     if (one !== null && one !== undefined) given.set("group", one);
+    if (index !== null && index !== undefined) given.set("item", index);
     const text = given.toString();
     return `#/batches/${id}${text && `?${text}`}`;
   };
@@ -39,7 +42,8 @@ export function batchView(main, id) {
     location.hash = address(to);
   };
   go.address = address;
-  const groupAddress = (number) => address({ groups: zoom, group: number });
+  const itemAddress = (number) =>
+    address({ groups: zoom, group: Math.floor(number / batch.group_size), item: number % batch.group_size });
   const showMore = (name) => () => {
     shown[name] = Math.min(MOST, shown[name] * 5);
     drawn = null;
@@ -57,8 +61,8 @@ export function batchView(main, id) {
   const numbers = make("dl.numbers");
   const picture = pictureSection(id, go);
   const why = whyPanel();
-  const pending = pendingPanel(groupAddress, showMore("pending"));
-  const failed = failedPanel(groupAddress, showMore("failed"));
+  const pending = pendingPanel(itemAddress, showMore("pending"));
+  const failed = failedPanel(itemAddress, showMore("failed"));
   const events = eventsPanel();
   const deliveries = deliveriesPanel(() => aside.now());
   const body = make(
@@ -90,9 +94,10 @@ export function batchView(main, id) {
   async function look(signal) {
     const now = await api.batch(id, signal);
     batch = now;
+    isStale = false;
     pace.saw(now.acked + now.failed);
     showHead();
-    const version = [now.items, now.acked, now.failed, now.state, zoom, group].join();
+    const version = [now.items, now.acked, now.failed, now.state, zoom, group, item].join();
     if (version !== drawn) {
       const wanted = group;
       const [one, open, lost] = await Promise.all([
@@ -132,7 +137,14 @@ export function batchView(main, id) {
   }
 
   function failedToLook(error) {
-    if (error.code !== "batch_not_found") return wrong.show(error);
+    if (error.code !== "batch_not_found") {
+      wrong.show(error);
+      // Numbers from before may stay, as the message says; a rate or an estimate would claim to be of now.
+      isStale = true;
+      pace.forget();
+      if (batch) showShare();
+      return;
+    }
     looking.stop();
     aside.stop();
     wrong.clear();
@@ -192,15 +204,17 @@ export function batchView(main, id) {
       fill(share, make("span.words", {}, isLive(batch) ? "No items yet" : "No items"));
       return;
     }
-    fill(share, make("strong", {}, percent(batch.acked + batch.failed, batch.items)), make("span.unit", {}, "%"), make("span.words", {}, forecast()));
+    fill(share, make("strong", {}, percent(batch.acked + batch.failed, batch.items)), make("span.unit", {}, `%${soFar(batch)}`), make("span.words", {}, forecast()));
   }
 
   // The estimate is honest only of a sealed batch; an open one may still grow.
   function forecast() {
     if (batch.state === "complete") {
-      return batch.succeeded ? "everything is acked" : `everything is resolved, ${number(batch.failed)} failed`;
+      if (batch.succeeded) return "everything is acked";
+      return batch.failed === batch.items ? "every item failed" : `everything is resolved, ${number(batch.failed)} failed`;
     }
     if (!isLive(batch)) return `it was ended as ${stateName(batch)}`;
+    if (isStale) return "";
     if (!batch.pending) return "all that was issued is resolved; not sealed yet";
     const speed = pace.rate;
     if (speed === null) return batch.state === "open" ? "not sealed yet" : "";
@@ -237,7 +251,7 @@ export function batchView(main, id) {
       bits = bitsPanel(batch, { reasonOf: failed.reasonOf, close: closeBits });
       picture.detail.append(bits.node);
     }
-    bits.show(found);
+    bits.show(found, item);
     if (asked) {
       asked = false;
       bits.focus();
@@ -278,10 +292,12 @@ export function batchView(main, id) {
       const range = /^([0-9]{1,15})-([0-9]{1,15})$/.exec(parameters.get("groups") ?? "");
       zoom = range && Number(range[1]) <= Number(range[2]) ? [Number(range[1]), Number(range[2])] : null;
       const one = /^(0|[1-9][0-9]{0,14})$/.exec(parameters.get("group") ?? "");
-      const before = group;
+      const index = /^(0|[1-9][0-9]{0,4})$/.exec(parameters.get("item") ?? "");
+      const before = [group, item].join();
       group = one ? Number(one[1]) : null;
-      // Somebody asked for it here; who came with the address reads from the top.
-      if (group !== null && group !== before && batch !== null) asked = true;
+      item = one && index ? Number(index[1]) : null;
+      // After a click the bits come into view; a visitor who opens the address reads from the top.
+      if (group !== null && [group, item].join() !== before && batch !== null) asked = true;
       looking.now();
       aside.now();
     },

@@ -15,6 +15,7 @@ export function bitsPanel(batch, { reasonOf, close }) {
   let group = null;
   let states = new Uint8Array();
   let at = 0;
+  let named = null; // the item that the address selected
   let columns = 64;
   let cell = 8;
 
@@ -159,8 +160,8 @@ export function bitsPanel(batch, { reasonOf, close }) {
   return {
     node,
     focus: () => field.focus(),
-    // Show what `GET …/groups/{group}` answered.
-    show(found) {
+    // Show what `GET …/groups/{group}` answered, and select `item`, an index, unless that was done before.
+    show(found, item = null) {
       const other = group?.group !== found.group;
       group = found;
       const resolved = decoded(found.bits.resolved);
@@ -178,7 +179,9 @@ export function bitsPanel(batch, { reasonOf, close }) {
       next.pending.disabled = pending === 0;
       next.failed.disabled = found.failed === 0;
       field.setAttribute("aria-valuemax", states.length - 1);
-      if (other) at = Math.max(0, states.indexOf(pending ? 0 : found.failed ? 2 : 1));
+      if (item !== null && (other || item !== named)) at = item;
+      else if (other) at = Math.max(0, states.indexOf(pending ? 0 : found.failed ? 2 : 1));
+      named = item;
       at = Math.min(at, states.length - 1);
       tell();
       draw();

@@ -79,3 +79,6 @@ export const itemId = (batch, at, groupSize) => `${batch}:${Math.floor(at / grou
 export const title = (batch) => (batch.key === null || batch.key === "" ? `Batch ${batch.id}` : batch.key);
 
 export const isLive = (batch) => batch.state === "open" || batch.state === "sealed";
+
+// An open batch may still grow, so what is resolved is never all of it.
+export const soFar = (batch) => (batch.state === "open" ? " so far" : "");

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { fill, make, say, setText } from "./dom.js";
-import { isLive, number, percent, since, title } from "./format.js";
+import { isLive, number, percent, since, soFar, title } from "./format.js";
 import { follow, repeat } from "./live.js";
 import { amounts, labelLinks, progressBar, STATES, stateMark, trouble } from "./pieces.js";
 import { needsToken } from "./session.js";
@@ -14,6 +14,7 @@ const HOPS = 10;
 export function listView(main) {
   document.title = "Batches · Lastbit";
   let filter = { state: "", key: "", label: [] };
+  let shownFilter = null; // of the rows that are on the page
   let wanted = STEP;
   const rows = new Map();
 
@@ -37,7 +38,7 @@ export function listView(main) {
   const more = make("button.more", { type: "button", hidden: true, onclick: showMore }, "Show more");
   main.append(make("h1", {}, "Batches"), form, wrong.node, list, empty, more);
 
-  const looking = repeat(look, wrong.show);
+  const looking = repeat(look, failedToLook);
   const unfollow = follow(null, (event) => {
     if (event?.type === "batch.completed") say(`Batch ${event.batch} is complete`);
     looking.now();
@@ -70,8 +71,18 @@ export function listView(main) {
     }
     if (asked !== filter) return true;
     wrong.clear();
+    shownFilter = asked;
     show(found, cursor !== null);
     return found.some(isLive);
+  }
+
+  function failedToLook(error) {
+    wrong.show(error);
+    // Rows of another filter would look like the answer to this one.
+    if (shownFilter === filter) return;
+    rows.clear();
+    list.replaceChildren();
+    list.hidden = empty.hidden = more.hidden = true;
   }
 
   function show(found, isMore) {
@@ -177,7 +188,7 @@ function batchRow(batch) {
     update(now) {
       state.update(now);
       bar.update(now);
-      setText(share, now.items ? `${percent(now.acked + now.failed, now.items)} %` : "");
+      setText(share, now.items ? `${percent(now.acked + now.failed, now.items)} %${soFar(now)}` : "");
       setText(numbers, amounts(now));
       setText(failed, now.failed ? `${number(now.failed)} failed` : "");
       const at = now.ended_at ?? now.created_at;
@@ -205,6 +216,6 @@ function emptiness(filter, isMore) {
     make("p", {}, "Open the first one, and it will appear here:"),
     make("pre", { tabindex: 0, role: "region", "aria-label": "With curl" }, make("code", {}, call)),
     make("p", {}, "or with the command line:"),
-    make("pre", { tabindex: 0, role: "region", "aria-label": "With lastbit" }, make("code", {}, "lastbit open --key catalog-42 --label team:search --items 20000 --sealed")),
+    make("pre", { tabindex: 0, role: "region", "aria-label": "With lastbit" }, make("code", {}, `lastbit --url ${location.origin} open --key catalog-42 --label team:search --items 20000 --sealed`)),
   ];
 }

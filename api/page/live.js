@@ -122,6 +122,10 @@ export class Pace {
     while (this.#seen.length > 2 && this.#seen[1][0] < now - 30) this.#seen.shift();
   }
 
+  forget() {
+    this.#seen = [];
+  }
+
   // Items a second, or null while it isn't known.
   get rate() {
     if (this.#seen.length < 2) return null;

@@ -51,8 +51,8 @@ export function whyPanel() {
   };
 }
 
-// `groupAddress(group)` is where the bits of a group are shown.
-export function pendingPanel(groupAddress, showMore) {
+// `itemAddress(number)` is where the bits of an item's group are shown, with the item selected.
+export function pendingPanel(itemAddress, showMore) {
   const { node, draw, hide } = panel("pending", "Pending");
   return {
     node,
@@ -70,7 +70,7 @@ export function pendingPanel(groupAddress, showMore) {
                 {},
                 make(
                   "a.range",
-                  { href: groupAddress(Math.floor(range.start / batch.group_size)), "data-key": `pending ${range.start}` },
+                  { href: itemAddress(range.start), "data-key": `pending ${range.start}` },
                   make("code", {}, range.first),
                   range.end - range.start > 1 ? [" – ", make("code", {}, range.last)] : null,
                 ),
@@ -110,7 +110,7 @@ function failures(batch, ranges) {
   return lines;
 }
 
-export function failedPanel(groupAddress, showMore) {
+export function failedPanel(itemAddress, showMore) {
   const { node, draw, hide } = panel("failed", "Failed");
   let known = new Map();
   return {
@@ -134,7 +134,7 @@ export function failedPanel(groupAddress, showMore) {
                 {},
                 make(
                   "a.range",
-                  { href: groupAddress(Math.floor(start / batch.group_size)), "data-key": `failed ${start}` },
+                  { href: itemAddress(start), "data-key": `failed ${start}` },
                   make("code", {}, itemId(batch.id, start, batch.group_size)),
                   end - start > 1 ? [" – ", make("code", {}, itemId(batch.id, end - 1, batch.group_size))] : null,
                 ),

@@ -5,9 +5,10 @@ import { count, number, percent } from "./format.js";
 
 export const STATES = ["open", "sealed", "complete", "expired", "cancelled"];
 
-// The state as a word of its own: succeeded is more than complete.
+// The state in a word: a complete batch has succeeded, or some of its items have failed, or all of them.
 export function stateName(batch) {
-  return batch.succeeded ? "succeeded" : batch.state;
+  if (batch.succeeded) return "succeeded";
+  return batch.state === "complete" && batch.items > 0 && batch.failed === batch.items ? "failed" : batch.state;
 }
 
 export function stateMark() {
@@ -15,8 +16,9 @@ export function stateMark() {
   return {
     node,
     update(batch) {
-      node.dataset.state = stateName(batch);
-      setText(node, stateName(batch));
+      const name = stateName(batch);
+      node.dataset.state = name;
+      setText(node, name === "failed" ? "all failed" : name);
     },
   };
 }

@@ -201,6 +201,8 @@ def test_an_empty_service_says_how_to_begin(page: Page, fresh_url: str) -> None:
     expect(page.get_by_role("heading", name="No batches yet")).to_be_visible()
     command = page.get_by_role("region", name="With curl").inner_text()
     assert command.startswith(f"curl {fresh_url}/v1/batches ")
+    with_lastbit = page.get_by_role("region", name="With lastbit").inner_text()
+    assert with_lastbit.startswith(f"lastbit --url {fresh_url} open ")
     body = re.search(r"-d '(.*)'", command)
     assert body is not None
     expect(live(page)).to_be_visible()
@@ -257,7 +259,14 @@ def test_failed_items_are_shown_with_their_reasons(page: Page, api: httpx.Client
     lines.nth(1).get_by_role("link").click()
     item = page.get_by_role("slider", name="Item")
     expect(item).to_be_focused()
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:6, failed: no such file")
     expect(page.locator(".tile").nth(0)).to_have_attribute("aria-pressed", "true")
+    lines.nth(0).get_by_role("link").click()
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:3, failed: timed out")
+    lines.nth(2).get_by_role("link").click()
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:1:0, failed")
+    lines.nth(1).get_by_role("link").click()
+    expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:6, failed: no such file")
     page.get_by_role("button", name="Next failed").click()
     expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:3, failed: timed out")
     ack(api, f"{batch}:0:3", f"{batch}:0:4", f"{batch}:0:5")
@@ -460,6 +469,52 @@ def test_a_service_that_goes_away_and_comes_back(page: Page, complaints: list[st
         expect(numbers(page, "acked")).to_have_text("1")
         expect(page.get_by_role("alert")).to_be_hidden()
     complaints.clear()
+
+
+def test_while_the_service_is_away_nothing_looks_current(page: Page, complaints: list[str]) -> None:
+    """No rate and no estimate of a batch, and no rows of one filter under another."""
+    with sqlite_file() as database, running_service(database) as service:
+        with httpx.Client(base_url=service.url) as api:
+            batch = opened(api, key="away", items=2000, sealed=True)
+            opened(api, key="open still", items=2)
+            page.goto(f"{service.url}/#/batches/{batch}")
+            expect(live(page)).to_have_text("live")
+            ack(api, f"{batch}:0:1")
+            expect(page.locator(".big .words")).to_have_text(re.compile(r"/s, about .+ left$"))
+        service.stop()
+        expect(page.get_by_role("alert")).to_contain_text("doesn’t answer")
+        expect(page.locator(".big .words")).to_have_text("")
+        expect(numbers(page, "acked")).to_have_text("1")
+        ServiceProcess.start(service)
+        page.goto(f"{service.url}/#/")
+        expect(page.locator(".batch")).to_have_count(2)
+        expect(live(page)).to_have_text("live")
+        service.stop()
+        expect(page.get_by_role("alert")).to_contain_text("doesn’t answer")
+        expect(page.locator(".batch")).to_have_count(2)
+        page.get_by_role("group", name="State").get_by_role("link", name="open").click()
+        expect(page.locator(".batch")).to_have_count(0)
+        ServiceProcess.start(service)
+        expect(page.locator(".batch")).to_have_count(1)
+        expect(page.locator(".batch")).to_contain_text("open still")
+    complaints.clear()
+
+
+def test_what_is_not_a_success_does_not_look_like_one(page: Page, api: httpx.Client, service_url: str) -> None:
+    """A batch whose items all failed says so, and one that is not sealed is never at its end."""
+    lost = opened(api, key="lost", items=2, sealed=True)
+    fail(api, "no disk", f"{lost}:0:0", f"{lost}:0:1")
+    growing = opened(api, key="growing", items=1)
+    ack(api, f"{growing}:0:0")
+    page.goto(f"{service_url}/#/?key=lost")
+    expect(page.locator(".batch .state")).to_have_text("all failed")
+    page.goto(f"{service_url}/#/batches/{lost}")
+    expect(page.locator(".title .state")).to_have_text("all failed")
+    expect(page.locator(".big .words")).to_have_text("every item failed")
+    page.goto(f"{service_url}/#/?key=growing")
+    expect(page.locator(".batch .share")).to_have_text("100 % so far")
+    page.goto(f"{service_url}/#/batches/{growing}")
+    expect(page.locator(".big .unit")).to_have_text("% so far")
 
 
 # Why it isn't done, and who was told
