@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -17,8 +18,12 @@ from lastbit.models import Rejected
 
 T = TypeVar("T")
 
-# Wide, because output that is not on a terminal must not be cut to fit a screen.
-UNSEEN_WIDTH = 200
+# Wider than any text, because output that is not on a terminal must not be cut to fit a screen.
+UNSEEN_WIDTH = 100_000
+DANGEROUS = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Unicode categories that act on a terminal: control characters, halves of characters, line and paragraph breaks."""
+REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that reorder their neighbors, so that a text can look like another."""
 
 
 class Output:
@@ -92,6 +97,8 @@ def safe(text: str, *, keep: str = "") -> str:
 def plain_text(text: str, *, keep: str = "") -> str:
     """Untrusted text with control characters escaped, `\\x1b` for the escape character. Characters in `keep` stay, as
     line breaks do where there is room for several lines."""
-    return "".join(
-        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode("ascii") for char in text
-    )
+    return "".join(char.encode("unicode_escape").decode("ascii") if _acts(char, keep) else char for char in text)
+
+
+def _acts(char: str, keep: str) -> bool:
+    return (unicodedata.category(char) in DANGEROUS or char in REORDERING) and char not in keep

@@ -640,7 +640,7 @@ def test_what_users_wrote_is_printed_as_it_is(lastbit: Lastbit) -> None:
     """No emoji for `:fire:`, no style for `[bold]`; control characters are escaped, and a reason keeps its lines."""
     batch = lastbit.json("open", "--key", "job:fire:1", "--label", "a:[red]b[/]", "--items", "1")
     number = str(batch["id"])
-    lastbit.good("fail", f"{number}:0:0", "--reason", "Traceback:\n  at :bug:\n\x1b[31mred\x07")
+    lastbit.good("fail", f"{number}:0:0", "--reason", "Traceback:\n  at :bug: 👩\u200d🔧\n\x1b[31mred\x07\u202e")
     for command in (
         ["status", number],
         ["list", "--key", "job:fire:1"],
@@ -649,7 +649,9 @@ def test_what_users_wrote_is_printed_as_it_is(lastbit: Lastbit) -> None:
     ):
         assert "job:fire:1" in lastbit.good(*command), command
     assert "[red]b[/]" in lastbit.good("status", number)
-    assert "Traceback:\n  at :bug:\n\\x1b[31mred\\x07\n" in lastbit.good("pending", number, "--failed")
+    assert "Traceback:\n  at :bug: 👩\u200d🔧\n\\x1b[31mred\\x07\\u202e\n" in lastbit.good(
+        "pending", number, "--failed"
+    )
 
 
 def test_a_batch_can_be_named_by_its_key(lastbit: Lastbit) -> None:
