@@ -5,6 +5,7 @@ configured with. `python -m scripts.node_packages lock FOLDER…` writes them ag
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shutil
@@ -18,7 +19,14 @@ OPTIONS = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
 
 
 def install(source: Path, folder: Path) -> None:
-    """Install what `source` locks into `folder`/node_modules, unless it is there."""
+    """Install what `source` locks into `folder`/node_modules, unless it is there. Processes that do so at once take
+    turns: npm removes what another one is writing."""
+    with (source / "package-lock.json").open() as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        _install(source, folder)
+
+
+def _install(source: Path, folder: Path) -> None:
     digest = hashlib.sha256(b"".join((source / name).read_bytes() for name in FILES)).hexdigest()
     stamp = folder / "node_modules" / ".installed"
     if stamp.exists() and stamp.read_text() == digest:
