@@ -42,7 +42,7 @@ for _cause in ("acks", "bytes", "connections", "idle", "large", "rate", "slow", 
 
 SHED: Final = REFUSED.labels("acks")
 REFUSED_BY_OVERLOAD: Final = {verb: ACK_REQUESTS.labels(verb.value, "503") for verb in Verb}
-"""Ready made, for answers that are to cost nearly nothing."""
+"""Looked up once, so that refusals under overload cost very little."""
 
 FRESH: Final = 3.0
 """Seconds for which gauges that were read are good enough."""

@@ -193,7 +193,7 @@ def install(app: FastAPI) -> None:
 
 
 BODY: Final = ("unsupported_media_type", "invalid_request")
-"""What every route with a body can answer."""
+"""The codes that every route with a body can answer."""
 
 _PLACED: Final = ("idempotency_key_reused", "invalid_request", "out_of_order")
 _SCHEMA_BY_CODE: Final = {
@@ -205,7 +205,7 @@ _SCHEMA_BY_CODE: Final = {
 
 
 def _schema(name: str, **facts: dict[str, Any]) -> dict[str, Any]:
-    """The schema of the problems that have these facts, which all of them have."""
+    """The schema `name`: the fields of every problem, and `facts`, which these problems have too."""
     codes = sorted(code for code, schema in _SCHEMA_BY_CODE.items() if schema == name)
     return {
         "type": "object",
@@ -255,8 +255,8 @@ SCHEMAS: Final[dict[str, Any]] = {
 
 
 def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """The `responses=` of a route that can answer these beside its own. Each route can also answer that the request's
-    head is too large, and that the service is unavailable."""
+    """The `responses=` of a route for these problem codes. Each route can also answer `too_large`, for the request's
+    head, and `unavailable`."""
     codes_by_status: dict[int, list[str]] = {}
     for code in sorted({*codes, "too_large", "unavailable"}):
         codes_by_status.setdefault(STATUS[code], []).append(code)

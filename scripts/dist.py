@@ -26,20 +26,22 @@ APP = "lastbit_server/_app"
 
 
 def main(target: Path) -> list[Path]:
+    return [wheel(sdk(), target), wheel(server(), target)]
+
+
+def wheel(layout: Mapping[str, str], target: Path) -> Path:
+    """Build the wheel of the project that has these files, into the folder `target`."""
     target.mkdir(parents=True, exist_ok=True)
-    wheels = []
     with tempfile.TemporaryDirectory(prefix="lastbit-dist-") as folder:
-        for name, layout in (("lastbit", sdk()), ("lastbit-server", server())):
-            stage = Path(folder) / name
-            for place, source in layout.items():
-                (stage / place).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / source, stage / place)
-            if name == "lastbit-server":
-                fill_in(stage / "pyproject.toml")
-            wheel = build(stage, target)
-            compare(wheel, layout)
-            wheels.append(wheel)
-    return wheels
+        stage = Path(folder)
+        for place, source in layout.items():
+            (stage / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / source, stage / place)
+        if layout["pyproject.toml"] != "pyproject.toml":
+            fill_in(stage / "pyproject.toml")
+        built = build(stage, target)
+    compare(built, layout)
+    return built
 
 
 def sdk() -> dict[str, str]:
@@ -93,20 +95,20 @@ def build(stage: Path, target: Path) -> Path:
     )
     if result.returncode:
         raise SystemExit(result.stdout + result.stderr)
-    (wheel,) = (stage / "dist").glob("*.whl")
-    return Path(shutil.copy(wheel, target))
+    (built,) = (stage / "dist").glob("*.whl")
+    return Path(shutil.copy(built, target))
 
 
-def compare(wheel: Path, layout: Mapping[str, str]) -> None:
+def compare(built: Path, layout: Mapping[str, str]) -> None:
     """Raise `SystemExit` unless the wheel has exactly the packages of `layout`."""
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(built) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     wanted = {place for place in layout if "/" in place}
     if names != wanted:
         lacks, surplus = sorted(wanted - names), sorted(names - wanted)
-        raise SystemExit(f"{wheel.name} lacks {lacks} and has {surplus}, which are not of its project")
+        raise SystemExit(f"{built.name} lacks {lacks} and has {surplus}, which are not of its project")
 
 
 if __name__ == "__main__":
-    for built in main(ROOT / "dist"):
-        print(f"wrote dist/{built.name}")  # noqa: T201
+    for path in main(ROOT / "dist"):
+        print(f"wrote dist/{path.name}")  # noqa: T201

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
 import sys
 import tomllib
 import uuid
@@ -27,6 +26,7 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from scripts import dist
 from scripts.constraints import ROOT, Pin, read
 
 IMAGE = {
@@ -162,11 +162,9 @@ def render(wheel: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    result = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True)
-    (name,) = re.findall(r"lastbit-\S+\.whl", result.stdout.splitlines()[-1])
-    (folder / "sbom.cdx.json").write_text(render(folder / name))
-    print(f"wrote {name} and sbom.cdx.json", file=sys.stderr)  # noqa: T201
+    wheel = dist.wheel(dist.sdk(), folder)
+    (folder / "sbom.cdx.json").write_text(render(wheel))
+    print(f"wrote {wheel.name} and sbom.cdx.json", file=sys.stderr)  # noqa: T201
 
 
 if __name__ == "__main__":

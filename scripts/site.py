@@ -3,6 +3,7 @@ plain text, decisions are listed from their folder, and `llms.txt` lists all pag
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -50,21 +51,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         image, text, target = match.groups()
         if image or "://" in target or target.startswith("#"):
             return match[0]
-        path = (Path("/docs") / page.file.src_uri).parent / target.partition("#")[0]
-        inside = str(Path(*_resolved(path))).startswith("/docs/")
+        path = posixpath.join("docs", posixpath.dirname(page.file.src_uri), target.partition("#")[0])
+        inside = posixpath.normpath(path).startswith("docs/")
         return match[0] if inside else text
 
     return _LINK.sub(replace, markdown)
-
-
-def _resolved(path: Path) -> list[str]:
-    parts: list[str] = []
-    for part in path.parts:
-        if part == "..":
-            parts = parts[:-1] or parts
-        else:
-            parts.append(part)
-    return parts
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -18,7 +18,7 @@ from api.problems import SCHEMAS, documented
 from api.routes import tallies
 
 VERSION = "1.0.0"
-"""Of the contract, not of the release."""
+"""The version of the contract, not of the release."""
 
 DESCRIPTION = """\
 Lastbit records which items of a batch are done, one bit per item, and identifies the one call that completes the batch.
@@ -72,14 +72,15 @@ def openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def _document_optional_bodies(document: dict[str, Any]) -> None:
-    """Of the routes that take `{}`: a request without a body is one, and FastAPI doesn't know."""
+    """Mark bodies without required fields as optional: a request without a body counts as `{}`, which FastAPI doesn't
+    know."""
     models = document["components"]["schemas"]
     for operations in document["paths"].values():
         for operation in operations.values():
             body = operation.get("requestBody")
             if body is not None:
                 name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-                # Those that msgspec decodes are not there yet; they say themselves what they need.
+                # msgspec's schemas are added later; the bodies that they describe have required fields.
                 body["required"] = name not in models or bool(models[name].get("required"))
 
 
@@ -116,11 +117,11 @@ def _document_access(app: FastAPI, document: dict[str, Any]) -> None:
         }
     }
     for method, path, rule in rules(app):
-        # As the document has it: without `:rest`, by which a parameter takes slashes.
+        # The document's path lacks the `:rest` of a parameter that may contain slashes.
         operation = document["paths"].get(compile_path(path)[1], {}).get(method.lower())
         if operation is None:
             continue
-        # Not as scopes of the requirement: OpenAPI has those for OAuth, and generators take them for it.
+        # Roles are no scopes of the requirement: generators would treat the scheme as OAuth.
         operation["security"] = [] if rule.everybody else [{"token": []}]
         if not rule.everybody:
             operation["x-roles"] = [str(role) for role in rule.roles]

@@ -151,6 +151,6 @@ def of_parameter(parameter: dict[str, Any]) -> Any:
     """The example of a path's part or of a header, or None."""
     if parameter["in"] == "query":
         return None
-    if parameter["name"] == "group":  # of a batch by its number, of workers by its name
+    if parameter["name"] == "group":  # an item group's number, or a consumer group's name
         return 0 if parameter["schema"]["type"] == "integer" else "render"
     return _PARAMETERS.get(parameter["name"])

@@ -1,7 +1,7 @@
 """The schemas of the OpenAPI document, in the form that generators of clients understand.
 
 pydantic and msgspec write an optional value as `anyOf` with null, and generators make a type of it that has lost its
-limits, or takes anything. Here it becomes a type that may be null, or one of two schemas."""
+limits, or that accepts anything. Here it becomes a type that may be null, or one of two schemas."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _tidy(schema: Schema, place: str) -> None:
 
 def _children(schema: Schema) -> Iterator[tuple[str, Schema]]:
     for name, child in schema.get("properties", {}).items():
-        # pydantic makes it of the name, and generators name a type by it.
+        # pydantic derives the title from the field's name, and generators would name a type after it.
         child.pop("title", None)
         yield name, child
     for keyword in ("items", "additionalProperties"):

@@ -234,7 +234,7 @@ def count_groups(
     batch: BatchId,
     request: Request,
     start: Annotated[int, Query(ge=0, lt=INTEGER_LIMIT, description="the first group"), models.Decimal] = 0,
-    limit: Annotated[int, Query(ge=1, le=4096, description="tiles at the most"), models.Decimal] = 1024,
+    limit: Annotated[int, Query(ge=1, le=4096, description="maximum number of tiles"), models.Decimal] = 1024,
     per: Annotated[int, Query(ge=1, le=group_counts.GROUPS, description="groups a tile"), models.Decimal] = 1,
 ) -> dict[str, Any]:
     """How much of each group is resolved, a tile for each `per` of them. An answer covers at most 131,072 groups."""

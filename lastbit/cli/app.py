@@ -73,22 +73,25 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except errors.LastbitError as error:
-            settings = ctx.obj
-            if isinstance(settings, Settings) and settings.json:
+            if _wants_json(ctx):
                 click.echo(json.dumps(document(error), ensure_ascii=False), err=True)
             else:
                 click.secho("lastbit: ", err=True, nl=False, fg="red")
                 click.echo(explained(error), err=True)
             ctx.exit(exit_code(error))
         except click.ClickException as error:
-            if not (isinstance(ctx.obj, Settings) and ctx.obj.json):
+            if not _wants_json(ctx):
                 raise
-            name = type(error).__name__
-            click.echo(json.dumps({"error": name, "message": error.format_message()}, ensure_ascii=False), err=True)
+            fields = {"error": type(error).__name__, "message": error.format_message()}
+            click.echo(json.dumps(fields, ensure_ascii=False), err=True)
             ctx.exit(error.exit_code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)  # in the order of a batch's life, not alphabetically
+
+
+def _wants_json(ctx: click.Context) -> bool:
+    return isinstance(ctx.obj, Settings) and ctx.obj.json
 
 
 def end(code: int) -> NoReturn:
@@ -129,10 +132,10 @@ def exit_code(error: errors.LastbitError) -> int:
 
 def document(error: errors.LastbitError) -> dict[str, Any]:
     """The error for scripts, which asked for JSON."""
-    document: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
+    fields: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
     if isinstance(error, errors.ServiceError):
-        document |= {"status": error.status, "code": error.code, "errors": error.errors}
-    return document
+        fields |= {"status": error.status, "code": error.code, "errors": error.errors}
+    return fields
 
 
 def explained(error: errors.LastbitError) -> str:

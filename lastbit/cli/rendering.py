@@ -21,6 +21,19 @@ BAR_WIDTH = 40
 MOST_REJECTED = 20
 """Maximum rejected items that are listed."""
 
+# The table of batches.
+COLUMNS = ("batch", "state", "resolved", "items", "pending", "failed", "changed", "key", "labels")
+NUMBERS = frozenset({"batch", "resolved", "items", "pending", "failed", "changed"})
+TEXTS = ("key", "labels")
+"""Columns that share the width which the others leave."""
+ALWAYS = frozenset({"batch", "state", "resolved"})
+IMPORTANCE = ("batch", "state", "resolved", "key", "failed", "pending", "items", "labels", "changed")
+"""All columns, the most important ones first."""
+TEXT_WIDTH = 12
+"""Columns of a terminal that a key or labels need to be worth showing."""
+GAP = 3
+"""Columns of a terminal between two columns of the table."""
+
 
 def number(count: int, noun: str) -> str:
     """`1 item`, `2,000 items`."""
@@ -116,17 +129,6 @@ def batch_table(batches: Iterable[Batch], width: int, now: datetime | None = Non
     for row in rows:
         table.add_row(*(row[name] for name in COLUMNS if name in shown))
     return table
-
-
-COLUMNS = ("batch", "state", "resolved", "items", "pending", "failed", "changed", "key", "labels")
-NUMBERS = frozenset({"batch", "resolved", "items", "pending", "failed", "changed"})
-TEXTS = ("key", "labels")
-ALWAYS = frozenset({"batch", "state", "resolved"})
-IMPORTANCE = ("batch", "state", "resolved", "key", "failed", "pending", "items", "labels", "changed")
-TEXT_WIDTH = 12
-"""Columns of a terminal that a key or labels need to be worth showing."""
-GAP = 3
-"""Columns of a terminal between two columns of the table."""
 
 
 def _cells(batch: Batch, now: datetime) -> dict[str, Text]:

@@ -32,6 +32,20 @@ def test_a_call_holds_each_item_once(items: list[tuple[int, int, int]], masks: l
     assert len(found_ids) == len(set(found_ids))
 
 
+@given(
+    st.dictionaries(st.integers(0, 5), st.integers(1, 300), max_size=4),
+    st.dictionaries(st.integers(0, 5), st.integers(1, 1024), max_size=4),
+)
+def test_a_unit_costs_the_sum_of_its_groups(ids: dict[int, int], widths: dict[int, int]) -> None:
+    """As `take` counts them, which divides a unit by the cost of each group. Otherwise a flush could be too long, or a
+    unit be divided that fits."""
+    items = [(1, group, index) for group, count in ids.items() for index in range(count)]
+    masks = [(1, group, b"\0" * (width - 1) + b"\x80") for group, width in widths.items()]
+    for unit in Call.of(Verb.ACK, items, masks).units.values():
+        unit.measure()
+        assert unit.cost == max(1, sum(unit._cost_of(group) for group in unit.groups()))
+
+
 @given(items, masks, st.randoms())
 def test_a_fingerprint_names_verb_key_and_items(
     items: list[tuple[int, int, int]], masks: list[tuple[int, int, bytes]], random: object

@@ -3187,7 +3187,7 @@ export interface operations {
             query?: {
                 /** @description the first group */
                 start?: number;
-                /** @description tiles at the most */
+                /** @description maximum number of tiles */
                 limit?: number;
                 /** @description groups a tile */
                 per?: number;
