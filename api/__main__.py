@@ -10,6 +10,7 @@ import ipaddress
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -188,11 +189,13 @@ def _greet(settings: Settings, database: str, port: int) -> None:
         return
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104  # compared only
     url = f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
+    # In a checkout, the command is beside this interpreter and not on the path.
+    program = "lastbit" if shutil.which("lastbit") else f"{os.path.relpath(sys.prefix)}/bin/lastbit"
     flag = "" if url == "http://127.0.0.1:8000" else f" --url {url}"
     lines = [
         f"Lastbit {programs.version()} at {url} (batches: {url}/, API: {url}/docs)",
         f"State is in {database}",
-        f"Next, in another terminal: lastbit{flag} open --key first --items 3",
+        f"Next, in another terminal: {program}{flag} open --key hello --items 3",
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201
 

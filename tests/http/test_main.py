@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -59,13 +60,14 @@ def test_a_database_that_is_away_is_said_so() -> None:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_on_a_terminal_it_says_where_it_is_and_what_to_type_next(tmp_path: Path, workers: str) -> None:
-    """Three lines; elsewhere, where logs are JSON, none of them (see test_logs)."""
+    """Three lines; elsewhere, where logs are JSON, none of them (see test_logs). The command is named by a path where
+    the shell would not find it."""
     terminal, output = os.openpty()
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "api", "--port", str(port), "--workers", workers],
         cwd=ROOT,
-        env={**os.environ, "LASTBIT_DATABASE_URL": f"sqlite:///{tmp_path}/here.db"},
+        env={**os.environ, "LASTBIT_DATABASE_URL": f"sqlite:///{tmp_path}/here.db", "PATH": os.defpath},
         stderr=output,
     )
     os.close(output)
@@ -78,7 +80,10 @@ def test_on_a_terminal_it_says_where_it_is_and_what_to_type_next(tmp_path: Path,
     url = f"http://127.0.0.1:{port}"
     assert lines[0].endswith(f"at {url} (batches: {url}/, API: {url}/docs)")
     assert lines[1] == f"State is in the SQLite file {tmp_path}/here.db"
-    assert lines[2] == f"Next, in another terminal: lastbit --url {url} open --key first --items 3"
+    command = re.fullmatch(r"Next, in another terminal: (\S+/bin/lastbit) (.+)", lines[2])
+    assert command is not None, lines[2]
+    assert command[2] == f"--url {url} open --key hello --items 3"
+    assert (ROOT / command[1]).exists()
 
 
 @pytest.mark.parametrize(
