@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import io
-import json
+import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from lastbit import __version__, errors
-from lastbit.cli.output import Output
+from lastbit.cli.output import Output, encoded, plain_text
 from lastbit.retry import Retry
 
 if TYPE_CHECKING:
     from lastbit.client import Client
+    from lastbit.models import Batch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,7 +40,7 @@ PATIENCE = Retry(attempts=5, deadline=30.0)
 EPILOG = """\b
 Exit codes:
   0  done
-  1  the service refused, or could not be reached
+  1  the service refused, or could not be reached; or a question was answered with no
   2  wrong use or malformed input; of that request nothing was applied
   3  ack, fail: something was rejected; watch: the batch ended without success,
      or not in time; verify: the counts disagree with the bits;
@@ -66,32 +67,103 @@ class Session:
     output: Output
 
 
+class UnknownKey(errors.LastbitError):
+    """No batch has the key."""
+
+    def __str__(self) -> str:
+        return f"no batch has the key {self.args[0]!r}; `lastbit list` shows the batches"
+
+
+class AmbiguousKey(errors.LastbitError):
+    """Several batches have the key; `candidates` are the newest of them."""
+
+    def __init__(self, key: str, candidates: Sequence[Batch], has_more: bool) -> None:
+        super().__init__(key, candidates, has_more)
+        self.key = key
+        self.candidates = candidates
+        self.has_more = has_more
+
+    def __str__(self) -> str:
+        lines = [f"several batches have the key {self.key!r}; name one by its number, newest first:"]
+        lines += [
+            f"  {batch.id}  {batch.state}, {batch.resolved:,} of {batch.items:,} resolved, "
+            f"opened {batch.created_at:%Y-%m-%d %H:%M:%S} UTC"
+            for batch in self.candidates
+        ]
+        if self.has_more:
+            lines.append(f"  … and more: lastbit list --key {shlex.quote(self.key)}")
+        return "\n".join(lines)
+
+
+class Declined(errors.LastbitError):
+    """The user answered a question with no."""
+
+    def __str__(self) -> str:
+        return "nothing was changed"
+
+
+class JsonError(click.ClickException):
+    """An error that is shown as one JSON document on standard error."""
+
+    def __init__(self, fields: Mapping[str, Any], code: int) -> None:
+        super().__init__(str(fields["message"]))
+        self.fields = fields
+        self.exit_code = code  # type: ignore[misc]  # a class variable in click's own classes
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(encoded(self.fields), file=file, err=file is None)
+
+
 class Commands(click.Group):
-    """A group whose commands report client errors as a message and an exit code, never as a traceback."""
+    """A group whose commands report client errors as a message and an exit code, never as a traceback. If `--json` is
+    on the command line, the message is a JSON document, also for wrong use."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        # Before parsing, which may fail.
+        as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
+        with _reporting(as_json):
+            ctx = super().make_context(info_name, args, parent, **extra)
+        ctx.meta[_AS_JSON] = as_json
+        return ctx
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _reporting(ctx.meta.get(_AS_JSON, False)):
             return super().invoke(ctx)
-        except errors.LastbitError as error:
-            if _wants_json(ctx):
-                click.echo(json.dumps(document(error), ensure_ascii=False), err=True)
-            else:
-                click.secho("lastbit: ", err=True, nl=False, fg="red")
-                click.echo(explained(error), err=True)
-            ctx.exit(exit_code(error))
-        except click.ClickException as error:
-            if not _wants_json(ctx):
-                raise
-            fields = {"error": type(error).__name__, "message": error.format_message()}
-            click.echo(json.dumps(fields, ensure_ascii=False), err=True)
-            ctx.exit(error.exit_code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)  # in the order of a batch's life, not alphabetically
 
 
-def _wants_json(ctx: click.Context) -> bool:
-    return isinstance(ctx.obj, Settings) and ctx.obj.json
+_AS_JSON = "lastbit.json"
+
+
+@contextmanager
+def _reporting(as_json: bool) -> Iterator[None]:
+    try:
+        yield
+    except errors.LastbitError as error:
+        code = exit_code(error)
+        if as_json:
+            raise JsonError(document(error), code) from error
+        click.secho("lastbit: ", err=True, nl=False, fg="red")
+        click.echo(plain_text(explained(error), keep="\n"), err=True)
+        click.get_current_context().exit(code)
+    except click.ClickException as error:
+        if not as_json or isinstance(error, JsonError):
+            raise
+        is_wrong_use = isinstance(error, click.UsageError)
+        fields = {
+            "error": "WrongUse" if is_wrong_use else type(error).__name__,
+            # A group without a command shows its help.
+            "message": "Missing command." if _is_help(error) else error.format_message(),
+        }
+        raise JsonError(fields, error.exit_code) from error
+
+
+def _is_help(error: click.ClickException) -> bool:
+    return type(error).__name__ == "NoArgsIsHelpError"  # click 8.2 and later
 
 
 def end(code: int) -> NoReturn:
@@ -99,10 +171,13 @@ def end(code: int) -> NoReturn:
     click.get_current_context().exit(code)
 
 
-def confirm(question: str, yes: bool) -> None:
-    """Ask before something that can't be undone, if a person is there to answer. Scripts aren't asked."""
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        click.confirm(question, abort=True, err=True)
+def confirm(yes: bool, question: Callable[[], str]) -> None:
+    """Ask before something that can't be undone, if a person is there to answer. Scripts aren't asked. Raises
+    `Declined`."""
+    if yes or sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
+        return
+    if not click.confirm(plain_text(question()), err=True):
+        raise Declined
 
 
 @contextmanager
@@ -135,6 +210,18 @@ def document(error: errors.LastbitError) -> dict[str, Any]:
     fields: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
     if isinstance(error, errors.ServiceError):
         fields |= {"status": error.status, "code": error.code, "errors": error.errors}
+        if error.retry_after is not None:
+            fields["retry_after"] = error.retry_after
+    if isinstance(error, AmbiguousKey):
+        fields |= {
+            "message": f"several batches have the key {error.key!r}",
+            "candidates": error.candidates,
+            "more": error.has_more,
+        }
+    if isinstance(error, errors.WaitTimeout):
+        fields["batch"] = error.batch
+    if error.partial is not None:
+        fields["partial"] = error.partial
     return fields
 
 
@@ -202,18 +289,13 @@ def _secret(token: str | None, file: Path | None) -> str | None:
 
 
 def numbered(client: Client, key: str) -> int:
-    """The number of the batch with this key. Raises `click.ClickException` if there is none, or more than one."""
-    matching = list(islice(client.batches(key=key, page_size=MOST_CANDIDATES), MOST_CANDIDATES))
-    if len(matching) == 1:
-        return matching[0].id
+    """The number of the only batch with this key. Raises `UnknownKey` and `AmbiguousKey`."""
+    matching = list(islice(client.batches(key=key, page_size=MOST_CANDIDATES + 1), MOST_CANDIDATES + 1))
     if not matching:
-        raise click.ClickException(f"no batch has the key {key!r}; `lastbit list` shows the batches")
-    candidates = "".join(
-        f"\n  {batch.id}  {batch.state}, opened {batch.created_at:%Y-%m-%d %H:%M:%S} UTC" for batch in matching
-    )
-    raise click.ClickException(
-        f"several batches have the key {key!r}; name one by its number, newest first:{candidates}"
-    )
+        raise UnknownKey(key)
+    if len(matching) > 1:
+        raise AmbiguousKey(key, matching[:MOST_CANDIDATES], len(matching) > MOST_CANDIDATES)
+    return matching[0].id
 
 
 def session(command: F) -> F:
@@ -238,13 +320,12 @@ def session(command: F) -> F:
         from lastbit.client import Client  # and httpx: importing it here keeps --help and usage errors fast
 
         settings: Settings = ctx.obj
-        settings.json |= as_json
         # Options after the command override those before it, also a token file a token.
         secret = _secret(token, token_file) or _secret(settings.token, settings.token_file)
         with Client(url or settings.url, token=secret, retry=PATIENCE) as client:
             if isinstance(options.get("batch"), str):
                 options["batch"] = numbered(client, options["batch"])
-            output = Output(settings.json)
+            output = Output(settings.json or as_json)
             return command(Session(client, output), *arguments, **options)
 
     return with_session  # type: ignore[return-value]  # click replaces the signature

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -106,7 +107,7 @@ def seal(s: Session, batch: int) -> None:
 @session
 def cancel(s: Session, batch: int, yes: bool) -> None:
     """End BATCH now; later acks are rejected."""
-    confirm(f"Cancel batch {batch}? Later acks are rejected.", yes)
+    confirm(yes, lambda: f"Cancel {_described(s, batch)}? Later acks are rejected.")
     cancelled = s.client.batch(batch).cancel()
     pending_text = f"{cancelled.pending:,} of {rendering.number(cancelled.items, 'item')} pending"
     s.output.answer(
@@ -120,9 +121,20 @@ def cancel(s: Session, batch: int, yes: bool) -> None:
 @session
 def delete(s: Session, batch: int, yes: bool) -> None:
     """Remove BATCH and all that is known of it. A batch that has not ended is cancelled first."""
-    confirm(f"Delete batch {batch}? It can't be restored.", yes)
+    confirm(yes, lambda: f"Delete {_described(s, batch)}? It can't be restored.")
     s.client.batch(batch).delete()
     s.output.answer({"deleted": batch}, f"[bold]batch {batch}[/] is deleted")
+
+
+def _described(s: Session, batch: int) -> str:
+    """The batch in a question."""
+    current = s.client.batch(batch).refresh()
+    key = "" if current.key is None else f" {current.key}"
+    counts = (
+        f"{rendering.number(current.items, 'item')}, {current.acked:,} acked, {current.failed:,} failed, "
+        f"{current.pending:,} pending"
+    )
+    return f"batch {batch}{key} ({current.state}, {counts})"
 
 
 @click.command()
@@ -212,7 +224,8 @@ def verify(s: Session, batch: int | None, all_batches: bool) -> None:
 def _verify_all(s: Session) -> None:
     batches = items = deleted_count = 0
     inconsistent: list[dict[str, Any]] = []
-    with progress.counter("batches recounted") as count:
+    # With --json, standard error has nothing but errors.
+    with nullcontext(lambda number: None) if s.output.as_json else progress.counter("batches recounted") as count:
         for batch in s.client.batches(page_size=1000):
             try:
                 result = s.client.batch(batch.id).verify()

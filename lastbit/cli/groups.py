@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lastbit import groups as model
 from lastbit.cli.app import Session, session
-from lastbit.cli.output import safe
+from lastbit.cli.output import safe, styled
 from lastbit.cli.rendering import number
 from lastbit.progress import duration
 
@@ -114,7 +114,7 @@ def _workers(group: model.GroupDetails, now: datetime) -> Table:
         releasing = f"[yellow]{worker.releasing:,}[/]" if worker.releasing else ""
         last_seen = f"{duration(max(0.0, (now - worker.last_seen).total_seconds()))} ago"
         table.add_row(
-            name,
+            styled(name),
             f"{worker.partitions:,}",
             releasing,
             ranges(positions_held),
@@ -136,7 +136,9 @@ def _partitions(group: model.GroupDetails, now: datetime) -> Table:
         counts = (
             "" if count is None else f"{count:,}" for count in (position.floor, position.outstanding, position.lag)
         )
-        table.add_row(str(position.partition), owner, f"{position.epoch:,}", _since(position.since, now), *counts)
+        table.add_row(
+            str(position.partition), styled(owner), f"{position.epoch:,}", _since(position.since, now), *counts
+        )
     return table
 
 

@@ -49,8 +49,12 @@ def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckRe
         for chunk in chunks(ids):
             result = result.merged(send(chunk))
             count += len(chunk)
-    except errors.LastbitError:
+    except errors.LastbitError as error:
+        if error.partial is not None:
+            result = result.merged(error.partial)
         if count:
+            error.partial = result
+        if count and not s.output.as_json:
             click.echo(f"The first {count:,} ids were sent; sending them again is safe.", err=True)
         raise
     s.output.answer(result, *rendering.resolved(result, verb))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from lastbit.models import Rejected
 
@@ -24,6 +25,13 @@ DANGEROUS = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Unicode categories that act on a terminal: control characters, halves of characters, line and paragraph breaks."""
 REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that reorder their neighbors, so that a text can look like another."""
+
+# Stand-ins for the two characters that mean something in rich's markup. rich's own escaping doubles a backslash at the
+# end of a text. Unicode never assigns these code points.
+_BRACKET, _BACKSLASH = "\ufdd0", "\ufdd1"
+_HIDDEN = str.maketrans({"[": _BRACKET, "\\": _BACKSLASH})
+_SHOWN = str.maketrans({_BRACKET: "[", _BACKSLASH: "\\"})
+_OUTSIDE_ASCII = re.compile(r"[^\x20-\x7e]")
 
 
 class Output:
@@ -37,11 +45,11 @@ class Output:
 
     def say(self, markup: str) -> None:
         """Print one line for people, in rich's markup."""
-        self.console.print(markup, soft_wrap=True)
+        self.console.print(styled(markup), soft_wrap=True)
 
     def document(self, value: Any) -> None:
         """Print one JSON document for scripts."""
-        click.echo(json.dumps(value, default=plain, ensure_ascii=False))
+        click.echo(encoded(value))
 
     def answer(self, value: Any, *lines: str) -> None:
         """Print a result: a document for scripts, lines for people."""
@@ -60,11 +68,11 @@ class Output:
         stdout = sys.stdout
         stdout.write("{")
         for field, value in head.items():
-            stdout.write(f"{json.dumps(field)}: {json.dumps(value, default=plain, ensure_ascii=False)}, ")
-        stdout.write(f"{json.dumps(name)}: [")
+            stdout.write(f"{encoded(field)}: {encoded(value)}, ")
+        stdout.write(f"{encoded(name)}: [")
         separator = ""
         for value in values:
-            stdout.write(separator + json.dumps(value, default=plain, ensure_ascii=False))
+            stdout.write(separator + encoded(value))
             separator = ", "
         stdout.write("]}\n")
         stdout.flush()
@@ -89,16 +97,31 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{value!r} has no JSON form")
 
 
+def encoded(value: Any) -> str:
+    """The value as JSON, in which characters that act on a terminal are escaped."""
+    text = json.dumps(value, default=plain, ensure_ascii=False)
+    return _OUTSIDE_ASCII.sub(lambda match: json.dumps(match[0])[1:-1] if _acts(match[0]) else match[0], text)
+
+
 def safe(text: str, *, keep: str = "") -> str:
-    """Untrusted text for `Output.say`: its markup and control characters do not affect the terminal."""
-    return escape(plain_text(text, keep=keep))
+    """Untrusted text for use in markup: its own markup and control characters do not affect the terminal."""
+    return plain_text(text, keep=keep).translate(_HIDDEN)
+
+
+def styled(markup: str) -> Text:
+    """Markup as text with styles."""
+    text = Text.from_markup(markup, emoji=False)
+    text.plain = text.plain.translate(_SHOWN)
+    return text
 
 
 def plain_text(text: str, *, keep: str = "") -> str:
     """Untrusted text with control characters escaped, `\\x1b` for the escape character. Characters in `keep` stay, as
     line breaks do where there is room for several lines."""
-    return "".join(char.encode("unicode_escape").decode("ascii") if _acts(char, keep) else char for char in text)
+    return "".join(
+        char.encode("unicode_escape").decode("ascii") if _acts(char) and char not in keep else char for char in text
+    )
 
 
-def _acts(char: str, keep: str) -> bool:
-    return (unicodedata.category(char) in DANGEROUS or char in REORDERING) and char not in keep
+def _acts(char: str) -> bool:
+    return unicodedata.category(char) in DANGEROUS or char in REORDERING or char in (_BRACKET, _BACKSLASH)

@@ -12,7 +12,7 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lastbit.cli.output import plain_text, safe
+from lastbit.cli.output import plain_text, safe, styled
 from lastbit.ids import ItemIds
 from lastbit.models import AckResult, Batch, Completed, Event, Explanation, Repair, Verification
 from lastbit.progress import STATE_STYLES, duration
@@ -67,7 +67,7 @@ def moment(time: datetime, now: datetime) -> str:
 def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
     """One batch in detail."""
     now = now or datetime.now(UTC)
-    head = Text.from_markup(f"{title(batch.id, batch.key)}  {state(batch)}", emoji=False)
+    head = styled(f"{title(batch.id, batch.key)}  {state(batch)}")
     full = BAR_WIDTH * batch.resolved // batch.items if batch.items else 0
     bar = Text.assemble(
         ("█" * full, "yellow" if batch.failed else "green"), ("░" * (BAR_WIDTH - full), "dim"), f"  {share(batch)}"
@@ -85,9 +85,9 @@ def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
     facts.add_column(overflow="fold")
     if batch.labels:
         labels = ", ".join(f"{name}:{value}" for name, value in batch.labels.items())
-        facts.add_row("labels", safe(labels))
+        facts.add_row("labels", Text(plain_text(labels)))
     if batch.parent is not None:
-        facts.add_row("parent", safe(batch.parent))
+        facts.add_row("parent", Text(plain_text(batch.parent)))
     facts.add_row("opened", moment(batch.created_at, now))
     if batch.sealed_at is not None:
         facts.add_row("sealed", moment(batch.sealed_at, now))

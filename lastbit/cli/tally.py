@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import click
 
+from lastbit import errors
 from lastbit.chains import Source
 from lastbit.cli.app import Session, session
 from lastbit.cli.output import safe
 
+if TYPE_CHECKING:
+    from lastbit.tallies.tally import Tally
+
 COUNT = click.IntRange(min=0)
+
+
+class UnknownTally(errors.LastbitError):
+    """There is no such tally."""
+
+    def __str__(self) -> str:
+        return f"there is no tally {self.args[0]!r}: nothing was added to it, or it was deleted"
 
 
 @click.group()
@@ -25,6 +37,8 @@ def tally() -> None:
 def value(s: Session, name: str, key: str) -> None:
     """Show the total of KEY, and how far each source is counted."""
     total = s.client.tally(name).get(key)
+    if not total.sources:
+        _require(s.client.tally(name))
     if s.output.as_json:
         s.output.document(total)
         return
@@ -46,8 +60,10 @@ def value(s: Session, name: str, key: str) -> None:
 def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
     """Show the totals, by key."""
     totals = list(islice(s.client.tally(name).totals(prefix=prefix, page_size=min(limit, 1000)), limit))
+    if not totals:
+        _require(s.client.tally(name))
     s.output.listing(
-        "totals", totals, lambda total: f"[bold]{total.value:>12,}[/]  {safe(total.key)}", "nothing was counted"
+        "totals", totals, lambda total: f"[bold]{total.value:>12,}[/]  {safe(total.key)}", "no key begins with this"
     )
 
 
@@ -82,5 +98,12 @@ def apply(
 @session
 def delete(s: Session, name: str) -> None:
     """Delete TALLY with its guards: replayed messages count again."""
+    _require(s.client.tally(name))
     s.client.tally(name).delete()
     s.output.answer({"deleted": name}, f"{safe(name)} is deleted")
+
+
+def _require(tally: Tally) -> None:
+    """Raises `UnknownTally` if nothing was added to the tally. The service answers as if it were empty."""
+    if next(tally.totals(page_size=1), None) is None:
+        raise UnknownTally(tally.name)

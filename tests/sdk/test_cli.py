@@ -24,6 +24,7 @@ from rich.console import Console
 
 from lastbit import AsyncClient, Batch, BatchCounts, Client, ItemIds, Repair
 from lastbit.cli.rendering import batch_table
+from tests.sdk.terminals import on_terminal
 from tests.sdk.test_protocol import BATCH
 from tests.support.servers import ROOT, run_module, running_service
 
@@ -334,21 +335,10 @@ def test_a_terminal_is_shown_a_bar(lastbit: Lastbit) -> None:
     with Client(lastbit.url) as client:
         batch = client.open(items=2, sealed=True)
         client.ack(batch.ids)
-    leader, follower = pty.openpty()
-    environment = {**os.environ, "LASTBIT_URL": lastbit.url, "TERM": "xterm-256color", "COLUMNS": "100"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lastbit", "watch", str(batch.id)], env=environment, stdout=follower, stderr=follower
-    )
-    os.close(follower)
-    output = b""
-    with contextlib.suppress(OSError):  # the terminal is gone when the process has ended
-        while part := os.read(leader, 65536):
-            output += part
-    os.close(leader)
-    assert process.wait(60) == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
-    assert "━" in text
-    assert "2 of 2" in text
+    screen = on_terminal(lastbit.url, ["watch", str(batch.id)], width=100)
+    assert screen.code == 0
+    assert "━" in screen.text
+    assert "2 of 2" in screen.text
 
 
 def test_counts_that_disagree_with_the_bits_are_exit_code_3(scripted: Any) -> None:
@@ -590,8 +580,13 @@ def test_a_tally_on_the_command_line(lastbit: Lastbit) -> None:
         "totals": [{"key": "robot-7", "value": 3}]
     }
     assert "robot-7" in lastbit.good("tally", "list", "screws")
+    assert lastbit.good("tally", "list", "screws", "--prefix", "x") == "no key begins with this\n"
+    assert lastbit.good("tally", "value", "screws", "robot-8") == "0 robot-8\n"
     assert "is deleted" in lastbit.good("tally", "delete", "screws")
-    assert lastbit.good("tally", "list", "screws") == "nothing was counted\n"
+    for command in (["list", "screws"], ["value", "screws", "robot-7"], ["delete", "screws"]):
+        result = lastbit("tally", *command)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert "there is no tally 'screws'" in result.stderr
     assert lastbit("tally", "apply", "screws", "robot-7", "5").returncode == 2
     assert lastbit("tally", "value", "a tally", "k").returncode == 2
 
@@ -669,47 +664,3 @@ def test_a_batch_can_be_named_by_its_key(lastbit: Lastbit) -> None:
     unknown = lastbit("status", "nobody's")
     assert unknown.returncode == 1
     assert 'no batch has the key "nobody\'s"' in unknown.stderr
-
-
-def test_errors_are_json_where_answers_are(lastbit: Lastbit) -> None:
-    """On standard error; wrong use too."""
-    missing = lastbit("status", "999999999", "--json")
-    assert (missing.returncode, missing.stdout) == (1, "")
-    assert json.loads(missing.stderr)["code"] == "batch_not_found"
-    unknown = lastbit("--json", "status", "nobody's")
-    assert json.loads(unknown.stderr)["message"].startswith("no batch has the key")
-    wrong = lastbit("--json", "status", "07")
-    assert wrong.returncode == 2
-    assert "not a batch id" in json.loads(wrong.stderr)["message"]
-
-
-@pytest.mark.parametrize("command", ["cancel", "delete"])
-def test_a_person_is_asked_before_the_end_of_a_batch(lastbit: Lastbit, command: str) -> None:
-    """On a terminal, unless told not to; a script is not asked."""
-    batches = [str(lastbit.json("open", "--items", "1")["id"]) for _ in range(4)]
-
-    def on_terminal(answer: str, *arguments: str) -> int:
-        leader, follower = pty.openpty()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lastbit", "--url", lastbit.url, command, *arguments],
-            cwd=ROOT,
-            stdin=follower,
-            stdout=subprocess.DEVNULL,
-            stderr=follower,
-        )
-        os.close(follower)
-        os.write(leader, answer.encode())
-        try:
-            return process.wait(60)
-        finally:
-            os.close(leader)
-
-    def lives(batch: str) -> bool:
-        found = lastbit("status", batch, "--json")
-        return found.returncode == 0 and json.loads(found.stdout)["state"] == "open"
-
-    assert on_terminal("n\n", batches[0]) == 1
-    assert on_terminal("y\n", batches[1]) == 0
-    assert on_terminal("", batches[2], "--yes") == 0
-    lastbit.good(command, batches[3])
-    assert [lives(batch) for batch in batches] == [True, False, False, False]
