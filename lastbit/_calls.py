@@ -141,9 +141,26 @@ def batches(
     service: Service, state: str | None, key: str | None, labels: Mapping[str, str] | None, page_size: int
 ) -> Flow[None]:
     """Emits `Batch`es, newest first."""
-    params = [(name, value) for name, value in (("state", state), ("key", key)) if value is not None]
-    params += [("label", f"{name}:{value}") for name, value in (labels or {}).items()]
+    params = _batch_filter(state, key, labels)
     return pages(service, "/v1/batches", "batches", models.Batch.from_json, params, page_size)
+
+
+def batch_page(
+    service: Service,
+    state: str | None,
+    key: str | None,
+    labels: Mapping[str, str] | None,
+    limit: int,
+    cursor: str | None,
+) -> Flow[tuple[list[models.Batch], str | None]]:
+    """One page of `Batch`es, newest first, and the cursor of the next page."""
+    params = _batch_filter(state, key, labels)
+    return _page(service, "/v1/batches", "batches", models.Batch.from_json, params, limit, cursor)
+
+
+def _batch_filter(state: str | None, key: str | None, labels: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    params = [(name, value) for name, value in (("state", state), ("key", key)) if value is not None]
+    return params + [("label", f"{name}:{value}") for name, value in (labels or {}).items()]
 
 
 def pages(
@@ -155,19 +172,31 @@ def pages(
     page_size: int,
     cursor: str | None = None,
 ) -> Flow[None]:
-    def page(data: models.Json) -> tuple[list[Any], str | None]:
-        return [decode(element) for element in data[field]], expect(data["next"], str | None)
-
     while True:
-        page_params = [*params, ("limit", str(page_size))]
-        if cursor is not None:
-            page_params.append(("cursor", cursor))
-        elements, cursor = yield from ask(service, "GET", path, page, params=tuple(page_params))
+        elements, cursor = yield from _page(service, path, field, decode, params, page_size, cursor)
         for element in elements:
             yield Emit(element)
         # An empty page is not the last one; only a page without `next` is.
         if cursor is None:
             return
+
+
+def _page(
+    service: Service,
+    path: str,
+    field: str,
+    decode: Callable[[Any], T],
+    params: list[tuple[str, str]],
+    limit: int,
+    cursor: str | None,
+) -> Flow[tuple[list[T], str | None]]:
+    def page(data: models.Json) -> tuple[list[T], str | None]:
+        return [decode(element) for element in data[field]], expect(data["next"], str | None)
+
+    page_params = [*params, ("limit", str(limit))]
+    if cursor is not None:
+        page_params.append(("cursor", cursor))
+    return ask(service, "GET", path, page, params=tuple(page_params))
 
 
 def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGEST_HOLD) -> Flow[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from lastbit.ids import INTEGER_LIMIT, MAX_ITEMS
 
 _DECIMAL = re.compile("0|[1-9][0-9]{0,15}")
 _DURATION = re.compile("([0-9]{1,9})([smhd]?)")
+_AGO = re.compile("([0-9]{1,9})([smhd])")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -32,6 +34,28 @@ class BatchName(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
                 f"{value!r} is not a batch id: expected a decimal integer without leading zeros, like 7", param, ctx
             )
         return int(value)
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A time: a duration before now (2h, 7d), or a date with an optional time, in UTC unless it has an offset."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            if match := _AGO.fullmatch(value):
+                return datetime.now(UTC) - timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
+            moment = datetime.fromisoformat(value)
+            return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r} is no time: expected a time ago, like 2h or 7d, or a date in UTC, like 2026-05-04 or "
+                "2026-05-04T08:00",
+                param,
+                ctx,
+            )
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
@@ -104,6 +128,7 @@ class Json(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
 
 
 BATCH = BatchName()
+MOMENT = Moment()
 POSITION = Position()
 JSON = Json()
 COUNT = Count()

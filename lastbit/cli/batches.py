@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from itertools import islice
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from typing import Any
 
 import click
 
 from lastbit import progress
-from lastbit.cli import rendering
+from lastbit.cli import batch_list, rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, session
-from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, labels
-from lastbit.cli.output import plain
+from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, MOMENT, labels
+from lastbit.cli.output import plain, safe
 from lastbit.errors import BatchNotFound
-from lastbit.models import Batch
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -173,23 +173,71 @@ def explain(s: Session, batch: int) -> None:
     multiple=True,
     help="Only batches with this label; repeat to require several labels.",
 )
+@click.option("--since", type=MOMENT, help="Only batches opened since: 2h or 7d ago, or a date and time in UTC.")
+@click.option("--until", type=MOMENT, help="Only batches opened before; a time like that of --since.")
+@click.option("--failed", is_flag=True, help="Only batches with failed items.")
+@click.option(
+    "--sort",
+    "order",
+    type=click.Choice(list(batch_list.ORDERS)),
+    default="opened",
+    show_default=True,
+    help="Newest, latest or largest first; progress and key ascending.",
+)
+@click.option("--reverse", "is_reversed", is_flag=True, help="The other way round.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
+@click.option("--cursor", help="Continue a list: its `next` in --json.")
 @session
-def list_batches(s: Session, state: str | None, key: str | None, label_pairs: Labels, limit: int) -> None:
-    """List batches, newest first."""
-    # Fetch one more, to find out whether there are more.
-    page_size = min(limit + 1, 1000)
-    matching = s.client.batches(state=state, key=key, labels=labels(label_pairs), page_size=page_size)
-    shown: list[Batch] = list(islice(matching, limit))
-    has_more = next(matching, None) is not None
+def list_batches(
+    s: Session,
+    state: str | None,
+    key: str | None,
+    label_pairs: Labels,
+    since: datetime | None,
+    until: datetime | None,
+    failed: bool,
+    order: str,
+    is_reversed: bool,
+    limit: int,
+    cursor: str | None,
+) -> None:
+    """List batches, newest first.
+
+    The service selects by --state, --key and --label. The other filters and orders are applied here: --until and
+    --failed read newer batches too, and --sort and --reverse all batches that match, a thousand per call.
+    """
+    selection = batch_list.Selection(state, key, labels(label_pairs), since, until, failed)
+    is_sorted = order != "opened" or is_reversed
+    if is_sorted and cursor is not None:
+        raise click.UsageError("--cursor continues a list of the newest batches; it goes with no --sort or --reverse")
+    following: str | None = None
+    with _counter(s, "batches read") if is_sorted or selection.is_narrowed_here else nullcontext(_ignore) as count:
+        reader = batch_list.Reader(s.client.driver, selection, count)
+        if is_sorted:
+            shown, has_more = reader.ordered(limit, order, is_reversed)
+        else:
+            shown, following = reader.newest(limit, cursor)
+            has_more = following is not None
     if s.output.as_json:
-        s.output.document({"batches": shown, "more": has_more})
-    elif not shown:
-        s.output.say("no batches")
-    else:
+        s.output.document({"batches": shown, "more": has_more, "next": following})
+        return
+    if shown:
         s.output.console.print(rendering.batch_table(shown, s.output.console.width))
-        if has_more:
-            s.output.say("[dim]There are more; --limit shows more of them.[/]")
+    else:
+        s.output.say("no batches")
+    if following is not None:
+        s.output.say(f"[dim]There are more; --limit shows more of them, and --cursor {safe(following)} the next.[/]")
+    elif has_more:
+        s.output.say("[dim]There are more; --limit shows more of them.[/]")
+
+
+def _counter(s: Session, noun: str) -> AbstractContextManager[Callable[[int], None]]:
+    """Shows progress on standard error. With --json nothing but errors is written there."""
+    return nullcontext(_ignore) if s.output.as_json else progress.counter(noun)
+
+
+def _ignore(number: int) -> None:
+    pass
 
 
 @click.command()
@@ -224,8 +272,7 @@ def verify(s: Session, batch: int | None, all_batches: bool) -> None:
 def _verify_all(s: Session) -> None:
     batches = items = deleted_count = 0
     inconsistent: list[dict[str, Any]] = []
-    # With --json, standard error has nothing but errors.
-    with nullcontext(lambda number: None) if s.output.as_json else progress.counter("batches recounted") as count:
+    with _counter(s, "batches recounted") as count:
         for batch in s.client.batches(page_size=1000):
             try:
                 result = s.client.batch(batch.id).verify()

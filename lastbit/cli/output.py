@@ -45,7 +45,11 @@ class Output:
 
     def say(self, markup: str) -> None:
         """Print one line for people, in rich's markup."""
-        self.console.print(styled(markup), soft_wrap=True)
+        text = styled(markup)
+        if self.console.is_terminal:
+            self.console.print(text, soft_wrap=True)
+        else:
+            click.echo(text.plain)  # unchanged: rich would replace tabs
 
     def document(self, value: Any) -> None:
         """Print one JSON document for scripts."""

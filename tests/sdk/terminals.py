@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -45,10 +46,17 @@ def on_terminal(
     os.close(follower)
     output = b""
     with contextlib.suppress(OSError):  # the terminal is gone when the process has ended
-        while part := os.read(leader, 65536):
+        while part := _read(leader, process):
             output += part
             if typed and output.decode(errors="replace").endswith(after):
                 os.write(leader, typed.encode())
                 typed = ""
     os.close(leader)
     return Screen(process.wait(60), output.decode())
+
+
+def _read(leader: int, process: subprocess.Popen[bytes]) -> bytes:
+    if not select.select([leader], [], [], 60)[0]:
+        process.kill()
+        raise AssertionError("the command waits for an answer that nobody types")
+    return os.read(leader, 65536)

@@ -6,7 +6,9 @@ import json
 import shlex
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from hypothesis import given
@@ -14,8 +16,10 @@ from hypothesis import strategies as st
 
 from lastbit import Client, chains
 from lastbit.cli.output import encoded, plain_text, safe, styled
+from tests.sdk.conftest import Reply, ScriptedService, Seen
 from tests.sdk.terminals import on_terminal
 from tests.sdk.test_cli import Lastbit
+from tests.sdk.test_protocol import BATCH
 
 HOSTILE = "job:fire:1 [red]x[/] \x1b[2J\x07 \u202e \x9b1m end\\"
 SHOWN = r"job:fire:1 [red]x[/] \x1b[2J\x07 \u202e \x9b1m end" + "\\"
@@ -59,7 +63,7 @@ def test_user_data_is_printed_unchanged_by_every_command(lastbit: Lastbit, clien
     long_value = "v" * 500
     batch = client.open(key=HOSTILE, labels={"l\x1b[2J": HOSTILE + long_value}, items=2, sealed=True)
     number = str(batch.id)
-    client.fail(batch.ids[:1], f"{HOSTILE}\nsecond line\\")
+    client.fail(batch.ids[:1], f"{HOSTILE}\n\tsecond line\\")
     client.append_event(id=uuid.uuid4().hex, type="step", key=HOSTILE, data={"x": HOSTILE})
     client.tally("hostile").apply([(HOSTILE, 1, chains.Source(HOSTILE, 0, 1, 0, 0))])
     for command in (
@@ -73,10 +77,10 @@ def test_user_data_is_printed_unchanged_by_every_command(lastbit: Lastbit, clien
     ):
         result = lastbit(*command)
         assert SHOWN in result.stdout, command
-        assert result.stdout == plain_text(result.stdout, keep="\n"), command
+        assert result.stdout == plain_text(result.stdout, keep="\n\t"), command
         text = lastbit(*command, "--json").stdout
         assert text == plain_text(text, keep="\n"), command
-    assert f"{SHOWN}\nsecond line\\\n" in lastbit.good("pending", number, "--failed")
+    assert f"{SHOWN}\n\tsecond line\\\n" in lastbit.good("pending", number, "--failed")
     assert f"l\\x1b[2J:{SHOWN}{long_value}\n" in lastbit.good("status", number)
     assert lastbit.json("status", number)["key"] == HOSTILE
     screen = on_terminal(lastbit.url, ["status", number])
@@ -84,6 +88,112 @@ def test_user_data_is_printed_unchanged_by_every_command(lastbit: Lastbit, clien
     assert "\x1b[2J" not in screen.raw
     missing = lastbit("status", f"no {HOSTILE}")
     assert missing.stderr == plain_text(missing.stderr, keep="\n")
+
+
+# Listing
+
+
+def test_a_list_is_continued_by_its_cursor(lastbit: Lastbit, client: Client) -> None:
+    """Each batch once, also where a filter is applied by the client; `next` is null where nothing follows."""
+    key = uuid.uuid4().hex
+    batches = [client.open(key=key, items=2) for _ in range(7)]
+    for batch in batches[::2]:
+        client.fail(batch.ids[0])
+    newest, failed = [batch.id for batch in batches[::-1]], [batch.id for batch in batches[::-2]]
+    for options, expected in (
+        (["--limit", "3"], newest),
+        (["--limit", "7"], newest),
+        (["--limit", "3", "--failed"], failed),
+        (["--limit", "4", "--failed"], failed),
+        (["--limit", "2", "--since", "1h"], newest),
+    ):
+        seen: list[int] = []
+        cursor: list[str] = []
+        limit = int(options[1])
+        while True:
+            page = lastbit.json("list", "--key", key, *options, *cursor)
+            seen += [batch["id"] for batch in page["batches"]]
+            assert page["more"] == (page["next"] is not None)
+            if page["next"] is None:
+                break
+            assert len(page["batches"]) == limit
+            cursor = ["--cursor", page["next"]]
+        assert seen == expected, options
+        assert len(page["batches"]) == (len(expected) % limit or limit), options
+    assert "--cursor " in lastbit.good("list", "--key", key, "--limit", "3")
+    assert lastbit("list", "--cursor", "nonsense").returncode == 2
+
+
+def test_a_list_is_narrowed_by_time_and_failures_and_sorted(lastbit: Lastbit, client: Client) -> None:
+    """A time is a duration before now or a moment in UTC."""
+    key = uuid.uuid4().hex
+    batches = [client.open(key=key, items=items) for items in (3, 10, 5)]
+    client.fail(batches[0].ids[:1])
+    client.fail(batches[2].ids[:3])
+    small, large, middle = [batch.id for batch in batches]
+
+    def listed(*options: str) -> list[int]:
+        return [batch["id"] for batch in lastbit.json("list", "--key", key, *options)["batches"]]
+
+    moment = client.batch(large).refresh().created_at
+    assert listed("--since", moment.isoformat()) == [middle, large]
+    assert listed("--until", moment.isoformat()) == [small]
+    assert listed("--since", moment.replace(tzinfo=None).isoformat()) == [middle, large]
+    assert listed("--since", "1h") == [middle, large, small]
+    assert listed("--until", "1h") == []
+    assert listed("--since", "2020-01-01", "--until", "2020-01-02") == []
+    assert listed("--failed") == [middle, small]
+    assert listed("--sort", "failed") == [middle, small, large]
+    assert listed("--sort", "items", "--limit", "2") == [large, middle]
+    assert listed("--sort", "items", "--reverse") == [small, middle, large]
+    assert listed("--sort", "progress") == [large, small, middle]
+    assert listed("--reverse") == [small, large, middle]
+    assert lastbit.json("list", "--key", key, "--sort", "items", "--limit", "2")["more"] is True
+    text = lastbit.good("list", "--key", key, "--failed", "--sort", "items")
+    assert [line.split()[0] for line in text.splitlines() if key in line] == [str(middle), str(small)]
+
+
+def test_filters_of_the_client_read_pages_and_stop_early(scripted: ScriptedService) -> None:
+    """Pages of a thousand, until an hour before --since. A batch that is opened between two calls changes nothing."""
+    start = datetime(2026, 5, 4, 12, tzinfo=UTC)
+    batches = [
+        {
+            **BATCH,
+            "id": id,
+            "failed": int(id % 500 == 0),
+            "created_at": (start - timedelta(minutes=5000 - id)).isoformat(),
+        }
+        for id in range(5000, 0, -1)
+    ]
+
+    def reply(request: Seen) -> Reply:
+        if len(scripted.seen) == 2 and batches[0]["id"] == 5000:
+            batches.insert(0, {**batches[1], "id": 5001})
+        query = dict(parse_qsl(urlsplit(request.path).query))
+        older = [batch for batch in batches if batch["id"] < int(query.get("cursor", 9999))]
+        page = older[: int(query["limit"])]
+        return 200, {}, {"batches": page, "next": str(page[-1]["id"]) if len(page) < len(older) else None}
+
+    def listed(*options: str) -> tuple[list[int], str | None, list[str]]:
+        scripted.seen.clear()
+        document = Lastbit(scripted.url).json("list", *options)
+        queries = [request.path.removeprefix("/v1/batches?") for request in scripted.seen]
+        return [batch["id"] for batch in document["batches"]], document["next"], queries
+
+    scripted.reply = reply
+    assert listed("--failed", "--limit", "1") == (
+        [5000],
+        "5000",
+        ["limit=1000", "limit=1", "limit=1000&cursor=5001", "limit=1&cursor=5001"],
+    )
+    since = (start - timedelta(minutes=1500)).isoformat()
+    assert listed("--failed", "--since", since) == (
+        [5000, 4500, 4000, 3500],
+        None,
+        ["limit=1000", "limit=1000&cursor=4002"],
+    )
+    found, following, queries = listed("--failed", "--sort", "opened", "--reverse", "--limit", "2")
+    assert (found, following, len(queries)) == ([500, 1000], None, 6)
 
 
 # Asking first

@@ -1,0 +1,119 @@
+"""The batches that `lastbit list` shows. Filters and orders that the service does not have are applied here, page by
+page, in bounded memory."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from lastbit import _calls
+from lastbit._drivers import Driver
+from lastbit.models import Batch
+
+PAGE = 1000
+
+# Numbers are given out in the order of the openings, but the clocks of several database nodes may differ.
+CLOCK_DIFFERENCE = timedelta(hours=1)
+
+ORDERS: Mapping[str, tuple[Callable[[Batch], Any], bool]] = {
+    "opened": (lambda batch: batch.id, True),
+    "changed": (lambda batch: batch.updated_at, True),
+    "items": (lambda batch: batch.items, True),
+    "pending": (lambda batch: batch.pending, True),
+    "failed": (lambda batch: batch.failed, True),
+    "progress": (lambda batch: batch.resolved / batch.items if batch.items else 0.0, False),
+    "key": (lambda batch: (batch.key is None, batch.key or ""), False),
+}
+"""What to sort by, and whether the largest comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which batches are listed. `state`, `key` and `labels` are for the service, the others for this module."""
+
+    state: str | None
+    key: str | None
+    labels: Mapping[str, str] | None
+    since: datetime | None
+    until: datetime | None
+    failed: bool
+
+    @property
+    def is_narrowed_here(self) -> bool:
+        return self.failed or self.since is not None or self.until is not None
+
+    def matches(self, batch: Batch) -> bool:
+        return (
+            (not self.failed or batch.failed > 0)
+            and (self.since is None or batch.created_at >= self.since)
+            and (self.until is None or batch.created_at < self.until)
+        )
+
+    def is_past(self, batch: Batch) -> bool:
+        """Whether all older batches were opened before `since`."""
+        return self.since is not None and batch.created_at < self.since - CLOCK_DIFFERENCE
+
+
+class Reader:
+    """Reads the batches of a selection. `count` is called with the number of batches read so far."""
+
+    def __init__(self, driver: Driver, selection: Selection, count: Callable[[int], None]) -> None:
+        self._driver = driver
+        self._selection = selection
+        self._count = count
+        self._read = 0
+
+    def newest(self, limit: int, cursor: str | None) -> tuple[list[Batch], str | None]:
+        """At most `limit` batches, newest first, and the cursor of the rest; None if there are no more."""
+        shown: list[Batch] = []
+        has_more = False
+        while True:
+            missing = limit - len(shown)
+            page, following = self._page(PAGE if self._selection.is_narrowed_here else missing, cursor)
+            while len(places := self._places(page)) > missing:
+                # The cursor must belong to the last batch shown, so read the page again up to there. Batches may have
+                # been opened or deleted in the meantime.
+                has_more = True
+                page, following = self._page(places[missing - 1] + 1, cursor)
+            self._seen(page)
+            shown += [page[place] for place in places]
+            if page and self._selection.is_past(page[-1]):
+                following = None
+            if following is None or len(shown) == limit:
+                break
+            cursor = following
+        if following is not None and not has_more and next(self._matching(following), None) is None:
+            following = None
+        return shown, following
+
+    def ordered(self, limit: int, order: str, is_reversed: bool) -> tuple[list[Batch], bool]:
+        """The first `limit` batches in this order, and whether there are more. Reads all batches of the selection, and
+        keeps no more than these."""
+        key, is_descending = ORDERS[order]
+        pick = heapq.nlargest if is_descending != is_reversed else heapq.nsmallest
+        found = pick(limit + 1, self._matching(None), key=key)
+        return found[:limit], len(found) > limit
+
+    def _matching(self, cursor: str | None) -> Iterator[Batch]:
+        while True:
+            page, cursor = self._page(PAGE, cursor)
+            self._seen(page)
+            yield from filter(self._selection.matches, page)
+            if cursor is None or (page and self._selection.is_past(page[-1])):
+                return
+
+    def _places(self, page: list[Batch]) -> list[int]:
+        return [place for place, batch in enumerate(page) if self._selection.matches(batch)]
+
+    def _page(self, limit: int, cursor: str | None) -> tuple[list[Batch], str | None]:
+        selection = self._selection
+        return self._driver.run(
+            _calls.batch_page, selection.state, selection.key, selection.labels, min(limit, PAGE), cursor
+        )
+
+    def _seen(self, page: list[Batch]) -> None:
+        self._read += len(page)
+        self._count(self._read)
