@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
+from typing import Any
 
 import click
 
@@ -11,12 +13,9 @@ from lastbit import errors
 from lastbit.cli import rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, end, session
 from lastbit.cli.arguments import BATCH
-from lastbit.cli.output import safe
+from lastbit.cli.failures import Failures
 from lastbit.cli.standard_input import chunks
 from lastbit.models import AckResult, FailedRange, PendingRange
-
-LINES = "\n\t"
-"""Reasons are often tracebacks, which are read line by line."""
 
 
 @click.command()
@@ -64,7 +63,7 @@ def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckRe
 
 @click.command()
 @click.argument("batch", type=BATCH)
-@click.option("--failed", is_flag=True, help="Show the failed items and their reasons instead.")
+@click.option("--failed", is_flag=True, help="Show the failed items instead, grouped by reason.")
 @click.option("--ids", "ids_only", is_flag=True, help="Print each id on a line, and nothing else.")
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of ranges.  [default: all]")
 @session
@@ -72,7 +71,7 @@ def pending(s: Session, batch: int, failed: bool, ids_only: bool, limit: int | N
     """Show the pending items of BATCH, as ranges of ids."""
     handle = s.client.batch(batch)
     page_size = min(limit or 1000, 1000)
-    matching = handle.failed(page_size=page_size) if failed else handle.pending(page_size=page_size)
+    matching: Iterator[Any] = handle.failed(page_size=page_size) if failed else handle.pending(page_size=page_size)
     ranges_shown = islice(matching, limit)
     # Fetch the first page before writing, so that an error does not leave half a document.
     ranges = chain(list(islice(ranges_shown, 1)), ranges_shown)
@@ -82,13 +81,33 @@ def pending(s: Session, batch: int, failed: bool, ids_only: bool, limit: int | N
             s.output.stream({"batch": batch}, "ids", ids)
         else:
             s.output.lines(ids)
+    elif failed:
+        _show_failed(s, batch, ranges)
     elif s.output.as_json:
         s.output.stream({"batch": batch}, "ranges", ranges)
     else:
-        _show(s, ranges, "failed" if failed else "pending")
+        _show(s, ranges)
+    if not ids_only and not s.output.as_json and next(matching, None) is not None:
+        s.output.say("[dim]There are more; --limit shows more of them.[/]")
 
 
-def _show(s: Session, ranges: Iterable[PendingRange], adjective: str) -> None:
+def _show_failed(s: Session, batch: int, ranges: Iterable[FailedRange]) -> None:
+    failures = Failures(batch)
+
+    def collected() -> Iterator[FailedRange]:
+        for span in ranges:
+            failures.add(span)
+            yield span
+
+    if s.output.as_json:
+        s.output.stream({"batch": batch}, "ranges", collected(), failures.summary)
+        return
+    deque(collected(), maxlen=0)
+    for line in failures.lines():
+        s.output.say(line)
+
+
+def _show(s: Session, ranges: Iterable[PendingRange]) -> None:
     count = items = 0
     for span in ranges:
         count += 1
@@ -100,8 +119,5 @@ def _show(s: Session, ranges: Iterable[PendingRange], adjective: str) -> None:
             s.output.say(
                 f"[bold]{span.first}[/] … [bold]{span.last}[/]  {rendering.number(span.count, 'item')}, {numbers}"
             )
-        if isinstance(span, FailedRange):
-            for item, reason in span.reasons.items():
-                s.output.say(f"  {item}: {safe(reason, keep=LINES)}")
     ending = f" in {rendering.number(count, 'range')}" if count else ""
-    s.output.say(f"{rendering.number(items, 'item')} {adjective}{ending}" if items else f"nothing {adjective}")
+    s.output.say(f"{rendering.number(items, 'item')} pending{ending}" if items else "nothing pending")

@@ -67,8 +67,11 @@ class Output:
         """Print a list: a document with the array `name`, or a line for each element; `nothing` if there are none."""
         self.answer({name: elements}, *(map(line, elements) if elements else [empty_text]))
 
-    def stream(self, head: Mapping[str, Any], name: str, values: Iterable[Any]) -> None:
-        """Print one JSON document whose array `name` is written incrementally, in constant memory."""
+    def stream(
+        self, head: Mapping[str, Any], name: str, values: Iterable[Any], tail: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        """Print one JSON document whose array `name` is written incrementally, in constant memory. `tail` returns the
+        fields after it."""
         stdout = sys.stdout
         stdout.write("{")
         for field, value in head.items():
@@ -78,7 +81,10 @@ class Output:
         for value in values:
             stdout.write(separator + encoded(value))
             separator = ", "
-        stdout.write("]}\n")
+        stdout.write("]")
+        for field, value in tail().items():
+            stdout.write(f", {encoded(field)}: {encoded(value)}")
+        stdout.write("}\n")
         stdout.flush()
 
     def lines(self, values: Iterable[str]) -> None:

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastbit import Client, chains
+from lastbit.cli.failures import Failures
 from lastbit.cli.output import encoded, plain_text, safe, styled
+from lastbit.models import FailedRange
 from tests.sdk.conftest import Reply, ScriptedService, Seen
 from tests.sdk.terminals import on_terminal
 from tests.sdk.test_cli import Lastbit
@@ -156,7 +158,7 @@ def test_a_list_is_narrowed_by_time_and_failures_and_sorted(lastbit: Lastbit, cl
 def test_filters_of_the_client_read_pages_and_stop_early(scripted: ScriptedService) -> None:
     """Pages of a thousand, until an hour before --since. A batch that is opened between two calls changes nothing."""
     start = datetime(2026, 5, 4, 12, tzinfo=UTC)
-    batches = [
+    batches: list[dict[str, Any]] = [
         {
             **BATCH,
             "id": id,
@@ -194,6 +196,65 @@ def test_filters_of_the_client_read_pages_and_stop_early(scripted: ScriptedServi
     )
     found, following, queries = listed("--failed", "--sort", "opened", "--reverse", "--limit", "2")
     assert (found, following, len(queries)) == ([500, 1000], None, 6)
+
+
+# Failed items
+
+
+def test_failed_items_are_grouped_by_reason(lastbit: Lastbit, client: Client) -> None:
+    """The most frequent first; neighbours are one range; the JSON has the ranges too."""
+    batch = client.open(items=300, group_size=64)
+    number = batch.id
+    client.fail(batch.ids[10:12], "timed out")
+    client.fail(batch.ids[12:13])
+    client.fail(batch.ids[100:250:2], "Traceback:\n  no such file: C:\\")
+    client.fail(batch.ids[13:14], "timed out")
+    client.fail(batch.ids[63:65], "at a border")
+    text = lastbit.good("pending", str(number), "--failed")
+    assert text.splitlines() == [
+        "75 items  Traceback:",
+        "  no such file: C:\\",
+        *(f"  {item}" for item in batch.ids[100:120:2]),
+        f"  and 65 more ranges: lastbit pending {number} --failed --ids",
+        "3 items  timed out",
+        f"  {number}:0:10 … {number}:0:11",
+        f"  {number}:0:13",
+        "2 items  at a border",
+        f"  {number}:0:63 … {number}:1:0",
+        "1 item  no reason given",
+        f"  {number}:0:12",
+        "81 items failed, for 4 reasons",
+    ]
+    document = lastbit.json("pending", str(number), "--failed")
+    assert document["reasons"] == [
+        {"reason": "Traceback:\n  no such file: C:\\", "count": 75},
+        {"reason": "timed out", "count": 3},
+        {"reason": "at a border", "count": 2},
+        {"reason": None, "count": 1},
+    ]
+    assert document["others"] == 0
+    assert sum(span["end"] - span["start"] for span in document["ranges"]) == 81
+    assert document["ranges"][0]["reasons"][f"{number}:0:13"] == "timed out"
+    limited = lastbit.good("pending", str(number), "--failed", "--limit", "1").splitlines()
+    assert limited[-2:] == ["4 items failed, for 2 reasons", "There are more; --limit shows more of them."]
+    assert "There are more" not in lastbit.good("pending", str(number), "--failed", "--limit", "77")
+    assert lastbit.good("pending", str(client.open(items=1).id), "--failed") == "nothing failed\n"
+
+
+def test_a_thousand_reasons_are_told_apart() -> None:
+    """Of items with other ones only the number is kept."""
+    reasons = {f"7:0:{index}": f"reason {index}" for index in range(1100)}
+    failures = Failures(7)
+    failures.add(FailedRange(0, 1100, "7:0:0", "7:0:1099", reasons))
+    failures.add(FailedRange(1200, 1202, "7:0:1200", "7:0:1201", {"7:0:1200": "reason 7", "7:0:1201": "reason 1050"}))
+    lines = list(failures.lines())
+    assert lines[:3] == ["[bold]2 items[/]  [red]reason 7[/]", "  7:0:7", "  7:0:1200"]
+    assert lines[-2:] == [
+        "[bold]101 items[/]  [dim]for other reasons: lastbit pending 7 --failed --ids[/]",
+        "1,102 items failed, for more than 1,000 reasons",
+    ]
+    summary = failures.summary()
+    assert (len(summary["reasons"]), summary["others"]) == (1000, 101)
 
 
 # Asking first
