@@ -40,10 +40,11 @@ PATIENCE = Retry(attempts=5, deadline=30.0)
 EPILOG = """\b
 Exit codes:
   0  done
-  1  the service refused, or could not be reached; or a question was answered with no
+  1  the service refused, or could not be reached; or you answered a question
+     with no
   2  wrong use or malformed input; of that request nothing was applied
-  3  ack, fail: something was rejected; watch: the batch ended without success,
-     or not in time; verify: the counts disagree with the bits;
+  3  ack, fail: something was rejected; watch: the batch ended without
+     success, or not in time; verify: the counts disagree with the bits;
      repair --dry-run: there is something to repair;
      webhooks test: not delivered
 """
@@ -166,6 +167,11 @@ def _is_help(error: click.ClickException) -> bool:
     return type(error).__name__ == "NoArgsIsHelpError"  # click 8.2 and later
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help: command lines to copy."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 def end(code: int) -> NoReturn:
     """End the command with an exit code, after its output."""
     click.get_current_context().exit(code)
@@ -251,7 +257,17 @@ def _place(problem: Any) -> str:
 
 @click.group(
     cls=Commands,
-    epilog=EPILOG,
+    epilog="\n\n".join(
+        [
+            examples(
+                "lastbit open --key catalog-42 --items 1000 --sealed",
+                "lastbit watch catalog-42",
+                "lastbit list --state open --label team:search",
+                "lastbit explain 7 --json",
+            ),
+            EPILOG,
+        ]
+    ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--url", help="Address of the service.  [LASTBIT_URL; default: http://127.0.0.1:8000]")

@@ -11,7 +11,7 @@ import click
 
 from lastbit import progress
 from lastbit.cli import batch_list, rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, session
+from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session
 from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, MOMENT, labels
 from lastbit.cli.output import plain, safe
 from lastbit.errors import BatchNotFound
@@ -19,7 +19,14 @@ from lastbit.errors import BatchNotFound
 Labels = tuple[tuple[str, str], ...]
 
 
-@click.command("open")
+@click.command(
+    "open",
+    epilog=examples(
+        "lastbit open --key catalog-42 --label team:search --items 20000 --sealed",
+        "lastbit open --key chapter-1 --items 100 --parent 1:0:0",
+        "lastbit open --items 1000 --ids > ids.txt",
+    ),
+)
 @click.option("--key", help="Your name for the batch.")
 @click.option("--label", "label_pairs", type=LABEL, multiple=True, help="A label; repeat for several labels.")
 @click.option("--items", type=COUNT, help="Number of items to issue at once.")
@@ -68,7 +75,9 @@ def open_batch(
             s.output.say(rendering.issued(batch.ids))
 
 
-@click.command()
+@click.command(
+    epilog=examples("lastbit extend 7 5000", "lastbit extend catalog-42 5000 --idempotency-key chapter-2 --ids")
+)
 @click.argument("batch", type=BATCH)
 @click.argument("count", type=COUNT)
 @click.option("--idempotency-key", help="The same key returns the same items instead of issuing more.")
@@ -90,7 +99,7 @@ def extend(s: Session, batch: int, count: int, idempotency_key: str | None, ids_
         s.output.say(rendering.issued(ids))
 
 
-@click.command()
+@click.command(epilog=examples("lastbit seal 7", "lastbit seal catalog-42"))
 @click.argument("batch", type=BATCH)
 @session
 def seal(s: Session, batch: int) -> None:
@@ -101,7 +110,7 @@ def seal(s: Session, batch: int) -> None:
     s.output.answer(sealed, f"{rendering.title(sealed.id, sealed.key)}  {rendering.state(sealed)}{pending_text}{note}")
 
 
-@click.command()
+@click.command(epilog=examples("lastbit cancel 7", "lastbit cancel catalog-42 --yes"))
 @click.argument("batch", type=BATCH)
 @click.option("--yes", is_flag=True, help="Don't ask for confirmation on a terminal.")
 @session
@@ -115,7 +124,7 @@ def cancel(s: Session, batch: int, yes: bool) -> None:
     )
 
 
-@click.command()
+@click.command(epilog=examples("lastbit delete 7", "lastbit delete catalog-42 --yes"))
 @click.argument("batch", type=BATCH)
 @click.option("--yes", is_flag=True, help="Don't ask for confirmation on a terminal.")
 @session
@@ -137,7 +146,7 @@ def _described(s: Session, batch: int) -> str:
     return f"batch {batch}{key} ({current.state}, {counts})"
 
 
-@click.command()
+@click.command(epilog=examples("lastbit status 7", "lastbit status catalog-42 --json"))
 @click.argument("batch", type=BATCH)
 @session
 def status(s: Session, batch: int) -> None:
@@ -149,7 +158,7 @@ def status(s: Session, batch: int) -> None:
         s.output.console.print(rendering.batch_lines(current))
 
 
-@click.command()
+@click.command(epilog=examples("lastbit explain 7", "lastbit explain catalog-42"))
 @click.argument("batch", type=BATCH)
 @session
 def explain(s: Session, batch: int) -> None:
@@ -159,7 +168,15 @@ def explain(s: Session, batch: int) -> None:
     s.output.answer({**plain(explanation), "reasons": reasons}, *rendering.explanation(explanation))
 
 
-@click.command("list")
+@click.command(
+    "list",
+    epilog=examples(
+        "lastbit list --state open --label team:search",
+        "lastbit list --failed --since 24h",
+        "lastbit list --since 2026-05-04 --until 2026-05-05 --sort failed",
+        "lastbit list --json --limit 100 | jq -r .next",
+    ),
+)
 @click.option(
     "--state",
     type=click.Choice(["open", "sealed", "complete", "expired", "cancelled"]),
@@ -240,7 +257,7 @@ def _ignore(number: int) -> None:
     pass
 
 
-@click.command()
+@click.command(epilog=examples("lastbit verify 7", "lastbit verify --all"))
 @click.argument("batch", type=BATCH, required=False)
 @click.option("--all", "all_batches", is_flag=True, help="Verify all batches, one after the other.")
 @session
@@ -300,7 +317,7 @@ def _verify_all(s: Session) -> None:
         end(NOT_SUCCEEDED)
 
 
-@click.command()
+@click.command(epilog=examples("lastbit repair 7 --dry-run", "lastbit repair 7"))
 @click.argument("batch", type=BATCH)
 @click.option("--dry-run", is_flag=True, help="Show what would be repaired, and change nothing.")
 @session

@@ -8,11 +8,17 @@ from typing import Any
 import click
 
 from lastbit.cli import rendering
-from lastbit.cli.app import Session, ended_by_signals, session
+from lastbit.cli.app import Session, ended_by_signals, examples, session
 from lastbit.cli.arguments import BATCH, JSON, POSITION
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "lastbit events --last 20",
+        "lastbit events --batch catalog-42",
+        "lastbit events --follow --type batch.completed --limit 1",
+    )
+)
 @click.option("--after", type=POSITION, help="Start above this position; default: the oldest stored event.")
 @click.option("--last", type=click.IntRange(min=0), metavar="N", help="Start with the last N events.")
 @click.option("--type", "types", multiple=True, help="Only events of this type; repeat to allow several types.")
@@ -65,7 +71,7 @@ def _before_the_last(s: Session, count: int) -> int:
     return max(oldest - 1, page.last - count)
 
 
-@click.command()
+@click.command(epilog=examples("""lastbit append paid-1 order.paid --key order-1 --data '{"cents": 4999}'"""))
 @click.argument("id")
 @click.argument("type")
 @click.option("--key", help="Your name for its subject.")

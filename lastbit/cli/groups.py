@@ -10,18 +10,18 @@ from rich import box
 from rich.table import Table
 
 from lastbit import groups as model
-from lastbit.cli.app import Session, session
+from lastbit.cli.app import Session, examples, session
 from lastbit.cli.output import safe, styled
 from lastbit.cli.rendering import number
 from lastbit.progress import duration
 
 
-@click.group()
+@click.group(epilog=examples("lastbit groups list", "lastbit groups show orders"))
 def groups() -> None:
     """Share partitions equally between workers."""
 
 
-@groups.command("list")
+@groups.command("list", epilog=examples("lastbit groups list"))
 @session
 def list_groups(s: Session) -> None:
     """List consumer groups by name."""
@@ -29,7 +29,11 @@ def list_groups(s: Session) -> None:
     s.output.listing("groups", found, _summary, "no consumer groups")
 
 
-@groups.command()
+@groups.command(
+    epilog=examples(
+        "lastbit groups create orders --partitions 12", "lastbit groups create orders --partitions 12 --ttl 30"
+    )
+)
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(1), required=True, help="Number of partitions; cannot be changed.")
 @click.option("--ttl", type=float, help="Seconds that a worker may be silent.  [default for a new group: 10]")
@@ -41,7 +45,7 @@ def create(s: Session, name: str, partitions: int, ttl: float | None, release: f
     s.output.answer(new_group, _head(new_group))
 
 
-@groups.command()
+@groups.command(epilog=examples("lastbit groups show orders", "lastbit groups show orders --partitions"))
 @click.argument("name")
 @click.option("--partitions", "by_partition", is_flag=True, help="Show each partition on its own line.")
 @session
@@ -56,7 +60,7 @@ def show(s: Session, name: str, by_partition: bool) -> None:
     s.output.console.print(_partitions(details, now) if by_partition else _workers(details, now))
 
 
-@groups.command()
+@groups.command(epilog=examples("lastbit groups delete orders"))
 @click.argument("name")
 @session
 def delete(s: Session, name: str) -> None:
@@ -65,7 +69,7 @@ def delete(s: Session, name: str) -> None:
     s.output.answer({"deleted": name}, f"{safe(name)} is deleted")
 
 
-@groups.command()
+@groups.command(epilog=examples("lastbit groups kick orders worker-3"))
 @click.argument("name")
 @click.argument("worker")
 @session

@@ -11,14 +11,14 @@ import click
 
 from lastbit import errors
 from lastbit.cli import rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, end, session
+from lastbit.cli.app import NOT_SUCCEEDED, Session, end, examples, session
 from lastbit.cli.arguments import BATCH
 from lastbit.cli.failures import Failures
 from lastbit.cli.standard_input import chunks
 from lastbit.models import AckResult, FailedRange, PendingRange
 
 
-@click.command()
+@click.command(epilog=examples("lastbit ack 7:0:42 7:0:43", "lastbit pending 7 --ids | head -1000 | lastbit ack"))
 @click.argument("ids", nargs=-1, metavar="[ID]... [-]")
 @session
 def ack(s: Session, ids: tuple[str, ...]) -> None:
@@ -29,7 +29,9 @@ def ack(s: Session, ids: tuple[str, ...]) -> None:
     _resolve(s, ids, s.client.ack, "acked")
 
 
-@click.command()
+@click.command(
+    epilog=examples("lastbit fail 7:0:42 --reason 'no such file'", "lastbit fail --reason 'disk full' < ids.txt")
+)
 @click.argument("ids", nargs=-1, metavar="[ID]... [-]")
 @click.option("--reason", help="Why; shown by `lastbit pending --failed`.")
 @session
@@ -61,7 +63,11 @@ def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckRe
         end(NOT_SUCCEEDED)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "lastbit pending 7", "lastbit pending catalog-42 --failed", "lastbit pending 7 --failed --ids | lastbit ack"
+    )
+)
 @click.argument("batch", type=BATCH)
 @click.option("--failed", is_flag=True, help="Show the failed items instead, grouped by reason.")
 @click.option("--ids", "ids_only", is_flag=True, help="Print each id on a line, and nothing else.")

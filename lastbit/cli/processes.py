@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lastbit.cli.app import Session, ended_by_signals, session
+from lastbit.cli.app import Session, ended_by_signals, examples, session
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 from lastbit.processes.models import Instance, IssuedCommand, ProcessSummary
@@ -23,12 +23,12 @@ STYLES = {
 }
 
 
-@click.group()
+@click.group(epilog=examples("lastbit processes list", "lastbit processes instances ship-order --status parked"))
 def processes() -> None:
     """Process managers: instances, their state, and events whose handler failed."""
 
 
-@processes.command("list")
+@processes.command("list", epilog=examples("lastbit processes list"))
 @session
 def list_processes(s: Session) -> None:
     """List processes, with the numbers of their instances."""
@@ -36,7 +36,7 @@ def list_processes(s: Session) -> None:
     s.output.listing("processes", found, _summary, "no processes")
 
 
-@processes.command()
+@processes.command(epilog=examples("lastbit processes instances ship-order --status parked"))
 @click.argument("process")
 @click.option("--status", type=click.Choice(["running", "finished", "parked"]), help="Only instances of this status.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
@@ -48,7 +48,7 @@ def instances(s: Session, process: str, status: str | None, limit: int) -> None:
     s.output.listing("instances", found, _line, "no instances")
 
 
-@processes.command()
+@processes.command(epilog=examples("lastbit processes show ship-order order-1045"))
 @click.argument("process")
 @click.argument("instance")
 @session
@@ -70,7 +70,7 @@ def show(s: Session, process: str, instance: str) -> None:
         s.output.say(_command(command))
 
 
-@processes.command()
+@processes.command(epilog=examples("lastbit processes retry ship-order order-1045"))
 @click.argument("process")
 @click.argument("instance")
 @click.option("--event", help="Only the event of this id.")
@@ -81,7 +81,7 @@ def retry(s: Session, process: str, instance: str, event: str | None) -> None:
     s.output.answer({"retrying": count}, f"{number(count, 'event')} handled again")
 
 
-@processes.command()
+@processes.command(epilog=examples("lastbit processes delete ship-order"))
 @click.argument("process")
 @session
 def delete(s: Session, process: str) -> None:
@@ -90,7 +90,7 @@ def delete(s: Session, process: str) -> None:
     s.output.answer({"deleted": process}, f"process {safe(process)} is deleted")
 
 
-@click.command()
+@click.command(epilog=examples("lastbit commands --process ship-order", "lastbit commands --follow --json"))
 @click.option("--after", type=click.IntRange(min=0), default=0, show_default=True, help="Start above this position.")
 @click.option("--type", "types", multiple=True, help="Only commands of this type; repeat to allow several types.")
 @click.option("--process", help="Only commands of this process.")

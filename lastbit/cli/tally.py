@@ -9,7 +9,7 @@ import click
 
 from lastbit import errors
 from lastbit.chains import Source
-from lastbit.cli.app import Session, session
+from lastbit.cli.app import Session, examples, session
 from lastbit.cli.output import safe
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ class UnknownTally(errors.LastbitError):
         return f"there is no tally {self.args[0]!r}: nothing was added to it, or it was deleted"
 
 
-@click.group()
+@click.group(epilog=examples("lastbit tally value screws robot-7", "lastbit tally list screws"))
 def tally() -> None:
     """Count replayed messages without counting them twice."""
 
 
-@tally.command()
+@tally.command(epilog=examples("lastbit tally value screws robot-7"))
 @click.argument("name", metavar="TALLY")
 @click.argument("key")
 @session
@@ -52,7 +52,7 @@ def value(s: Session, name: str, key: str) -> None:
         )
 
 
-@tally.command("list")
+@tally.command("list", epilog=examples("lastbit tally list screws --prefix robot-"))
 @click.argument("name", metavar="TALLY")
 @click.option("--prefix", default="", help="Only keys that begin with this.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
@@ -67,7 +67,10 @@ def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
     )
 
 
-@tally.command(context_settings={"ignore_unknown_options": True})
+@tally.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog=examples("lastbit tally apply screws robot-7 3 --topic fastened --offset 4711"),
+)
 @click.argument("name", metavar="TALLY")
 @click.argument("key")
 @click.argument("delta", type=int)
@@ -93,7 +96,7 @@ def apply(
     s.output.answer(applied, "added" if applied.applied else "a repeat: it was counted before")
 
 
-@tally.command()
+@tally.command(epilog=examples("lastbit tally delete screws"))
 @click.argument("name", metavar="TALLY")
 @session
 def delete(s: Session, name: str) -> None:

@@ -7,17 +7,17 @@ import secrets
 import click
 
 from lastbit import tokens
-from lastbit.cli.app import Settings
+from lastbit.cli.app import Settings, examples
 from lastbit.cli.output import Output
 from lastbit.tokens import Role
 
 
-@click.group()
+@click.group(epilog=examples("lastbit token new --role read"))
 def token() -> None:
     """Make tokens, which identify callers to the service."""
 
 
-@token.command()
+@token.command(epilog=examples("lastbit token new --role produce --role consume --prefix search-"))
 @click.option(
     "--role",
     "roles",

@@ -6,7 +6,7 @@ import click
 
 from lastbit import progress
 from lastbit.cli import rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, end, session
+from lastbit.cli.app import NOT_SUCCEEDED, Session, end, examples, session
 from lastbit.cli.arguments import BATCH, DURATION
 from lastbit.models import Batch
 
@@ -31,7 +31,7 @@ class Lines:
         )
 
 
-@click.command()
+@click.command(epilog=examples("lastbit watch 7", "lastbit watch catalog-42 --timeout 2h"))
 @click.argument("batch", type=BATCH)
 @click.option("--timeout", type=DURATION, help="Give up after this long: seconds, or 15m, 12h.")
 @session

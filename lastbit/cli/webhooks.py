@@ -7,7 +7,7 @@ from itertools import islice
 import click
 
 from lastbit import webhooks as model
-from lastbit.cli.app import NOT_SUCCEEDED, Session, end, session
+from lastbit.cli.app import NOT_SUCCEEDED, Session, end, examples, session
 from lastbit.cli.arguments import BATCH
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
@@ -16,12 +16,12 @@ WEBHOOK = BATCH  # webhook ids have the same format
 STYLES = {"active": "green", "disabled": "red", "pending": "yellow", "delivered": "green", "dead": "red"}
 
 
-@click.group()
+@click.group(epilog=examples("lastbit webhooks create https://example.com/hook", "lastbit webhooks list"))
 def webhooks() -> None:
     """Send events to a URL, signed, at least once."""
 
 
-@webhooks.command()
+@webhooks.command(epilog=examples("lastbit webhooks create https://example.com/hook --type batch.completed"))
 @click.argument("target", metavar="URL")
 @click.option("--type", "types", multiple=True, help="Only events of this type; repeat for several types.")
 @click.option("--label", help="Your name for the webhook.")
@@ -34,7 +34,7 @@ def create(s: Session, target: str, types: tuple[str, ...], label: str | None) -
     )
 
 
-@webhooks.command("list")
+@webhooks.command("list", epilog=examples("lastbit webhooks list"))
 @session
 def list_webhooks(s: Session) -> None:
     """List webhooks, newest first."""
@@ -42,7 +42,7 @@ def list_webhooks(s: Session) -> None:
     s.output.listing("webhooks", all_webhooks, _line, "no webhooks")
 
 
-@webhooks.command()
+@webhooks.command(epilog=examples("lastbit webhooks delete 1"))
 @click.argument("webhook", type=WEBHOOK)
 @session
 def delete(s: Session, webhook: int) -> None:
@@ -51,7 +51,7 @@ def delete(s: Session, webhook: int) -> None:
     s.output.answer({"deleted": webhook}, f"webhook {webhook} is deleted")
 
 
-@webhooks.command()
+@webhooks.command(epilog=examples("lastbit webhooks deliveries 1 --state dead"))
 @click.argument("webhook", type=WEBHOOK)
 @click.option("--state", type=click.Choice(["pending", "delivered", "dead"]), help="Only deliveries in this state.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
@@ -63,7 +63,7 @@ def deliveries(s: Session, webhook: int, state: str | None, limit: int) -> None:
     s.output.listing("deliveries", page, _delivery, "no deliveries")
 
 
-@webhooks.command()
+@webhooks.command(epilog=examples("lastbit webhooks redeliver 1", "lastbit webhooks redeliver 1 --position 4711"))
 @click.argument("webhook", type=WEBHOOK)
 @click.option("--position", type=click.IntRange(min=1), help="The event's position in the feed.")
 @click.option("--event", help="The event's id.")
@@ -76,7 +76,7 @@ def redeliver(s: Session, webhook: int, position: int | None, event: str | None)
     s.output.answer({"redelivered": count}, f"{count:,} due again")
 
 
-@webhooks.command()
+@webhooks.command(epilog=examples("lastbit webhooks test 1"))
 @click.argument("webhook", type=WEBHOOK)
 @session
 def test(s: Session, webhook: int) -> None:

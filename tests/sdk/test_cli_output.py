@@ -1,20 +1,28 @@
-"""What the command line prints: user data unchanged, errors as JSON, questions before an end."""
+"""What the command line prints: user data unchanged, errors as JSON, questions before an end, help."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
+import shutil
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lastbit import Client, chains
+from lastbit.cli import cli
 from lastbit.cli.failures import Failures
 from lastbit.cli.output import encoded, plain_text, safe, styled
 from lastbit.models import FailedRange
@@ -22,6 +30,7 @@ from tests.sdk.conftest import Reply, ScriptedService, Seen
 from tests.sdk.terminals import on_terminal
 from tests.sdk.test_cli import Lastbit
 from tests.sdk.test_protocol import BATCH
+from tests.support.servers import ROOT
 
 HOSTILE = "job:fire:1 [red]x[/] \x1b[2J\x07 \u202e \x9b1m end\\"
 SHOWN = r"job:fire:1 [red]x[/] \x1b[2J\x07 \u202e \x9b1m end" + "\\"
@@ -354,3 +363,93 @@ def test_an_ambiguous_key_lists_its_candidates(lastbit: Lastbit, client: Client)
     assert (document["error"], document["more"]) == ("AmbiguousKey", True)
     assert [candidate["id"] for candidate in document["candidates"]] == ids[:1:-1]
     assert all(client.batch(id).refresh().state == "open" for id in ids)
+
+
+# Help and completion
+
+
+def _commands(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        yield (*names, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, *names, name)
+
+
+@pytest.mark.parametrize("names", [(), *_commands(cli)], ids=" ".join)
+def test_every_help_has_examples_that_parse(names: tuple[str, ...]) -> None:
+    """Of this command, with options that it has. The help fits 80 columns."""
+    context = click.Context(cli, info_name="lastbit", terminal_width=80)
+    command: click.Command = cli
+    for name in names:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+        context = click.Context(command, context, info_name=name, terminal_width=80)
+    text = command.get_help(context)
+    assert max(map(len, text.splitlines())) <= 80
+    lines = text.partition("Examples:\n")[2].split("\n\n")[0].splitlines()
+    assert lines
+    for line in lines:
+        calls = re.findall(r"(?:^|\| )lastbit ([^|><]*)", line.strip())
+        assert calls, line
+        assert any(shlex.split(call)[: len(names)] == list(names) for call in calls), line
+        for call in calls:
+            _parse(cli, shlex.split(call))
+
+
+def _parse(group: click.Group, words: list[str]) -> None:
+    context = group.make_context("lastbit", list(words))
+    name, command, arguments = group.resolve_command(context, [*context._protected_args, *context.args])
+    assert command is not None, name
+    if isinstance(command, click.Group):
+        _parse(command, arguments)
+    else:
+        command.make_context(name, arguments, parent=context)
+
+
+COMPLETION = {
+    "bash": """
+        {setup}
+        COMP_WORDS=(lastbit {words}); COMP_CWORD={last}
+        _lastbit_completion lastbit; printf '%s\\n' "${{COMPREPLY[@]}}"
+    """,
+    "zsh": """
+        compdef() {{ :; }}
+        _describe() {{ print -l -- "${{(@P)3}}"; }}
+        compadd() {{ print -l -- "${{(@P)5}}"; }}
+        {setup}
+        words=(lastbit {words}); CURRENT={count}; _lastbit_completion
+    """,
+    "fish": """
+        _LASTBIT_COMPLETE=fish_source lastbit | source
+        complete --do-complete 'lastbit {words}'
+    """,
+}
+
+
+@pytest.mark.parametrize("shell", COMPLETION)
+@pytest.mark.parametrize(
+    ("typed", "offered", "other"),
+    [("expl", "explain", "list"), ("webhooks del", "delete", "list"), ("list --sin", "--since", "--until")],
+)
+def test_a_shell_completes_commands_and_options(
+    shell: str, typed: str, offered: str, other: str, tmp_path: Path
+) -> None:
+    """With the lines of docs/cli.md."""
+    program = shutil.which(shell)
+    if program is None:
+        (pytest.fail if os.environ.get("CI") and shell == "bash" else pytest.skip)(f"{shell} is not installed")
+    page = (ROOT / "docs/cli.md").read_text()
+    setup = next(line for line in page.splitlines() if f"_LASTBIT_COMPLETE={shell}_source lastbit" in line)
+    words = typed.split()
+    script = COMPLETION[shell].format(setup=setup, words=typed, last=len(words), count=len(words) + 1)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+    }
+    command = [program, "-c", script]
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    candidates = [re.split(r"[\t:]", line)[0] for line in result.stdout.split()]
+    assert offered in candidates, result
+    assert other not in candidates
