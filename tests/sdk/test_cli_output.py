@@ -396,14 +396,11 @@ def test_every_help_has_examples_that_parse(names: tuple[str, ...]) -> None:
             _parse(cli, shlex.split(call))
 
 
-def _parse(group: click.Group, words: list[str]) -> None:
-    context = group.make_context("lastbit", list(words))
-    name, command, arguments = group.resolve_command(context, [*context._protected_args, *context.args])
-    assert command is not None, name
+def _parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
     if isinstance(command, click.Group):
-        _parse(command, arguments)
+        _parse(command.commands[words[0]], words[1:], click.Context(command, parent))
     else:
-        command.make_context(name, arguments, parent=context)
+        command.make_context("", words, parent=parent)
 
 
 COMPLETION = {
