@@ -280,7 +280,8 @@ def cli(ctx: click.Context, url: str | None, token: str | None, token_file: Path
     """Know exactly when a fanned-out batch of work is finished.
 
     Open a batch, extend it with items, seal it; ack each item when it is done. An item's id is batch:group:index, like
-    7:0:42. --url, --token, --token-file and --json may also follow the command.
+    7:0:42. BATCH is a batch's number or its key; digits are a number, and key=2026 is the key 2026. --url, --token,
+    --token-file and --json may also follow the command.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

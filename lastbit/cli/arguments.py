@@ -11,29 +11,47 @@ import click
 
 from lastbit.ids import INTEGER_LIMIT, MAX_ITEMS
 
+KEY_PREFIX = "key="
+
 _DECIMAL = re.compile("0|[1-9][0-9]{0,15}")
 _DURATION = re.compile("([0-9]{1,9})([smhd]?)")
 _AGO = re.compile("([0-9]{1,9})([smhd])")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class BatchName(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
-    """A batch by its number, a decimal integer without leading zeros, or by its key. `app.session` looks keys up."""
+class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """The number of a batch or a webhook: a decimal integer without leading zeros, so that it has only one spelling."""
 
-    name = "batch"
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if isinstance(value, int):
             return value
-        if not value or value.startswith("-"):
-            self.fail(f"{value!r} is no batch: expected its number, like 7, or its key", param, ctx)
-        if not value.isdecimal():
-            return str(value)
         if not _DECIMAL.fullmatch(value) or int(value) >= INTEGER_LIMIT:
             self.fail(
-                f"{value!r} is not a batch id: expected a decimal integer without leading zeros, like 7", param, ctx
+                f"{value!r} is not a {self.name} id: expected a decimal integer without leading zeros, like 7",
+                param,
+                ctx,
             )
         return int(value)
+
+
+class BatchName(Number):
+    """A batch by its number or by its key. Digits are a number; `key=` before them makes them a key. `app.session`
+    looks keys up."""
+
+    def __init__(self) -> None:
+        super().__init__("batch")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if isinstance(value, int):
+            return value
+        if value.startswith(KEY_PREFIX) and value != KEY_PREFIX:
+            return str(value.removeprefix(KEY_PREFIX))
+        if value in ("", KEY_PREFIX) or value.startswith("-"):
+            self.fail(f"{value!r} is no batch: expected its number, like 7, or its key", param, ctx)
+        return super().convert(value, param, ctx) if value.isdecimal() else str(value)
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
@@ -128,6 +146,7 @@ class Json(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
 
 
 BATCH = BatchName()
+WEBHOOK = Number("webhook")
 MOMENT = Moment()
 POSITION = Position()
 JSON = Json()

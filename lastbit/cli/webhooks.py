@@ -8,11 +8,10 @@ import click
 
 from lastbit import webhooks as model
 from lastbit.cli.app import NOT_SUCCEEDED, Session, end, examples, session
-from lastbit.cli.arguments import BATCH
+from lastbit.cli.arguments import WEBHOOK
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 
-WEBHOOK = BATCH  # webhook ids have the same format
 STYLES = {"active": "green", "disabled": "red", "pending": "yellow", "delivered": "green", "dead": "red"}
 
 

@@ -233,6 +233,10 @@ def test_a_billion_ids_stream(lastbit: Lastbit) -> None:
         ["events", "--limit", "0"],
         ["events", "--after", "1", "--last", "1"],
         ["events", "--batch", "07"],
+        ["status", "key="],
+        ["webhooks", "delete", "x"],
+        ["webhooks", "delete", "../batches/1"],
+        ["webhooks", "test", "key=1"],
         ["append", "x"],
         ["append", "batch:7:completed", "a"],
         ["append", "x", "batch.mine"],
@@ -666,6 +670,10 @@ def test_a_batch_can_be_named_by_its_key(lastbit: Lastbit) -> None:
     lines = refused.stderr.splitlines()
     assert "several batches have the key" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == [str(second), str(first)]
+    digits = f"2026{uuid.uuid4().int}"
+    opened = lastbit.json("open", "--key", digits)["id"]
+    assert lastbit("status", digits).returncode == 2
+    assert lastbit.json("status", f"key={digits}")["id"] == opened
     unknown = lastbit("status", "nobody's")
     assert unknown.returncode == 1
     assert 'no batch has the key "nobody\'s"' in unknown.stderr

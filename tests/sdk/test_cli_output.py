@@ -203,6 +203,8 @@ def test_filters_of_the_client_read_pages_and_stop_early(scripted: ScriptedServi
         None,
         ["limit=1000", "limit=1000&cursor=4002"],
     )
+    found, following, queries = listed("--failed", "--limit", "10")
+    assert (found, following, len(queries)) == (list(range(5000, 0, -500)), None, 6)
     found, following, queries = listed("--failed", "--sort", "opened", "--reverse", "--limit", "2")
     assert (found, following, len(queries)) == ([500, 1000], None, 6)
 
