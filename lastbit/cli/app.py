@@ -177,6 +177,11 @@ def end(code: int) -> NoReturn:
     click.get_current_context().exit(code)
 
 
+def yes_option(command: F) -> F:
+    """Adds `--yes` to a command that calls `confirm`."""
+    return click.option("--yes", is_flag=True, help="Don't ask for confirmation on a terminal.")(command)
+
+
 def confirm(yes: bool, question: Callable[[], str]) -> None:
     """Ask before something that can't be undone, if a person is there to answer. Scripts aren't asked. Raises
     `Declined`."""

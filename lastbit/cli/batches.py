@@ -11,7 +11,7 @@ import click
 
 from lastbit import progress
 from lastbit.cli import batch_list, rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session
+from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, MOMENT, labels
 from lastbit.cli.output import plain, safe
 from lastbit.errors import BatchNotFound
@@ -112,7 +112,7 @@ def seal(s: Session, batch: int) -> None:
 
 @click.command(epilog=examples("lastbit cancel 7", "lastbit cancel catalog-42 --yes"))
 @click.argument("batch", type=BATCH)
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation on a terminal.")
+@yes_option
 @session
 def cancel(s: Session, batch: int, yes: bool) -> None:
     """End BATCH now; later acks are rejected."""
@@ -126,7 +126,7 @@ def cancel(s: Session, batch: int, yes: bool) -> None:
 
 @click.command(epilog=examples("lastbit delete 7", "lastbit delete catalog-42 --yes"))
 @click.argument("batch", type=BATCH)
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation on a terminal.")
+@yes_option
 @session
 def delete(s: Session, batch: int, yes: bool) -> None:
     """Remove BATCH and all that is known of it. A batch that has not ended is cancelled first."""

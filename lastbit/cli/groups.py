@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from lastbit import groups as model
-from lastbit.cli.app import Session, examples, session
+from lastbit.cli.app import Session, confirm, examples, session, yes_option
 from lastbit.cli.output import safe, styled
 from lastbit.cli.rendering import number
 from lastbit.progress import duration
@@ -62,9 +62,11 @@ def show(s: Session, name: str, by_partition: bool) -> None:
 
 @groups.command(epilog=examples("lastbit groups delete orders"))
 @click.argument("name")
+@yes_option
 @session
-def delete(s: Session, name: str) -> None:
+def delete(s: Session, name: str, yes: bool) -> None:
     """Delete the consumer group NAME with its positions; it must have no workers."""
+    confirm(yes, lambda: f"Delete the consumer group {name} with its positions?")
     s.client.groups.delete(name)
     s.output.answer({"deleted": name}, f"{safe(name)} is deleted")
 

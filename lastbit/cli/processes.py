@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lastbit.cli.app import Session, ended_by_signals, examples, session
+from lastbit.cli.app import Session, confirm, ended_by_signals, examples, session, yes_option
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 from lastbit.processes.models import Instance, IssuedCommand, ProcessSummary
@@ -83,9 +83,11 @@ def retry(s: Session, process: str, instance: str, event: str | None) -> None:
 
 @processes.command(epilog=examples("lastbit processes delete ship-order"))
 @click.argument("process")
+@yes_option
 @session
-def delete(s: Session, process: str) -> None:
+def delete(s: Session, process: str, yes: bool) -> None:
     """Delete PROCESS with its instances. Its issued commands are kept."""
+    confirm(yes, lambda: f"Delete the process {process} with its instances?")
     s.client.processes.delete(process)
     s.output.answer({"deleted": process}, f"process {safe(process)} is deleted")
 

@@ -9,7 +9,7 @@ import click
 
 from lastbit import errors
 from lastbit.chains import Source
-from lastbit.cli.app import Session, examples, session
+from lastbit.cli.app import Session, confirm, examples, session, yes_option
 from lastbit.cli.output import safe
 
 if TYPE_CHECKING:
@@ -98,10 +98,12 @@ def apply(
 
 @tally.command(epilog=examples("lastbit tally delete screws"))
 @click.argument("name", metavar="TALLY")
+@yes_option
 @session
-def delete(s: Session, name: str) -> None:
+def delete(s: Session, name: str, yes: bool) -> None:
     """Delete TALLY with its guards: replayed messages count again."""
     _require(s.client.tally(name))
+    confirm(yes, lambda: f"Delete the tally {name} with its guards? Replayed messages will count again.")
     s.client.tally(name).delete()
     s.output.answer({"deleted": name}, f"{safe(name)} is deleted")
 

@@ -7,7 +7,7 @@ from itertools import islice
 import click
 
 from lastbit import webhooks as model
-from lastbit.cli.app import NOT_SUCCEEDED, Session, end, examples, session
+from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import WEBHOOK
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
@@ -43,9 +43,11 @@ def list_webhooks(s: Session) -> None:
 
 @webhooks.command(epilog=examples("lastbit webhooks delete 1"))
 @click.argument("webhook", type=WEBHOOK)
+@yes_option
 @session
-def delete(s: Session, webhook: int) -> None:
+def delete(s: Session, webhook: int, yes: bool) -> None:
     """Delete WEBHOOK with its deliveries."""
+    confirm(yes, lambda: f"Delete webhook {webhook} with its deliveries?")
     s.client.webhooks.delete(webhook)
     s.output.answer({"deleted": webhook}, f"webhook {webhook} is deleted")
 

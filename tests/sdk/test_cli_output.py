@@ -291,6 +291,20 @@ def test_a_terminal_is_asked_before_the_end_of_a_batch(lastbit: Lastbit, client:
     lastbit.good(command, str(client.open(items=1).id))
 
 
+def test_deleting_other_things_asks_too(lastbit: Lastbit, client: Client) -> None:
+    """A tally, a consumer group and a webhook; a script is not asked."""
+    client.tally("asked").apply([("k", 1, chains.Source("t", 0, 1, 0, 0))])
+    client.groups.create("asked", partitions=1)
+    webhook = str(client.webhooks.create("https://1.1.1.1/", types=["never"]).id)
+    for kind, name in (("tally", "asked"), ("groups", "asked"), ("webhooks", webhook)):
+        screen = on_terminal(lastbit.url, [kind, "delete", name], typed="n\n")
+        assert (screen.code, "nothing was changed" in screen.text) == (1, True), kind
+        lastbit.good(kind, "delete", name)
+    screen = on_terminal(lastbit.url, ["processes", "delete", "asked"], typed="n\n")
+    assert "Delete the process asked with its instances? [y/N]" in screen.text
+    assert "[y/N]" not in on_terminal(lastbit.url, ["processes", "delete", "asked", "--yes"]).text
+
+
 # Errors as JSON
 
 
