@@ -6,13 +6,12 @@ from datetime import UTC, datetime
 from itertools import groupby
 
 import click
-from rich import box
-from rich.table import Table
+from rich.text import Text
 
 from lastbit import groups as model
 from lastbit.cli.app import Session, confirm, examples, session, yes_option
 from lastbit.cli.output import safe, styled
-from lastbit.cli.rendering import number
+from lastbit.cli.rendering import Layout, fitted, number
 from lastbit.progress import duration
 
 
@@ -57,7 +56,12 @@ def show(s: Session, name: str, by_partition: bool) -> None:
         return
     now = datetime.now(UTC)
     s.output.say(_head(details))
-    s.output.console.print(_partitions(details, now) if by_partition else _workers(details, now))
+    width = s.output.console.width
+    if by_partition:
+        table = fitted(PARTITIONS, _partitions(details, now), width)
+    else:
+        table = fitted(WORKERS, _workers(details, now), width)
+    s.output.console.print(table)
 
 
 @groups.command(epilog=examples("lastbit groups delete orders"))
@@ -104,48 +108,68 @@ def _since(start: datetime | None, now: datetime) -> str:
     return "" if start is None else duration(max(0.0, (now - start).total_seconds()))
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
-    return table
+WORKERS = Layout(
+    columns=("worker", "holds", "to release", "partitions", "lag", "since", "seen"),
+    importance=("worker", "holds", "lag", "partitions", "seen", "to release", "since"),
+    always=frozenset({"worker", "holds", "lag"}),
+    numbers=frozenset({"holds", "to release", "lag", "since", "seen"}),
+    texts=("worker", "partitions"),
+)
+PARTITIONS = Layout(
+    columns=("partition", "owner", "epoch", "since", "floor", "outstanding", "lag"),
+    importance=("partition", "owner", "lag", "floor", "outstanding", "epoch", "since"),
+    always=frozenset({"partition", "owner", "lag"}),
+    numbers=frozenset({"partition", "epoch", "since", "floor", "outstanding", "lag"}),
+    texts=("owner",),
+)
 
 
-def _workers(group: model.GroupDetails, now: datetime) -> Table:
+def _workers(group: model.GroupDetails, now: datetime) -> list[dict[str, Text]]:
     """A line for each worker, and one for partitions without an owner."""
-    table = _table("worker", "holds", "to release", "partitions", "lag", "since", "seen")
+    rows = []
     for worker in group.workers:
         positions_held = [position for position in group.positions if position.owner == worker.worker]
-        name = safe(worker.worker) if worker.live else f"[red]{safe(worker.worker)}, silent[/]"
-        releasing = f"[yellow]{worker.releasing:,}[/]" if worker.releasing else ""
-        last_seen = f"{duration(max(0.0, (now - worker.last_seen).total_seconds()))} ago"
-        table.add_row(
-            styled(name),
-            f"{worker.partitions:,}",
-            releasing,
-            ranges(positions_held),
-            _lag(positions_held),
-            _since(worker.started_at, now),
-            last_seen,
+        rows.append(
+            {
+                "worker": styled(safe(worker.worker) if worker.live else f"[red]{safe(worker.worker)}, silent[/]"),
+                "holds": Text(f"{worker.partitions:,}"),
+                "to release": Text(f"{worker.releasing:,}" if worker.releasing else "", "yellow"),
+                "partitions": Text(ranges(positions_held)),
+                "lag": Text(_lag(positions_held)),
+                "since": Text(_since(worker.started_at, now)),
+                "seen": Text(f"{duration(max(0.0, (now - worker.last_seen).total_seconds()))} ago"),
+            }
         )
     if free := [position for position in group.positions if position.owner is None]:
-        table.add_row("[yellow]nobody[/]", f"{len(free):,}", "", ranges(free), _lag(free), "", "")
-    return table
+        rows.append(
+            {
+                **dict.fromkeys(WORKERS.columns, Text()),
+                "worker": Text("nobody", "yellow"),
+                "holds": Text(f"{len(free):,}"),
+                "partitions": Text(ranges(free)),
+                "lag": Text(_lag(free)),
+            }
+        )
+    return rows
 
 
-def _partitions(group: model.GroupDetails, now: datetime) -> Table:
-    table = _table("partition", "owner", "epoch", "since", "floor", "outstanding", "lag")
+def _partitions(group: model.GroupDetails, now: datetime) -> list[dict[str, Text]]:
+    rows = []
     for position in group.positions:
         owner = "[yellow]nobody[/]" if position.owner is None else safe(position.owner)
         if position.release_by is not None:
             owner += " [yellow]to release[/]"
-        counts = (
-            "" if count is None else f"{count:,}" for count in (position.floor, position.outstanding, position.lag)
+        counts = {"floor": position.floor, "outstanding": position.outstanding, "lag": position.lag}
+        rows.append(
+            {
+                "partition": Text(str(position.partition)),
+                "owner": styled(owner),
+                "epoch": Text(f"{position.epoch:,}"),
+                "since": Text(_since(position.since, now)),
+                **{name: Text("" if count is None else f"{count:,}") for name, count in counts.items()},
+            }
         )
-        table.add_row(
-            str(position.partition), styled(owner), f"{position.epoch:,}", _since(position.since, now), *counts
-        )
-    return table
+    return rows
 
 
 def _lag(positions: list[model.GroupPosition]) -> str:

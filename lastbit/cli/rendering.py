@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rich import box
@@ -21,18 +22,32 @@ BAR_WIDTH = 40
 MOST_REJECTED = 20
 """Maximum rejected items that are listed."""
 
-# The table of batches.
-COLUMNS = ("batch", "state", "resolved", "items", "pending", "failed", "changed", "key", "labels")
-NUMBERS = frozenset({"batch", "resolved", "items", "pending", "failed", "changed"})
-TEXTS = ("key", "labels")
-"""Columns that share the width which the others leave."""
-ALWAYS = frozenset({"batch", "state", "resolved"})
-IMPORTANCE = ("batch", "state", "resolved", "key", "failed", "pending", "items", "labels", "changed")
-"""All columns, the most important ones first."""
 TEXT_WIDTH = 12
-"""Columns of a terminal that a key or labels need to be worth showing."""
+"""Columns of a terminal that a text needs to be worth showing."""
 GAP = 3
-"""Columns of a terminal between two columns of the table."""
+"""Columns of a terminal between two columns of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a table for terminals of any width."""
+
+    columns: tuple[str, ...]
+    importance: tuple[str, ...]
+    """All columns, the most important ones first."""
+    always: frozenset[str]
+    numbers: frozenset[str]
+    texts: tuple[str, ...]
+    """Columns that share the width which the others leave."""
+
+
+BATCHES = Layout(
+    columns=("batch", "state", "resolved", "items", "pending", "failed", "changed", "key", "labels"),
+    importance=("batch", "state", "resolved", "key", "failed", "pending", "items", "labels", "changed"),
+    always=frozenset({"batch", "state", "resolved"}),
+    numbers=frozenset({"batch", "resolved", "items", "pending", "failed", "changed"}),
+    texts=("key", "labels"),
+)
 
 
 def number(count: int, noun: str) -> str:
@@ -101,33 +116,37 @@ def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
 
 
 def batch_table(batches: Iterable[Batch], width: int, now: datetime | None = None) -> Table:
-    """A table with a line per batch, for a terminal of `width` columns.
-
-    Numbers, states and times are always whole. Columns that don't fit are left out, the least important first; the
-    texts, which are keys and labels, share the remaining width.
-    """
+    """A table with a line per batch, for a terminal of `width` columns."""
     now = now or datetime.now(UTC)
-    rows = [_cells(batch, now) for batch in batches]
-    widths = {name: max(map(cell_len, [name, *(row[name].plain for row in rows)])) for name in COLUMNS}
-    least = {name: min(widths[name], TEXT_WIDTH) if name in TEXTS else widths[name] for name in COLUMNS}
+    return fitted(BATCHES, [_cells(batch, now) for batch in batches], width)
+
+
+def fitted(layout: Layout, rows: Sequence[Mapping[str, Text]], width: int) -> Table:
+    """A table for a terminal of `width` columns.
+
+    All columns but texts are always whole. Columns that don't fit are left out, the least important first; the texts
+    share the remaining width.
+    """
+    widths = {name: max(map(cell_len, [name, *(row[name].plain for row in rows)])) for name in layout.columns}
+    least = {name: min(size, TEXT_WIDTH) if name in layout.texts else size for name, size in widths.items()}
     room = width - 2 + GAP  # a column at each edge, and no gap behind the last column of the table
     shown = set()
-    for name in IMPORTANCE:
-        if least[name] + GAP <= room or name in ALWAYS:
+    for name in layout.importance:
+        if least[name] + GAP <= room or name in layout.always:
             shown.add(name)
             room -= least[name] + GAP
-    for name in TEXTS:
+    for name in layout.texts:
         if name in shown:
             more = min(max(room, 0), widths[name] - least[name])
             least[name] += more
             room -= more
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for name in (name for name in COLUMNS if name in shown):
-        justify: JustifyMethod = "right" if name in NUMBERS else "left"
-        style = "bold" if name == "batch" else ""
+    for name in (name for name in layout.columns if name in shown):
+        justify: JustifyMethod = "right" if name in layout.numbers else "left"
+        style = "bold" if name == layout.columns[0] else ""
         table.add_column(name, justify=justify, style=style, no_wrap=True, overflow="ellipsis", width=least[name])
     for row in rows:
-        table.add_row(*(row[name] for name in COLUMNS if name in shown))
+        table.add_row(*(row[name] for name in layout.columns if name in shown))
     return table
 
 

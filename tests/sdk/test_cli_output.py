@@ -268,6 +268,41 @@ def test_a_thousand_reasons_are_told_apart() -> None:
     assert (len(summary["reasons"]), summary["others"]) == (1000, 101)
 
 
+# Consumer groups
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_group_shows_numbers_whole_at_any_width(scripted: ScriptedService, width: int) -> None:
+    """The names of workers give way, then less important columns go."""
+    time = "2026-01-02T03:04:05Z"
+    worker = {"worker": "w" * 40, "live": True, "capacity": None, "started_at": time, "last_seen": time}
+    worker |= {"lease_until": time, "partitions": 64, "releasing": 0}
+    position = {"owner": "w" * 40, "epoch": 1_234_567, "since": time, "release_by": None, "floor": 8_765_432_109}
+    position |= {"high": 9_876_543_210, "outstanding": 45_678, "head": 9_876_543_210, "lag": 1_111_111_101}
+    position |= {"token": None, "updated_at": time}
+    positions = [{**position, "partition": partition} for partition in range(0, 128, 2)]
+    group = {
+        "name": "orders",
+        "partitions": 128,
+        "partition_of": "crc32",
+        "ttl": 10.0,
+        "release": 30.0,
+        "created_at": time,
+    }
+    group |= {"workers": [worker], "positions": positions}
+    scripted.replies((200, {}, group))
+    whole = {"64", "1,234,567", "8,765,432,109", "45,678", "1,111,111,101", "71,111,110,464"}
+    for option, first, lag in ((["--partitions"], "126", "1,111,111,101"), ([], "w", "71,111,110,464")):
+        screen = on_terminal(scripted.url, ["groups", "show", "orders", *option], width=width)
+        assert screen.code == 0, screen.text
+        lines = screen.text.rstrip().splitlines()[1:]
+        assert max(map(len, lines)) <= width
+        assert lag in lines[-1]
+        assert lines[-1].split()[0].startswith(first)
+        assert set(re.findall(r"\d[\d,]+,\d+|\b64\b", lines[-1])) <= whole, lines[-1]
+        assert "w" * 40 in lines[-1] or width < 200
+
+
 # Asking first
 
 
