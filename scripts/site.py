@@ -1,5 +1,6 @@
 """Hooks of MkDocs for the documentation's site: the tour of the README is a page, links into the repository become
-plain text, decisions are listed from their folder, and `llms.txt` lists all pages for language models."""
+plain text, decisions are listed from their folder, commands show their examples, and `llms.txt` lists all pages for
+language models."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from lastbit.cli import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 TOUR = "tutorial.md"
@@ -24,7 +28,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     )
     explanation = next(section["Explanation"] for section in config.nav or [] if "Explanation" in section)
     next(entry for entry in explanation if "Decisions" in entry)["Decisions"] = decisions
+    _show_epilogs(cli)
     return config
+
+
+def _show_epilogs(command: click.Command) -> None:
+    """mkdocs-click shows only a command's help: move the examples there."""
+    if command.epilog:
+        paragraphs = command.epilog.replace("\b\n", "").strip()
+        command.help = "\n".join([command.help or "", "", "```text", paragraphs, "```"])
+        command.epilog = None
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            _show_epilogs(subcommand)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

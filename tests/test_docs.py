@@ -474,6 +474,8 @@ def test_the_site_builds_and_has_every_page(tmp_path: Path) -> None:
         assert (tmp_path / page / "index.html").exists()
     commands = (tmp_path / "reference/commands/index.html").read_text()
     assert all(f"lastbit {name}" in commands for name in cli.commands)
+    assert "Examples:" in commands
+    assert "lastbit seal catalog-42" in commands
     assert "idempotency_key" in (tmp_path / "reference/python/index.html").read_text()
     tour = (tmp_path / "tutorial/index.html").read_text()
     assert re.findall(r"<script src=\"[^\"]+\.js\"", tour)
