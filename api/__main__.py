@@ -28,7 +28,7 @@ from core import errors, logs, programs
 from core.settings import Settings, settings_of
 from core.storage import checks, schema
 from core.storage.database import Database
-from core.storage.opening import opened
+from core.storage.opening import check_privileges, opened
 
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept. Clients' pools and proxies close theirs sooner, so no request meets a
@@ -93,6 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
             if command == "migrate" or database.is_embedded:
                 schema.migrate(database)
             database.read(schema.check)
+            if command == "serve":
+                check_privileges(database)
             if finish:
                 schema.finish(database)
     except errors.CoreError as error:

@@ -20,7 +20,7 @@ from core import errors, logs, programs
 from core.dispatcher import Dispatcher
 from core.settings import settings_of
 from core.storage import schema
-from core.storage.opening import opened
+from core.storage.opening import check_privileges, opened
 from core.ticker import ticking
 from core.webhooks.replicas import Replica
 from senders.webhooks import WebhookSender
@@ -57,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with opened(settings.database_url) as database:
             database.read(schema.check)
+            check_privileges(database)
             dispatcher = Dispatcher(
                 database,
                 WebhookSender(timeout=settings.webhooks_timeout, allow_private=settings.webhooks_allow_private),

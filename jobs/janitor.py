@@ -23,7 +23,7 @@ from core import errors, programs
 from core.janitor import Policy, Report, run_once
 from core.settings import settings_of
 from core.storage import checks, schema
-from core.storage.opening import opened
+from core.storage.opening import check_privileges, opened
 
 CLOCKS: Final = 3600
 """The largest allowed difference, in seconds, between the database's clock and this machine's."""
@@ -104,6 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with opened(settings.database_url) as database:
             database.read(schema.check)
+            if not options.dry_run:
+                check_privileges(database)
             clock_difference = database.read(checks.clock_ahead)
             if abs(clock_difference) > CLOCKS:
                 raise errors.Misconfigured(

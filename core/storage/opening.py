@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from core import errors, programs
-from core.storage import faults
+from core.storage import faults, schema
 from core.storage.database import Database
 
 _UNREACHABLE: Final = {2002, 2003, 2005}
@@ -34,6 +34,21 @@ def opened(url: str) -> Iterator[Database]:
             if not isinstance(error.__cause__, DBAPIError):
                 raise
             raise errors.Misconfigured(": ".join(explain(database, error.__cause__))) from error
+
+
+def check_privileges(database: Database) -> None:
+    """Raise `errors.Misconfigured` if the account may not write to a table. Other errors are left to the calls that
+    meet them: a server that takes no writes now may take them later."""
+    if database.is_embedded:
+        return
+    with database.connection() as connection, connection.begin():
+        for _, statement in schema.empty_writes():
+            try:
+                connection.execute(statement)
+            except DBAPIError as error:
+                if faults.server_error(error)[0] in _NO_PRIVILEGE:
+                    raise errors.Misconfigured(": ".join(explain(database, error))) from error
+                return
 
 
 def explain(database: Database, error: DBAPIError) -> tuple[str, str]:

@@ -7,6 +7,7 @@ code (decision 0014). An older one never does.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -74,6 +75,16 @@ def check(tx: Connection) -> None:
             f"the database has the schema of revision {revision}, which serves releases that know revision {oldest}, "
             f"and this one knows {newest_known} at most: run a release that does, or restore a backup from before"
         )
+
+
+def empty_writes() -> Iterator[tuple[sa.Table, sa.Executable]]:
+    """Statements that change no row of a table, but that only an account which may write to it can execute."""
+    for table in tables.metadata.sorted_tables:
+        column = next(iter(table.primary_key.columns))
+        no_row = sa.false()
+        yield table, sa.insert(table).from_select(list(table.c), sa.select(*table.c).where(no_row))
+        yield table, sa.update(table).where(no_row).values({column.name: column})
+        yield table, sa.delete(table).where(no_row)
 
 
 def migrate(database: Database, revision: str = "head") -> None:

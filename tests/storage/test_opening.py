@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from tests.support.servers import MariaDB, free_port, run_module
+from core.storage import schema
+from core.storage.database import Database
+from tests.support.servers import ROOT, MariaDB, free_port, run_module
 
 PROGRAMS = {
     "serve": ("api", "serve"),
@@ -81,6 +85,38 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, pro
     assert sentence(program, f"sqlite:///{tmp_path}").startswith(f"{tmp_path} is a folder, not an SQLite file")
     assert sentence(program, f"sqlite:///{text}").startswith(f"{text} is not an SQLite database")
     assert text.read_text().startswith("no database")
+
+
+@pytest.mark.parametrize("program", ["serve", "janitor", "dispatcher"])
+def test_an_account_that_may_only_read_is_named_with_what_to_do(mariadb: MariaDB, program: str) -> None:
+    """With a schema that is current, so that nothing else is wrong."""
+    url = account(mariadb, f"current_{program}", "SELECT")
+    with Database(f"mysql://root@127.0.0.1:{mariadb.port}/{sa.make_url(url).database}") as database:
+        schema.migrate(database)
+    line = sentence(program, url)
+    assert line.startswith(f"the user 'current_{program}' lacks a privilege on the database "), line
+
+
+@pytest.mark.parametrize(
+    ("program", "case"),
+    [("serve", "unreadable"), ("migrate", "locked"), ("janitor", "unwritable"), ("dispatcher", "unreadable")],
+)
+def test_a_file_without_permissions_is_named_with_what_to_do(tmp_path: Path, program: str, case: str) -> None:
+    """Unreadable, unwritable, or new in a locked folder. Root may do everything unless it loses that."""
+    file = tmp_path / case / "lastbit.db"
+    file.parent.mkdir()
+    if case != "locked":
+        with Database(f"sqlite:///{file}") as database:
+            schema.migrate(database)
+        file.chmod(0o000 if case == "unreadable" else 0o444)
+    if case != "unreadable":
+        file.parent.chmod(0o555)
+    limits = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [*limits, sys.executable, "-m", *PROGRAMS[program], "--database-url", f"sqlite:///{file}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f"the SQLite file {file} can't be opened for writing: let this process's user write to it" in line
 
 
 def test_check_says_the_same(mariadb: MariaDB) -> None:
