@@ -13,7 +13,8 @@ TOOLS := .tools
 TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
 PYTHONS ?= python3.11 python3.12 python3.13
-TEST_SERVERS := mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium
+TEST_SERVERS := mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium \
+	nginx openssl prometheus systemd
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
@@ -85,7 +86,7 @@ constraints: $(TOOLS)/.ready ## write constraints/ from requirements/; UPGRADE=1
 	$(TOOLS)/bin/python -m scripts.constraints $(if $(UPGRADE),--upgrade,)
 
 clean: ## remove environments, caches and built files
-	rm -rf $(VENV) $(VENV)-* $(TOOLS) .node clients/typescript/node_modules clients/typescript/dist \
+	rm -rf $(VENV) $(VENV)-* $(TOOLS) .node .helm clients/typescript/node_modules clients/typescript/dist \
 		clients/typescript/build dist build .coverage .coverage.* .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 ##@ Test
@@ -95,7 +96,7 @@ test: $(READY) ## run all tests but the slow ones, on real servers
 	$(BIN)/$(QUICK_TESTS) --durations 25
 
 test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fuzz
-	@scripts/need.sh mariadb-server galera-4 rsync sqlite3 default-jre-headless faketime
+	@scripts/need.sh mariadb-server galera-4 rsync sqlite3 default-jre-headless faketime nginx openssl
 	$(BIN)/pytest -m slow -n $(TEST_PROCESSES) --dist loadgroup --durations 10
 
 test-spark: $(READY) ## run only the tests of lastbit.spark and its job

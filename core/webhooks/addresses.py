@@ -15,8 +15,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 LONGEST_URL: Final = 2048
-NOT_PUBLIC: Final = "an address that is not public"
-"""The message for every refused address. Naming the address would reveal details of our network."""
+NOT_PUBLIC: Final = "an address that is not public; LASTBIT_WEBHOOKS_ALLOW_PRIVATE=true allows it"
+"""The message for every refused address, with the setting of the service and its dispatchers. Naming the address would
+reveal details of our network."""
 
 
 class Unfit(Exception):  # shown to clients and logged, so it names no address

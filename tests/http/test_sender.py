@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from core.webhooks.addresses import Unfit
+from core.webhooks.addresses import NOT_PUBLIC, Unfit
 from core.webhooks.subscriptions import SendResult
 from lastbit import __version__
 from senders.webhooks import WebhookSender
@@ -197,7 +197,7 @@ def test_addresses_that_are_not_public_are_refused(receiver: Receiver, host: str
     with pytest.raises(Unfit, match="an address that is not public"):
         sender.check(url)
     answer = send(url, sender)
-    assert (answer.status, answer.error) == (None, "not sent: the host is an address that is not public")
+    assert (answer.status, answer.error) == (None, f"not sent: the host is {NOT_PUBLIC}")
     assert receiver.got == []
 
 
@@ -208,7 +208,7 @@ def test_one_bad_address_among_good_ones_is_enough() -> None:
         sender.check("http://hooks.example/")
     assert "10.9.8.7" not in str(refusal.value)
     error = send("http://hooks.example/", sender).error
-    assert error == "not sent: the host is an address that is not public"
+    assert error == f"not sent: the host is {NOT_PUBLIC}"
 
 
 def test_a_name_that_leads_elsewhere_after_the_check_is_not_followed(
@@ -229,7 +229,7 @@ def test_a_name_that_leads_elsewhere_after_the_check_is_not_followed(
     sender.check(url)
     assert send(url, sender).error == "the connection was refused"
     assert addresses == ["93.184.216.35"]  # not looked up a second time, for that would be loopback
-    assert send(url, sender).error == "not sent: the host is an address that is not public"
+    assert send(url, sender).error == f"not sent: the host is {NOT_PUBLIC}"
     assert addresses == ["93.184.216.35"]
     assert resolver.asked == ["hooks.example"] * 3
     assert receiver.got == []

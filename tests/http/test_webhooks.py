@@ -15,6 +15,7 @@ import httpx
 import pytest
 from standardwebhooks import Webhook
 
+from core.webhooks.addresses import NOT_PUBLIC
 from tests.http.test_batches import code
 from tests.support.receivers import Receiver, raw, receiving, status
 from tests.support.servers import ROOT, ServiceProcess, running_service, sqlite_file
@@ -252,10 +253,11 @@ def test_a_bad_redelivery_is_refused(http: httpx.Client, webhook: dict[str, Any]
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "[::ffff:10.0.0.1]"])
 def test_by_default_nothing_private_is_reached(sqlite_http: httpx.Client, host: str) -> None:
-    """And the answer does not say where the name led."""
+    """And the answer does not say where the name led. It names the setting that allows it."""
     refusal = sqlite_http.post("/v1/webhooks", json={"url": f"http://{host}:8000/"})
     assert code(refusal) == (422, "invalid_request")
-    assert refusal.json()["detail"] == "body.url: the host is an address that is not public"
+    assert refusal.json()["detail"] == f"body.url: the host is {NOT_PUBLIC}"
+    assert "LASTBIT_WEBHOOKS_ALLOW_PRIVATE=true" in refusal.json()["detail"]
 
 
 def test_no_log_says_a_secret() -> None:
