@@ -1,5 +1,6 @@
-# The service and its jobs. With SQLite, in a volume, and with a token (docs/access.md):
-#   docker build -t lastbit .
+# The service and its jobs, from the two wheels that `make dist` builds. With SQLite, in a volume, and with a token
+# (docs/access.md):
+#   make dist && docker build -t lastbit .
 #   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
 #     -p 127.0.0.1:8000:8000 -v lastbit:/data -e LASTBIT_TOKENS="me admin sha256:…" lastbit
 # With MariaDB: see compose.yaml. With a base that nobody can move, see docs/supply-chain.md.
@@ -11,16 +12,11 @@ COPY constraints/server.txt ./
 # Wheels alone, of known hashes: no package's own code runs here, and no compiler is needed.
 RUN python -m venv --without-pip /venv && \
     pip --python /venv/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r server.txt
-WORKDIR /app
-COPY LICENSE ./
-COPY lastbit lastbit
-COPY core core
-COPY senders senders
-COPY migrations migrations
-COPY jobs jobs
-COPY api api
-# Nothing can be written there later; the hash instead of the time makes the same bytes of the same source.
-RUN python -m compileall -q --invalidation-mode unchecked-hash .
+COPY dist/*.whl ./
+# All that the service needs is installed by now; only the client needs httpx. Nothing can be written there later, so they
+# are compiled now; the hash instead of the time makes the same bytes of the same source.
+RUN pip --python /venv/bin/python install --no-cache-dir --no-index --no-deps --no-compile *.whl && \
+    /venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /venv/lib/python3*/site-packages/lastbit*
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="lastbit" \
@@ -31,10 +27,8 @@ LABEL org.opencontainers.image.title="lastbit" \
 RUN useradd --system --uid 10001 --user-group --no-create-home --home-dir /data --shell /usr/sbin/nologin lastbit && \
     install -d -o lastbit -g lastbit -m 700 /data && \
     rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/site-packages/* /usr/local/lib/python3*/ensurepip
-WORKDIR /app
 COPY --from=build /venv /venv
-COPY --from=build /app /app
-ENV PATH=/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     LASTBIT_HOST=0.0.0.0 LASTBIT_PORT=8000 LASTBIT_DATABASE_URL=sqlite:////data/lastbit.db
 USER 10001
 VOLUME /data
@@ -42,4 +36,4 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=15s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"LASTBIT_PORT\"]}/readyz', timeout=4)"]
-CMD ["python", "-m", "api"]
+CMD ["lastbit-server"]

@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ import pytest
 from click.testing import CliRunner
 
 from lastbit.cli import cli
+from scripts import dist
 from scripts.constraints import read
 from scripts.sbom import applies
 from tests.conftest import need
@@ -36,7 +38,7 @@ USER = "10001"
 NEW_MOUNT_NAMESPACE = 0x20000
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
-OURS = ("lastbit", "core", "senders", "migrations", "jobs", "api")
+SITE = f"venv/lib/{PYTHON}/site-packages"
 ACCOUNTS = {f"etc/{name}{end}" for name in ("passwd", "group", "shadow", "gshadow") for end in ("", "-")} | {
     "etc/.pwd.lock",
     *(f"etc/{name}{end}" for name in ("subuid", "subgid") for end in ("", "-")),
@@ -127,14 +129,14 @@ def base(place: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def context(place: Path) -> Path:
-    """What .dockerignore lets into the build."""
+    """What .dockerignore lets into the build: the wheels of `make dist` and a file of the checkout."""
     folder = place / "context"
-    for name in let_in():
+    wheels, names = "dist/*.whl", set(let_in())
+    assert wheels in names
+    dist.main(folder / "dist")
+    for name in names - {wheels}:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(ROOT / name, folder / name)
+        shutil.copy2(ROOT / name, folder / name)
     return folder
 
 
@@ -167,8 +169,13 @@ def carry_out(word: str, rest: str, layer: Layer, built: Mapping[str, Layer], co
     elif word == "COPY":
         *sources, target = [each for each in shlex.split(rest) if not each.startswith("--")]
         origin = re.search(r"--from=(\w+)", rest)
-        for source in sources:
-            found = built[origin[1]].at(source) if origin else context / source
+        copied = (
+            [built[origin[1]].at(each) for each in sources]
+            if origin
+            else [path for each in sources for path in context.glob(each)]
+        )
+        assert copied, rest
+        for found in copied:
             if found.is_dir():
                 shutil.copytree(found, layer.at(target), symlinks=True, dirs_exist_ok=True)
             else:
@@ -195,29 +202,36 @@ def image(layer: Layer) -> Image:
     return Image(layer)
 
 
-def test_the_image_has_the_checkouts_packages_and_no_more_of_it(layer: Layer) -> None:
+def test_the_image_has_the_files_of_the_wheels_and_no_more_of_the_checkout(layer: Layer, context: Path) -> None:
     """No tests, no documents, nothing for developers; each module compiled, as nothing can be written later."""
-    found = {path.relative_to("app").as_posix() for path in layer.changed() if path.parts[0] == "app"}
+    ours = [path for path in layer.changed() if path.is_relative_to(SITE) and path.parts[4].startswith("lastbit")]
+    found = {path.relative_to(SITE).as_posix() for path in ours if ".dist-info" not in path.parts[4]}
     compiled = {each for each in found if each.endswith(".pyc")}
-    ours = [path for name in OURS for path in (ROOT / name).rglob("*") if path.is_file()]
-    expected = {path.relative_to(ROOT).as_posix() for path in ours if "__pycache__" not in path.parts}
-    assert found - compiled == expected | {"LICENSE"}
+    expected = {
+        name
+        for wheel in (context / "dist").glob("*.whl")
+        for name in zipfile.ZipFile(wheel).namelist()
+        if ".dist-info/" not in name
+    }
+    assert found - compiled == expected
     assert len(compiled) == len([each for each in expected if each.endswith(".py")])
 
 
 def test_the_image_has_the_locked_packages_and_no_others(layer: Layer) -> None:
-    """Those of constraints/server.txt, in these versions, and no installer."""
-    folder = layer.root / f"venv/lib/{PYTHON}/site-packages"
+    """Those of constraints/server.txt, in these versions, our two, and no installer."""
+    folder = layer.root / SITE
     found = {tuple(path.name.removesuffix(".dist-info").split("-")) for path in folder.glob("*.dist-info")}
     names = {(re.sub(r"[-_.]+", "-", name).lower(), version) for name, version in found}
-    assert names == {(pin.name, pin.version) for pin in read("server") if applies(pin.requirement)}
+    others = {(name, version) for name, version in names if name not in ("lastbit", "lastbit-server")}
+    assert len(names) == len(others) + 2
+    assert others == {(pin.name, pin.version) for pin in read("server") if applies(pin.requirement)}
     assert not list((layer.root / "venv/bin").glob("pip*"))
 
 
 def test_beside_these_the_image_changes_its_accounts_alone(layer: Layer) -> None:
     """What else is gone, is gone from /usr/local; nobody but root owns what runs, and nobody else may write it."""
     for path in layer.changed():
-        if path.parts[0] in ("app", "venv"):
+        if path.parts[0] == "venv":
             found = (layer.top / path).lstat()
             assert found.st_uid == 0, path
             assert stat.S_ISLNK(found.st_mode) or not found.st_mode & 0o022, path
@@ -236,7 +250,7 @@ def test_nothing_can_be_installed(image: Image, python: str, installer: str) -> 
     assert f"No module named {installer}" in image.run(python, "-m", installer).stderr
 
 
-@pytest.mark.parametrize("path", ["/app/api/new.py", "/venv/new", "/etc/new", "/new"])
+@pytest.mark.parametrize("path", [f"/{SITE}/lastbit_server/_app/api/new.py", "/venv/new", "/etc/new", "/new"])
 def test_nothing_can_be_written(image: Image, path: str) -> None:
     """But in the volume and in /tmp."""
     refused = image.run("python", "-c", f"open({path!r}, 'w')")
@@ -288,8 +302,8 @@ def test_the_service_runs_from_it_and_ends_when_it_is_told(image: Image, workers
         assert opened.status_code == 201, opened.text
         assert httpx.get(f"{url}/v1/batches").status_code == 401
         assert (image.layer.root / "data/lastbit.db").stat().st_uid == int(USER)
-        for job in (["jobs.janitor"], ["jobs.dispatcher", "--once"]):
-            ran = image.run("python", "-m", *job, **told)
+        for job in (["janitor"], ["dispatcher", "--once"]):
+            ran = image.run("lastbit-server", *job, **told)
             assert ran.returncode == 0, ran.stderr
         stop = getattr(signal, image.layer.told["STOPSIGNAL"])
         process.send_signal(stop)
