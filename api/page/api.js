@@ -1,4 +1,4 @@
-// The calls of the contract that the page makes (see openapi.yaml). Errors have what the service said about them.
+// The API calls that the page makes (see openapi.yaml). An error carries the service's explanation.
 
 export class CallFailed extends Error {
   constructor(status, code, detail, problem = {}) {
@@ -19,7 +19,7 @@ async function call(path, options) {
   }
   const isJson = /[/+]json/.test(answer.headers.get("content-type") ?? "");
   const body = isJson ? await answer.json() : null;
-  // A session that has ended; at the sign-in itself it is a wrong token.
+  // The session has ended. In answer to a sign-in, the token is wrong.
   if (answer.status === 401 && path !== "/session") dispatchEvent(new Event("signedout"));
   if (!answer.ok) throw new CallFailed(answer.status, body?.code ?? "", body?.detail ?? answer.statusText, body ?? {});
   return body;
@@ -58,7 +58,7 @@ export const instance = (process, name, signal) => get(instancePath(process, nam
 export const retryParked = (process, name, event) => post(`${instancePath(process, name)}/retry`, { event });
 export const redeliver = (webhook, position) => post(`/v1/webhooks/${webhook}/redeliver`, { position });
 
-// All events of a batch that are still in the feed, and whether earlier ones may be gone.
+// All events of a batch that are still in the feed, and whether earlier ones may have been removed.
 export async function events(id, signal) {
   const found = [];
   let after = 0;
@@ -77,7 +77,7 @@ export async function events(id, signal) {
   }
 }
 
-// Up to which event of the feed all deliveries were planned; without an active webhook none will be.
+// The position in the feed up to which all deliveries are planned; without an active webhook none are.
 export async function planned(signal) {
   let lowest = Infinity;
   let cursor = null;

@@ -1,4 +1,4 @@
-// One batch: its numbers, why it isn't done, its picture, and what happened to it.
+// One batch: its counts, why it isn't complete, its picture and its events.
 
 import * as api from "./api.js";
 import { bitsPanel } from "./bits.js";
@@ -29,7 +29,7 @@ export function batchView(main, id) {
   let asked = false;
   const shown = { pending: STEP, failed: STEP };
 
-  // The address: which groups the picture shows, of which one the bits, and which item is selected there.
+  // The address says which groups the picture shows, which group's bits are open, and which item is selected.
   const address = ({ groups, group: one, item: index }) => {
     const given = new URLSearchParams();
     if (groups) given.set("groups", groups.join("-"));
@@ -83,7 +83,7 @@ export function batchView(main, id) {
   );
 
   const looking = repeat(look, failedToLook);
-  // Acks don't touch these; they are looked at more seldom.
+  // Acks don't change these, so they are fetched less often.
   const aside = repeat(lookAside, failedToLook, SELDOM);
   const unfollow = follow(id, (event) => {
     if (event?.type === "batch.completed") say(`Batch ${id} is complete`);
@@ -112,7 +112,7 @@ export function batchView(main, id) {
       drawn = version;
       explained = -Infinity;
     }
-    // The reasons have numbers of their own, and say since when nothing has changed.
+    // The reasons contain counts of their own and the time since the last change.
     if (performance.now() - explained > SELDOM) {
       why.show(await api.explain(id, signal));
       explained = performance.now();
@@ -123,12 +123,12 @@ export function batchView(main, id) {
   }
 
   async function lookAside(signal) {
-    // Webhooks are the operators'; whoever may not see them sees no deliveries planned, or none at all.
+    // Only operators may read webhooks; others see no planned deliveries.
     const [happened, planned] = await Promise.all([
       api.events(id, signal),
       may("admin") && !isLimited() ? api.planned(signal) : Infinity,
     ]);
-    // After what is planned: what is planned in between is seen in either.
+    // Fetched after the planned position, so that a delivery planned in between isn't missed.
     const sent = isLimited() ? { deliveries: [] } : await api.deliveries(id, signal);
     events.show(happened);
     deliveries.show(sent);
@@ -139,7 +139,7 @@ export function batchView(main, id) {
   function failedToLook(error) {
     if (error.code !== "batch_not_found") {
       wrong.show(error);
-      // Numbers from before may stay, as the message says; a rate or an estimate would claim to be of now.
+      // The last counts stay, below the message; a rate or an estimate would look current.
       isStale = true;
       pace.forget();
       if (batch) showShare();
@@ -207,7 +207,7 @@ export function batchView(main, id) {
     fill(share, make("strong", {}, percent(batch.acked + batch.failed, batch.items)), make("span.unit", {}, `%${soFar(batch)}`), make("span.words", {}, forecast()));
   }
 
-  // The estimate is honest only of a sealed batch; an open one may still grow.
+  // Only a sealed batch has an estimate; an open one may still grow.
   function forecast() {
     if (batch.state === "complete") {
       if (batch.succeeded) return "everything is acked";
@@ -296,7 +296,7 @@ export function batchView(main, id) {
       const before = [group, item].join();
       group = one ? Number(one[1]) : null;
       item = one && index ? Number(index[1]) : null;
-      // After a click the bits come into view; a visitor who opens the address reads from the top.
+      // A click scrolls to the bits; opening the address starts at the top of the page.
       if (group !== null && [group, item].join() !== before && batch !== null) asked = true;
       looking.now();
       aside.now();

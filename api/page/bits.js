@@ -1,4 +1,4 @@
-// One group's bits, drawn. A cursor walks over them, by pointer or by keyboard, and says of each item what it is.
+// Draws one group's bits. A cursor, moved by pointer or keyboard, describes the item below it.
 
 import { make, setText } from "./dom.js";
 import { count, itemId, number } from "./format.js";
@@ -10,7 +10,7 @@ function decoded(base64) {
   return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
 }
 
-// `reasonOf(item id)` is why it failed, where that is known.
+// `reasonOf(item id)` returns why the item failed, where that is known.
 export function bitsPanel(batch, { reasonOf, close }) {
   let group = null;
   let states = new Uint8Array();
@@ -64,7 +64,7 @@ export function bitsPanel(batch, { reasonOf, close }) {
   function layOut() {
     const width = field.clientWidth;
     if (!width || !group) return false;
-    // Whole bytes a row, of the cells that leave the least of the width free; a small group has large cells.
+    // Rows of whole bytes, with the cell size that leaves the least width unused; small groups have large cells.
     const least = group.issued <= 1024 ? 12 : group.issued <= 8192 && width > 500 ? 7 : 5;
     const wide = (side) => Math.max(BYTE, Math.floor(width / side / BYTE) * BYTE);
     cell = [least, least + 1, least + 2].reduce((best, side) => (wide(side) * side > wide(best) * best ? side : best));
@@ -84,7 +84,7 @@ export function bitsPanel(batch, { reasonOf, close }) {
     const colours = ["--bit-pending", "--acked", "--failed"].map((name) => style.getPropertyValue(name).trim());
     const pen = canvas.getContext("2d");
     pen.scale(scale, scale);
-    // A pending item is a dot, an acked one a square, a failed one a square with a hole: not by colour alone.
+    // A pending item is a dot, an acked one a square, a failed one a square with a hole, so that colour isn't needed.
     const dot = Math.max(1, Math.round(cell * 0.34));
     for (let index = 0; index < states.length; index++) {
       const x = (index % columns) * cell;
@@ -94,7 +94,7 @@ export function bitsPanel(batch, { reasonOf, close }) {
       else pen.fillRect(x, y, cell, cell);
       if (states[index] === 2) pen.clearRect(x + (cell - dot) / 2, y + (cell - dot) / 2, dot, dot);
     }
-    // A fine grid, bytes a little stronger: one can count, and it stays a surface.
+    // A fine grid with stronger lines between bytes, so that items can be counted.
     pen.fillStyle = style.getPropertyValue("--raised").trim();
     for (let column = 1; column < columns; column++) {
       pen.globalAlpha = column % BYTE ? 0.22 : 0.6;
@@ -160,7 +160,7 @@ export function bitsPanel(batch, { reasonOf, close }) {
   return {
     node,
     focus: () => field.focus(),
-    // Show what `GET …/groups/{group}` answered, and select `item`, an index, unless that was done before.
+    // Show the response of `GET …/groups/{group}`, and select the item at index `item` if it isn't selected yet.
     show(found, item = null) {
       const other = group?.group !== found.group;
       group = found;

@@ -1,9 +1,9 @@
-// What can't be taken back is asked for first.
+// Confirmation of what can't be undone.
 
 import { make } from "./dom.js";
 
-// Show a dialog; `act` is called when it is confirmed, and what it throws is shown in it. With `typed`, that word has to
-// be typed first. Gone, with the focus back where it was, once it is closed.
+// Show a dialog. Confirming it calls `act`; an error that `act` throws is shown in the dialog. With `typed`, that word
+// must be typed first. Closing the dialog removes it and restores the focus.
 export function ask({ heading, body, typed, confirm, keep, act }) {
   const back = document.activeElement;
   const wrong = make("p.note.trouble", { role: "alert", hidden: true });

@@ -1,4 +1,4 @@
-// The API's pages, drawn by Swagger UI from the contract.
+// The API reference, drawn by Swagger UI from the OpenAPI document.
 
 window.SwaggerUIBundle({
   url: "/openapi.json",

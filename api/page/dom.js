@@ -1,4 +1,4 @@
-// Building the page. Text is only ever set as text: keys, labels and reasons are anybody's.
+// Builds elements. Text is never parsed as HTML, since any client may choose keys, labels and reasons.
 
 // make("p.note", {title: "…", onclick: f}, "text", node, null)
 export function make(what, properties, ...children) {
@@ -18,7 +18,7 @@ export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// Replace the children, and give the focus back to the one with the same data-key.
+// Replace the children, and keep the focus on the one with the same data-key.
 export function fill(parent, ...children) {
   const focused = parent.contains(document.activeElement) ? document.activeElement.closest("[data-key]") : null;
   parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
@@ -29,11 +29,11 @@ export function fill(parent, ...children) {
   }
 }
 
-// The parts with a dot between each two.
+// The parts, separated by dots.
 export const dotted = (parts) =>
   parts.flatMap((part, place) => (place ? [make("span.dot", { "aria-hidden": "true" }, "·"), part] : [part]));
 
-// Say something to those who hear the page.
+// Announce a text to screen readers.
 export function say(text) {
   const said = document.getElementById("said");
   said.textContent = "";

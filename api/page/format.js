@@ -1,4 +1,4 @@
-// Numbers, times and items as people read them.
+// Numbers, times and items in readable form.
 
 import { make } from "./dom.js";
 
@@ -9,7 +9,7 @@ export const number = (value) => NUMBER.format(value);
 
 export const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
 
-// 12 s, 3 min 20 s, 5 h 2 min, 3 d 4 h: the two units that matter.
+// A duration in its two largest units: 12 s, 3 min 20 s, 5 h 2 min, 3 d 4 h.
 export function duration(seconds) {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) return `${whole} s`;
@@ -25,7 +25,7 @@ export function duration(seconds) {
   }
 }
 
-// One unit is enough for an age.
+// An age in its largest unit.
 export function age(seconds) {
   if (seconds < 5) return "just now";
   if (seconds < 60) return `${Math.floor(seconds)} s ago`;
@@ -47,7 +47,7 @@ function time(moment, data) {
   return node;
 }
 
-// An age, or how long something will take, that moves on (see keepAges), with the moment itself as its title.
+// An age or a remaining time that is updated (see keepAges); its title is the exact time.
 export const since = (moment) => time(moment, {});
 export const until = (moment) => time(moment, { "data-ahead": true });
 
@@ -61,7 +61,7 @@ export function keepAges() {
   }, 5000);
 }
 
-// 99.95 %; never 100 before the end, never 0 after the beginning.
+// A percentage such as 99.95 %. It is 100 only when all is done and 0 only when nothing is.
 export function percent(part, whole) {
   if (part >= whole) return "100";
   const share = (100 * part) / whole;
@@ -80,5 +80,5 @@ export const title = (batch) => (batch.key === null || batch.key === "" ? `Batch
 
 export const isLive = (batch) => batch.state === "open" || batch.state === "sealed";
 
-// An open batch may still grow, so what is resolved is never all of it.
+// An open batch may still grow, so its progress is only "so far".
 export const soFar = (batch) => (batch.state === "open" ? " so far" : "");

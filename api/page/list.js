@@ -1,4 +1,4 @@
-// The batches, newest first: what state they are in, how far they are, and a filter that lives in the address.
+// The list of batches, newest first, with state, progress and a filter that is part of the address.
 
 import * as api from "./api.js";
 import { fill, make, say, setText } from "./dom.js";
@@ -62,7 +62,7 @@ export function listView(main) {
     const asked = filter;
     const found = [];
     let cursor = null;
-    // Where labels are asked for, a page may be empty and not the last.
+    // With a filter by label, an empty page isn't necessarily the last.
     for (let hop = 0; hop < HOPS && found.length < wanted; hop++) {
       const page = await api.batches({ ...asked, limit: wanted - found.length, cursor }, signal);
       found.push(...page.batches);
@@ -78,7 +78,7 @@ export function listView(main) {
 
   function failedToLook(error) {
     wrong.show(error);
-    // Rows of another filter would look like the answer to this one.
+    // Rows of the previous filter would look like results of this one.
     if (shownFilter === filter) return;
     rows.clear();
     list.replaceChildren();

@@ -1,12 +1,12 @@
-// Staying up to date: transitions come over the event stream at once; acks make no events, so while a batch is live it
-// is looked at again and again, as long as somebody sees it, and never more often than the service can answer.
+// Keeps the page current. State changes arrive over the event stream. Acks make no events, so a live batch is polled
+// while its tab is visible, at a rate that follows the service's response time.
 
 const OWN = ["opened", "sealed", "completed", "succeeded", "expired", "cancelled", "repaired"].map((name) => `type=batch.${name}`);
 const BACKOFF = [1000, 2000, 4000, 8000, 15000];
 
 let shown = null;
 
-// What the header says of the stream.
+// The stream's state in the page's header.
 function show(state) {
   const words = { live: "live", connecting: "connecting…", lost: "reconnecting…", paused: "paused" };
   const node = document.getElementById("live");
@@ -16,8 +16,8 @@ function show(state) {
   node.textContent = words[state];
 }
 
-// Follow the feed, of one batch or of all. A browser gives a site six connections, so a hidden tab keeps none.
-// `changed` is called at each event, and whenever some may have been missed.
+// Follow the feed of one batch or of all. A browser allows a site six connections, so a hidden tab closes its own.
+// `changed` is called for each event, and whenever events may have been missed.
 export function follow(batch, changed) {
   const address = `/v1/events/stream?${batch === null ? OWN.join("&") : `batch=${batch}`}`;
   let source = null;
@@ -36,9 +36,9 @@ export function follow(batch, changed) {
     source.onmessage = (message) => changed(JSON.parse(message.data));
     source.onerror = () => {
       show("lost");
-      // The browser tries again by itself, unless the service refused.
+      // The browser reconnects by itself, unless the service refused.
       if (source.readyState !== EventSource.CLOSED) return;
-      // It doesn't say why; a look will.
+      // The stream gives no reason; an ordinary request will.
       changed();
       clearTimeout(timer);
       timer = setTimeout(open, BACKOFF[Math.min(failures++, BACKOFF.length - 1)]);
@@ -66,8 +66,8 @@ export function follow(batch, changed) {
   };
 }
 
-// Do `work(signal)` when asked (`now`), and every so often while it answers true and the tab is seen. Never twice at
-// once; the pause grows with what a run took. `failed` is told what went wrong; then it is tried again.
+// Run `work(signal)` on request (`now`), and repeatedly while it returns true and the tab is visible. Runs never
+// overlap, and the pause grows with the duration of a run. After an error, `failed` gets it and `work` runs again.
 export function repeat(work, failed, every = 1200) {
   let timer = 0;
   let running = false;
@@ -112,7 +112,7 @@ export function repeat(work, failed, every = 1200) {
   };
 }
 
-// How fast a count moves, from what was seen of it in the last half minute.
+// How fast a count grows, from its values of the last half minute.
 export class Pace {
   #seen = [];
 
@@ -126,7 +126,7 @@ export class Pace {
     this.#seen = [];
   }
 
-  // Items a second, or null while it isn't known.
+  // Items per second, or null while unknown.
   get rate() {
     if (this.#seen.length < 2) return null;
     const [first, last] = [this.#seen[0], this.#seen.at(-1)];

@@ -1,5 +1,5 @@
-// Which view is shown, by the address: #/ the list, #/batches/7 one batch, #/processes the processes and below it their
-// instances; what narrows a view stands behind a "?".
+// Chooses the view by the address: #/ is the list, #/batches/7 a batch, #/processes the processes with their instances
+// below it. Filters follow a "?".
 
 import { batchView } from "./batch.js";
 import { fill, make } from "./dom.js";
@@ -15,7 +15,7 @@ let signedIn = false;
 function route() {
   if (!signedIn) return;
   const hash = location.hash || "#/";
-  // A place within the page leaves the view as it is.
+  // A link within the page doesn't change the view.
   if (!hash.startsWith("#/") && view) return;
   const [path, search = ""] = hash.slice(1).split("?", 2);
   const parameters = new URLSearchParams(search);
@@ -33,7 +33,7 @@ function route() {
   view.show(parameters);
 }
 
-// The names of a process and its instance in a path, as far as it has them; null if it is no such path.
+// The names of the process and the instance in a path, if present; null for any other path.
 function processOf(path) {
   const parts = /^\/processes(?:\/([^/]+)(?:\/([^/]+))?)?$/.exec(path)?.slice(1);
   if (!parts) return null;

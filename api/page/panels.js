@@ -1,4 +1,4 @@
-// What stands below the picture of a batch: ranges, failures, events, deliveries; and why it isn't done.
+// The panels below a batch's picture: ranges, failures, events, deliveries, and why it isn't complete.
 
 import { ask } from "./dialogs.js";
 import * as api from "./api.js";
@@ -19,7 +19,7 @@ export function panel(name, heading) {
   return {
     node,
     note,
-    // Redraw it if it differs from what is shown.
+    // Redraw only what has changed.
     draw(data, children, text = "") {
       node.hidden = false;
       const now = JSON.stringify(data);
@@ -38,7 +38,7 @@ export function panel(name, heading) {
 const more = (isMore, key, act) =>
   isMore ? make("button.more", { type: "button", "data-key": key, onclick: act }, "Show more") : null;
 
-// Why isn't it done? In the service's own words. Who was not told is no reason for that, and deliveries have their panel.
+// Why the batch isn't complete, in the service's words. Deliveries don't delay a batch; they have a panel of their own.
 export function whyPanel() {
   const { node, draw, hide } = panel("why", "Why is it not done?");
   return {
@@ -51,7 +51,7 @@ export function whyPanel() {
   };
 }
 
-// `itemAddress(number)` is where the bits of an item's group are shown, with the item selected.
+// `itemAddress(number)` returns the address that shows the item, selected among its group's bits.
 export function pendingPanel(itemAddress, showMore) {
   const { node, draw, hide } = panel("pending", "Pending");
   return {
@@ -86,7 +86,7 @@ export function pendingPanel(itemAddress, showMore) {
   };
 }
 
-// Neighbours that failed for the same reason are one line.
+// Consecutive items that failed for the same reason share a line.
 function failures(batch, ranges) {
   const lines = [];
   const add = (start, end, reason) => {
@@ -194,8 +194,8 @@ export function eventsPanel() {
 
 export const isUnderWay = (found) => found.deliveries.some(({ state }) => state === "pending");
 
-// To whom, how often it was tried, what came of it last, and when it is tried again. While it is being sent, the next
-// attempt is when the service gives this one up for lost, so a first one has no next.
+// The receiver, the number of attempts, the last result and the next attempt. While an attempt runs, the next one is
+// due when the running one counts as lost, so a first attempt shows no next.
 function facts({ webhook, state, attempts, next_attempt_at: next, log }) {
   const last = log.at(-1);
   return [
@@ -207,7 +207,7 @@ function facts({ webhook, state, attempts, next_attempt_at: next, log }) {
   ].filter(Boolean);
 }
 
-// `changed` is called after a redelivery was asked for.
+// `changed` is called after a redelivery was requested.
 export function deliveriesPanel(changed) {
   const { node, draw, hide } = panel("deliveries", "Deliveries");
 

@@ -1,14 +1,14 @@
-// The picture of a batch: one tile a group, or one for several where there are many; a click goes nearer.
+// The picture of a batch: a tile per group, or per several groups of a large batch; a click zooms in.
 
 import * as api from "./api.js";
 import { fill, make, setText } from "./dom.js";
 import { count, number, percent } from "./format.js";
 
-// The server's bound of one answer.
+// The server's limit for one response.
 const GROUPS = 131072;
 const mostTiles = () => (innerWidth < 700 ? 480 : 1500);
 
-// `go({groups, group})` changes the address.
+// `go({groups, group})` sets the address.
 export function pictureSection(batchId, go) {
   let tiles = [];
   let current = 0;
@@ -38,11 +38,11 @@ export function pictureSection(batchId, go) {
     detail,
   );
 
-  // Draw groups `zoom` = [first, last] or, with null, all of them as far as one answer reaches.
+  // Draw the groups `zoom` = [first, last]; with null, all that fit into one response.
   async function load(zoom, signal) {
     const first = zoom?.[0] ?? 0;
     const wide = zoom ? zoom[1] - first + 1 : GROUPS;
-    // How many there are is known from the answer; the first one may have to be asked for again.
+    // The response tells how many groups there are; after the first, a second request may be needed.
     const fitting = (groups) => Math.max(1, Math.ceil(Math.min(wide, groups - first) / mostTiles()));
     let per = fitting(range?.groups ?? 0);
     let found = await ask(per);

@@ -1,11 +1,11 @@
-// What both views show of a batch: its state, its labels, its bar; and what went wrong with a call.
+// Shared by the list and the batch: state, labels, progress bar, and the message of a failed call.
 
 import { make, setText } from "./dom.js";
 import { count, number, percent } from "./format.js";
 
 export const STATES = ["open", "sealed", "complete", "expired", "cancelled"];
 
-// The state in a word: a complete batch has succeeded, or some of its items have failed, or all of them.
+// The state in a word: a complete batch succeeded, or some or all of its items failed.
 export function stateName(batch) {
   if (batch.succeeded) return "succeeded";
   return batch.state === "complete" && batch.items > 0 && batch.failed === batch.items ? "failed" : batch.state;
@@ -67,7 +67,7 @@ export function amounts(batch) {
   return batch.pending ? `${number(resolved)} of ${count(batch.items, "item")}` : `all ${count(batch.items, "item")}`;
 }
 
-// Kind words for what a call was refused with, or nothing.
+// A friendly message for a refusal, or nothing.
 export function trouble() {
   const node = make("p.note.trouble", { role: "alert", hidden: true });
   return {

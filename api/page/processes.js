@@ -1,4 +1,4 @@
-// Process managers: which there are, their instances, and of one its state, what came to it, and what was parked.
+// Process managers: the list, their instances, and one instance with its state, its events and its parked events.
 
 import * as api from "./api.js";
 import { ask } from "./dialogs.js";
@@ -18,7 +18,7 @@ const home = "#/processes";
 const toProcess = (name) => `${home}/${encodeURIComponent(name)}`;
 const toInstance = (name, instance) => `${toProcess(name)}/${encodeURIComponent(instance)}`;
 
-// What the three views share: a heading, what went wrong, and looking again and again while somebody sees it.
+// Shared by the three views: heading, error message, and polling while the tab is visible.
 function view(main, heading, up, look) {
   document.title = `${heading} · Lastbit`;
   const wrong = trouble();
@@ -47,7 +47,7 @@ function mark(status) {
   return make("span.state", { "data-state": { running: "open", finished: "succeeded" }[status] ?? "complete" }, status);
 }
 
-// A list that redraws only the lines that differ.
+// A list that redraws only the lines that changed.
 function drawn(node, line) {
   let before = "";
   return (found) => {

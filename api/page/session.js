@@ -1,12 +1,12 @@
-// Who looks: whether the service wants a token, and what the one that signed in may do. The token itself is sent once;
-// from then on there is a cookie that no script sees.
+// The session: whether the service requires a token, and what the signed-in token allows. The token is sent once; after
+// that a cookie, which scripts can't read, takes its place.
 
 import * as api from "./api.js";
 import { make, setText } from "./dom.js";
 
 let who = { needed: false, name: null, roles: ["admin"], prefix: null };
 
-// Ask the service. Where it doesn't answer, the views will say so.
+// Ask the service. If it doesn't answer, the views report it.
 export async function look() {
   who = await api.session().catch(() => who);
   show();
@@ -29,7 +29,7 @@ export async function signOut() {
   show();
 }
 
-// The form. `done` is called once somebody is signed in who may read.
+// The sign-in form. `done` is called once the session may read.
 export function signInView(main, done) {
   document.title = "Sign in · Lastbit";
   const token = make("input", { id: "token", type: "password", name: "token", autocomplete: "current-password", required: true });

@@ -1,4 +1,5 @@
-"""Turns of the event loop: a burst is parsed whole; a flood of large calls is cut to what leaves turns short."""
+"""The parse budget: a burst is parsed whole; of a flood of large calls, only as many as keep event loop iterations
+short."""
 
 from __future__ import annotations
 
@@ -27,136 +28,136 @@ from tests.support.servers import ServiceProcess
 
 AFTER = 0.3
 BURST = 140
-"""Calls of a millisecond each that may be parsed in one turn."""
-SENT_AWAY = 30e-6
-"""Seconds that it takes to send one away."""
+"""How many calls of a millisecond each may be parsed in one iteration."""
+REFUSAL = 30e-6
+"""Seconds that a refusal takes."""
 
 
 class Loop:
-    """An event loop whose time is what its calls take."""
+    """An event loop with a simulated clock, which only calls advance."""
 
     def __init__(self, after: float = AFTER) -> None:
         self.now = 100.0
         self.callbacks: list[Callable[[], object]] = []
         self.budget = ParseBudget(after, self.callbacks.append, lambda: self.now)
 
-    def turn(self, calls: int, seconds: float, rest: float = 0.0) -> int:
-        """So many callers have sent something that takes so long to parse, and there is something else to do: how many
-        of them are let in."""
-        let_in = 0
+    def iterate(self, calls: int, seconds: float, rest: float = 0.0) -> int:
+        """Run an iteration in which `calls` arrive that each take `seconds` to parse, and in which other work takes
+        `rest` seconds. Returns how many calls were admitted."""
+        admitted_calls = 0
         for _ in range(calls):
             if self.budget.is_full():
-                self.now += SENT_AWAY
+                self.now += REFUSAL
                 continue
             start = self.budget.begin()
             self.now += seconds
             self.budget.end(start)
-            let_in += 1
+            admitted_calls += 1
         self.now += rest
         due, self.callbacks[:] = list(self.callbacks), []
         for callback in due:
             callback()
-        return let_in
+        return admitted_calls
 
     def flood(self, seconds: float = 0.001) -> None:
-        """Large calls, until some are sent away."""
-        assert any(self.turn(2000, seconds) < 2000 for _ in range(3))
+        """Send large calls until some are refused."""
+        assert any(self.iterate(2000, seconds) < 2000 for _ in range(3))
 
 
 def test_a_burst_is_parsed_whole() -> None:
-    """As long as turns may be long on end; and again when they were short in between."""
+    """Also repeatedly, if short iterations lie between the bursts."""
     loop = Loop()
     for _ in range(10):
-        assert loop.turn(BURST, 0.001) == BURST
-        assert loop.turn(10, 0.001) == 10
+        assert loop.iterate(BURST, 0.001) == BURST
+        assert loop.iterate(10, 0.001) == 10
 
 
-def test_a_burst_that_takes_longer_is_cut_within_its_turn() -> None:
-    """Five thousand who are heard in one turn would wait for five seconds, all of them."""
+def test_a_burst_that_takes_longer_is_cut_within_its_iteration() -> None:
+    """Parsing all five thousand in one iteration would delay every response by five seconds."""
     loop = Loop()
-    assert loop.turn(5000, 0.001) == pytest.approx(150, abs=1)
-    assert loop.turn(5000, 0.001) < 100
+    assert loop.iterate(5000, 0.001) == pytest.approx(150, abs=1)
+    assert loop.iterate(5000, 0.001) < 100
 
 
-def test_turns_that_are_long_on_end_are_cut_though_none_of_them_is_too_long_alone() -> None:
-    """After the time that they may take together; a short iteration between them resets that time."""
+def test_consecutive_long_iterations_are_cut_although_each_alone_is_within_bounds() -> None:
+    """They are cut once their total exceeds the bound; a short iteration in between resets the total."""
     loop = Loop()
-    assert [loop.turn(BURST, 0.001) for _ in range(4)] == [BURST, BURST, BURST, 1000 * SHARES[0]]
+    assert [loop.iterate(BURST, 0.001) for _ in range(4)] == [BURST, BURST, BURST, 1000 * SHARES[0]]
     loop = Loop()
-    assert [loop.turn(calls, 0.001) for calls in (BURST, 10) * 4] == [BURST, 10] * 4
+    assert [loop.iterate(calls, 0.001) for calls in (BURST, 10) * 4] == [BURST, 10] * 4
 
 
 def test_a_flood_of_large_calls_is_cut() -> None:
-    """Two thousand connections that always have something to say: turns become short, and a third of the time goes
-    into those who are let in."""
+    """Two thousand connections that always have a call ready: iterations become short, and a third of the time is spent
+    on admitted calls."""
     loop = Loop()
     loop.flood()
     for _ in range(20):
         start = loop.now
-        let_in = loop.turn(2000, 0.001)
+        admitted_calls = loop.iterate(2000, 0.001)
         seconds = loop.now - start
         assert seconds < CROWD
-        assert let_in * 0.001 / seconds > 0.3
+        assert admitted_calls * 0.001 / seconds > 0.3
 
 
-def test_a_flood_of_those_who_wait_before_they_come_again_has_shorter_turns() -> None:
-    """So many of them come as it takes time to hear the others: the less is parsed in a turn, the sooner all are
-    answered, and most of the time goes into parsing all the same."""
+def test_a_flood_of_clients_that_wait_before_they_retry_has_shorter_iterations() -> None:
+    """The number of arrivals grows with the length of an iteration, so parsing less in each answers everybody sooner,
+    and most of the time is still spent on parsing."""
     loop = Loop()
     loop.flood()
     seconds = CROWD
     for _ in range(20):
         start = loop.now
-        let_in = loop.turn(round(11_000 * seconds), 0.001)
+        admitted_calls = loop.iterate(round(11_000 * seconds), 0.001)
         seconds = loop.now - start
     assert seconds < 1.6 * SHARES[0]
-    assert let_in * 0.001 / seconds > 0.6
+    assert admitted_calls * 0.001 / seconds > 0.6
 
 
 def test_a_few_calls_are_parsed_however_long_they_take() -> None:
-    """A few of a crowd; and all where no more come than may always wait."""
+    """The fewest of a crowd; all, if no more arrive than may always wait."""
     loop = Loop()
     loop.flood()
-    loop.turn(2000, 0.02)
-    assert loop.turn(2000, 0.02) == FEWEST
-    loop.turn(LEAST, 0.02)
-    assert loop.turn(LEAST, 0.02) == LEAST
+    loop.iterate(2000, 0.02)
+    assert loop.iterate(2000, 0.02) == FEWEST
+    loop.iterate(LEAST, 0.02)
+    assert loop.iterate(LEAST, 0.02) == LEAST
 
 
 @pytest.mark.parametrize(("calls", "seconds"), [(2000, 15e-6), (1000, 50e-6), (LEAST, 0.02)])
 def test_a_crowd_is_no_flood(calls: int, seconds: float) -> None:
-    """Neither many small calls, nor a few consumers who each wait for the answer to a very large one."""
+    """Neither many small calls nor a few very large ones, one per consumer, count as a flood."""
     loop = Loop()
     for _ in range(200):
-        assert loop.turn(calls, seconds) == calls
+        assert loop.iterate(calls, seconds) == calls
 
 
 @pytest.mark.parametrize(("crowd", "share"), [(2000, 0.028), (5000, SHARES[1]), (500, SHARES[0])])
-def test_medium_calls_have_half_of_what_the_rest_takes(crowd: int, share: float) -> None:
-    """More than the fewest are let in, where so many are parsed soon; within bounds."""
+def test_medium_calls_get_half_of_the_time_that_all_other_work_takes(crowd: int, share: float) -> None:
+    """Calls that parse quickly are admitted beyond the minimum, within bounds."""
     loop = Loop()
     loop.flood()
     for _ in range(10):
-        let_in = loop.turn(crowd, 0.0002)
-    assert let_in * 0.0002 == pytest.approx(share, rel=0.02)
+        admitted_calls = loop.iterate(crowd, 0.0002)
+    assert admitted_calls * 0.0002 == pytest.approx(share, rel=0.02)
 
 
-def test_it_is_over_when_nobody_had_to_be_sent_away_for_a_while() -> None:
-    """Not sooner, or a flood would be let in whole every few turns."""
+def test_a_flood_ends_after_a_while_without_refusals() -> None:
+    """Ending it sooner would admit the whole flood every few iterations."""
     loop = Loop()
     loop.flood()
-    loop.turn(20, 0.001)
-    assert loop.turn(BURST, 0.001) < BURST
+    loop.iterate(20, 0.001)
+    assert loop.iterate(BURST, 0.001) < BURST
     start = loop.now
     while loop.now - start < CALM + AFTER:
-        loop.turn(20, 0.001)
+        loop.iterate(20, 0.001)
         loop.now += 0.01
-    assert loop.turn(BURST, 0.001) == BURST
+    assert loop.iterate(BURST, 0.001) == BURST
 
 
-def test_a_flood_that_is_never_committed_is_told_to_come_back(sqlite_url: str, tmp_path: Path) -> None:
-    """Calls with a wrong id among many cost nothing but parsing. The service stands still while they are sent, so that
-    it hears all of them in one turn."""
+def test_a_flood_of_invalid_calls_is_refused_with_retry_after(sqlite_url: str, tmp_path: Path) -> None:
+    """Calls with an invalid id cost parsing and no commit. The service is stopped while they are sent, so that it
+    receives all of them in one iteration."""
     crowd = 300
     content = json.dumps({"items": [f"1:0:{n}" for n in range(1999)] + ["wrong"]}).encode()
     request = load.encoded("/v1/acks", content)
@@ -186,33 +187,33 @@ def test_a_flood_that_is_never_committed_is_told_to_come_back(sqlite_url: str, t
         assert [entry["turn"] > CROWD for entry in output if entry["event"] == "acks_shed"] == [True]
 
 
-def test_it_is_said_once_when_somebody_is_sent_away_and_once_when_it_is_over() -> None:
-    """Not where turns are long and nobody is sent away, as with many small calls."""
+def test_the_start_and_the_end_of_refusals_are_logged_once() -> None:
+    """Long iterations without refusals, as with many small calls, log nothing."""
     loop = Loop()
     with structlog.testing.capture_logs() as output:
         for _ in range(100):
-            assert loop.turn(2000, 20e-6, rest=CROWD) == 2000
+            assert loop.iterate(2000, 20e-6, rest=CROWD) == 2000
         assert output == []
         loop.flood()
         for _ in range(20):
-            loop.turn(2000, 0.001)
+            loop.iterate(2000, 0.001)
         assert [entry["event"] for entry in output] == ["acks_shed"]
         assert output[0]["turn"] > CROWD
         for _ in range(200):
-            loop.turn(20, 0.001)
+            loop.iterate(20, 0.001)
         assert [entry["event"] for entry in output] == ["acks_shed", "acks_shed_no_more"]
 
 
-def test_zero_sends_nobody_away() -> None:
-    """As `LASTBIT_SHED_AFTER=0` says."""
+def test_zero_refuses_nothing() -> None:
+    """`LASTBIT_SHED_AFTER=0` switches the budget off."""
     loop = Loop(after=0)
     for _ in range(20):
-        assert loop.turn(2000, 0.001) == 2000
+        assert loop.iterate(2000, 0.001) == 2000
 
 
 class Flooded:
-    """A service in this process that is full when it is told so. All bytes that arrive between two runs of its event
-    loop arrive in one iteration."""
+    """A service in this process whose `is_full` the test sets. All bytes that arrive between two runs of its event loop
+    arrive in one iteration."""
 
     def __init__(self, running: Served) -> None:
         self.loop = running.loop
@@ -224,14 +225,14 @@ class Flooded:
         self.app.is_full = lambda: full
 
     def parse_takes(self, seconds: float) -> None:
-        """Each call, by the clock of its turns."""
+        """Each call takes this long by the budget's clock."""
         self.app.state.parse_budget = ParseBudget(AFTER, self.loop.call_soon, itertools.count(0, seconds).__next__)
 
     def connect(self) -> Connection:
         return self._running.connect(AckProtocol)
 
     def until_committed(self) -> None:
-        """The event loop has not been told yet."""
+        """Wait for the commit, of which the event loop doesn't know yet."""
         while not self.app.finished:
             time.sleep(0)
 
@@ -262,8 +263,8 @@ CHUNKED = b"".join(
     [REQUEST, REQUEST.replace(b"\r\n", b"\r\nX-Request-Id: mine\r\n", 1), CHUNKED],
     ids=["", "named", "chunked"],
 )
-def test_who_is_sent_away_is_told_after_a_pause(flooded: Flooded, request_: bytes) -> None:
-    """Each after its own delay, and two of one connection one after the other, on every path through the code."""
+def test_a_refusal_is_sent_after_a_delay(flooded: Flooded, request_: bytes) -> None:
+    """Each refusal has its own delay, and two on one connection are sent one after the other, on every code path."""
     first, second = flooded.connect(), flooded.connect()
     first.feed(request_)
     assert [entry.status for entry in first.until_answered()] == [200]
@@ -285,11 +286,11 @@ def test_who_is_sent_away_is_told_after_a_pause(flooded: Flooded, request_: byte
         assert flooded.loop.time() - pause_start >= refusals.SECONDS
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["let in", "sent away"])
+@pytest.mark.parametrize("full", [False, True], ids=["admitted", "refused"])
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-def test_answers_do_not_wait_until_all_were_heard(flooded: Flooded, large: bool, full: bool) -> None:
-    """A commit is over while the event loop is busy with others: the next of them makes it known. Only where calls are
-    small, and those who are let in heard soon, their answers have time."""
+def test_responses_do_not_wait_until_all_requests_are_read(flooded: Flooded, large: bool, full: bool) -> None:
+    """A commit ends while the event loop reads other requests: the next of them sends the response. Only small calls,
+    which are read quickly, may delay it."""
     flooded.parse_takes(1.1 * LARGE if large else 0.9 * LARGE)
     admitted, others = flooded.connect(), flooded.connect()
     admitted.protocol.data_received(REQUEST)
@@ -302,8 +303,8 @@ def test_answers_do_not_wait_until_all_were_heard(flooded: Flooded, large: bool,
     assert [entry.status for entry in others.until_answered()] == [503 if full else 200]
 
 
-def test_who_is_to_be_told_may_be_gone_by_then_or_the_service_stop(flooded: Flooded) -> None:
-    """Nothing is written to the one; the other's connection ends with the answer."""
+def test_a_connection_may_close_or_the_service_stop_before_the_refusal_is_sent(flooded: Flooded) -> None:
+    """Nothing is written to a closed connection; a stopping service closes the other after its response."""
     leaver, stopped = flooded.connect(), flooded.connect()
     flooded.full(True)
     for entry in (leaver, stopped):
