@@ -1,11 +1,11 @@
-"""What happens when ten times as many acks come as can be committed? An open loop: requests are sent when they are due,
-whether or not those before them were answered, as a crowd of consumers does that nobody holds back.
+"""What happens when ten times as many acks arrive as can be committed? The load is an open loop: each request is sent
+when it is due, whether or not earlier ones were answered.
 
-The generator is a process of its own, of plain sockets and epoll. A request that is due takes a connection that waits
-for no answer; if there is none it isn't sent, and counted. First the sustainable rate is sought: the highest at which
-nobody is refused or kept from sending, in steps of a tenth of what a closed loop brings. Then ten times as many are
-offered, by consumers who are connected, and then the sustainable rate again. Latencies count from when a request was
-sent; how late the generator was with it is printed beside the rate, as it shares two cores with the rest.
+The generator is a separate process that uses plain sockets and epoll. A request that is due takes an idle connection;
+if there is none, it is counted as unsent. The benchmark first looks for the sustainable rate, the highest rate without
+refused or unsent requests, in steps of a tenth of a closed loop's rate. Then it offers ten times that rate over open
+connections, and then the sustainable rate again. Latencies count from the moment of sending. The delay between due and
+sent is printed beside the rate, since the generator shares two cores with the service.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from bench import acks, load, measure
 from bench.measure import Scale
 
 STEPS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
-"""Of the closed loop's rate, offered one after the other until one of them is not sustained."""
+"""Offered rates, relative to the closed loop's, in turn until one is not sustained."""
 TRIES = 3
-"""How often a rate is offered before it counts as more than can be sustained: where a machine is shared, others' work
-alone makes somebody be refused now and then."""
+"""Attempts before a rate counts as not sustained: on a shared machine, other programs alone cause refusals now and
+then."""
 TIMES = 10
 
 
@@ -42,10 +42,10 @@ class Kind(NamedTuple):
     name: str
     ids: int
     in_order: bool
-    """Items that no other call brings; else any, so that in the end most of them are repeats."""
+    """Whether each call has new items. Otherwise they are random, so most of them are repeats at the end."""
     consumers: int
-    """Connections. Each has one request under way at the most, so with fewer of them what is due isn't sent; where the
-    machine can't send and read ten times as many whatever their number, more of them only wait for each other."""
+    """Connections. Each has at most one request under way, so too few leave requests unsent; beyond what the machine
+    can send and read, more of them only wait for each other."""
 
 
 KINDS = (
@@ -57,7 +57,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a case is: seconds of each phase."""
+    """The size of a case: seconds of each phase, and items."""
 
     calm: float
     flood: float
@@ -70,28 +70,28 @@ class Shape:
 
 @dataclass
 class Seen:
-    """Of one phase. Times are seconds since its start."""
+    """What one phase measured. Times are seconds since its start."""
 
     seconds: float = 0.0
     sent: int = 0
     unsent: int = 0
-    """Requests that were due while all connections waited for an answer."""
+    """Requests that were due while no connection was idle."""
     refused: int = 0
-    told: int = 0
-    """Of them, those with a Retry-After."""
+    with_retry_after: int = 0
+    """Refusals with a Retry-After."""
     broken: int = 0
-    """Requests whose connection ended before the answer."""
+    """Requests whose connection closed before the response."""
     applied: int = 0
     took: list[float] = field(default_factory=list)
-    """Of the admitted, each."""
+    """Latency of each admitted request."""
     ended: list[float] = field(default_factory=list)
-    """When each of them was answered."""
+    """Time of the response to each admitted request."""
     late: list[float] = field(default_factory=list)
-    """By how much each request was sent after it was due."""
+    """Delay of each request between due and sent."""
 
     @property
     def sustained(self) -> bool:
-        """Whether nobody was refused or kept from sending."""
+        """Whether no request was refused, unsent or broken."""
         return not (self.refused or self.unsent or self.broken)
 
     def p(self, share: float, values: Sequence[float] | None = None) -> float:
@@ -100,8 +100,8 @@ class Seen:
 
 
 def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float, limit: int, ready: int = 0) -> Seen:
-    """Send `rate` requests a second for so long over `most` connections, some of which are there when it begins, and
-    wait for the answers of those that were sent."""
+    """Send `rate` requests a second for `seconds` over at most `limit` connections, of which `ready` are opened before
+    the start, and wait for the responses."""
     phase = Seen(seconds=seconds)
     idle = {connection.fileno(): connection for connection in _crowd(port, ready)} if ready else {}
     busy: dict[int, tuple[socket.socket, float]] = {}
@@ -171,7 +171,8 @@ def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float,
 
 
 def _crowd(port: int, consumers: int) -> list[socket.socket]:
-    """So many connections, all of which the service has taken: it takes them in their order, and answers the last."""
+    """Open this many connections and wait until the service has accepted all. It accepts them in order, so a response
+    on the last one shows that."""
     connections = [_connected(port) for _ in range(consumers)]
     connections[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: lastbit\r\n\r\n")
     data = b""
@@ -199,13 +200,14 @@ def _count(phase: Seen, data: bytes, sent_at: float, now: float) -> None:
         phase.applied += json.loads(data[data.index(b"\r\n\r\n") + 4 :])["applied"]
     elif data.startswith((b"HTTP/1.1 503", b"HTTP/1.1 429")):
         phase.refused += 1
-        phase.told += b"\r\nretry-after: " in data
+        phase.with_retry_after += b"\r\nretry-after: " in data
     else:
         raise RuntimeError(f"answered: {data.decode(errors='replace')[:1000]}")
 
 
 def _calls(kind: Kind, batch: int, size: int, items: int, first: int = 0) -> Callable[[], bytes]:
-    """Makes requests; those in order begin with the one of that number. To make one costs less than to send it."""
+    """Returns a function that makes the next request; requests in order start at number `first`. Making a request is
+    cheaper than sending it."""
     heads: dict[int, bytes] = {}
 
     def whole(content: bytes) -> bytes:
@@ -241,7 +243,7 @@ def _calls(kind: Kind, batch: int, size: int, items: int, first: int = 0) -> Cal
 def sustained(
     port: int, requests: Callable[[], bytes], loop: float, seconds: float, consumers: int
 ) -> tuple[float, list[Seen]]:
-    """The highest of the rates that is sustained, and what was seen at each of them, it last; the first if none is."""
+    """The highest sustained rate (the first one if none is), and the phases of all rates, that rate's last."""
     phases: list[Seen] = []
     best, calm = STEPS[0] * loop, None
     for share in STEPS:
@@ -260,8 +262,8 @@ def sustained(
 def _generator(
     port: int, calls: tuple[Kind, int, int, int, int], loop: float, shape: Shape
 ) -> tuple[float, list[Seen], Seen, Seen]:
-    """In a process of its own: the sustainable rate and what was seen on the way to it, the flood, and what was seen at
-    that rate right after it."""
+    """Runs in a separate process. Returns the sustainable rate, the phases that led to it, the flood, and a phase at
+    the sustainable rate right after it."""
     following = _calls(*calls)
     consumers = min(calls[0].consumers, measure.allow_files(calls[0].consumers + 100) - 100)
     rate, steps = sustained(port, following, loop, shape.calm, consumers)
@@ -294,13 +296,13 @@ class Memory(threading.Thread):
 
 
 def admitted(phase: Seen, rate: float, start: float, end: float) -> float:
-    """Of what was offered between these seconds, the share that was answered in them."""
+    """Requests admitted between these seconds, relative to those offered."""
     return sum(start <= moment < end for moment in phase.ended) / (rate * (end - start))
 
 
 def full_speed(phase: Seen, rate: float) -> float:
-    """After how many seconds a whole one began in which as much was answered as was offered, to within a tenth;
-    infinite if none did."""
+    """Start of the first whole second in which at least nine tenths of the offered requests were admitted; infinite if
+    there is none."""
     quarters = (number / 4 for number in range(int(4 * (phase.seconds - 1)) + 1))
     return next((start for start in quarters if admitted(phase, rate, start, start + 1) >= 0.9), math.inf)
 
@@ -320,7 +322,8 @@ def run(scale: Scale) -> None:
 
 
 def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tuple[list[list[str]], float, float]:
-    """The lines of a table, seconds until full speed, and the share of it in the second half of the time after."""
+    """Returns the rows of the table, the seconds until full speed, and the admitted share in the second half of the
+    phase after the flood."""
     items = 10**9 if kind.in_order else shape.items
     batch, _ = acks.fresh(port, items, [])
     size = measure.call(port, "GET", f"/v1/batches/{batch}")["group_size"]
@@ -352,8 +355,9 @@ def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tu
         share += ", not sustained"
     for name, phase in ((share, calm), (f"{TIMES} x", flood), ("as before", after)):
         refusals = f"{phase.refused / phase.seconds:,.0f}"
-        if phase.told != phase.refused or phase.broken or phase.unsent:
-            refusals += f" ({phase.refused - phase.told} untold, {phase.broken} broken, {phase.unsent} unsent)"
+        if phase.with_retry_after != phase.refused or phase.broken or phase.unsent:
+            lacking = phase.refused - phase.with_retry_after
+            refusals += f" ({lacking} without Retry-After, {phase.broken} broken, {phase.unsent} unsent)"
         lines.append(
             [
                 name,

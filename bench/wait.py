@@ -1,13 +1,13 @@
-"""How long after its batch ended is a long poll answered? 1,000 waiters on 1,000 batches, which end at a steady pace or
-all at once (acked over eight connections without a pause), and 1,000 waiters on one batch. And with 200 followers of
-the feed beside them, each of whom is told of each end.
+"""How soon after its batch ended is a long poll answered? Cases: 1,000 waiters on 1,000 batches, which end at a steady
+rate or all at once (acked over eight connections without a pause); 1,000 waiters on one batch; and both with 200
+followers of the feed, each of which receives every end.
 
-The commit precedes the ack's answer by little, and can't be seen from outside. So there are two figures a waiter: from
-when the last ack's answer arrived, which is a little too short (it can even be negative: waiters are told when the ack
-is, and may be read first), and from when that ack was sent, which is too long by the ack itself. The true one lies
-between.
+The commit happens shortly before the ack's response, and can't be seen from outside. So there are two figures per
+waiter. The first counts from the arrival of the last ack's response, which is slightly too short; it can be negative,
+since both responses are sent at once and the waiter's may be read first. The second counts from the sending of that
+ack, which is too long by the ack itself. The true latency lies between them.
 
-Idle, the waiters cost no query each: what the database hears while they wait is printed too.
+Idle waiters cost no queries: the number of statements that the database receives while they wait is printed too.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from lastbit.ids import item_id
 from tests.support.servers import MariaDB
 
 PACE = 200
-"""Batches that end a second, where the pace is steady."""
+"""Batches that end per second at the steady rate."""
 FOLLOWED = 20
-"""The same where each end is told to each stream too."""
+"""The same with followers, each of which receives every end."""
 ACKING = 8
-"""Connections that ack."""
+"""Connections that send acks."""
 _ENDED = re.compile(rb'"batch:(\d+):completed"')
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 
@@ -46,7 +46,7 @@ class Heard:
         self._connection = server.connect()
 
     def so_far(self) -> tuple[int, int]:
-        """Statements, and of them selects. To ask is a statement too, but no select."""
+        """The number of statements, and of selects among them. This query is a statement, but no select."""
         with self._connection.cursor() as cursor:
             cursor.execute("SHOW GLOBAL STATUS WHERE Variable_name IN ('Questions', 'Com_select')")
             counters = dict(cursor.fetchall())
@@ -57,7 +57,7 @@ class Heard:
             time.sleep(0.05)  # the server has no notification for a counter
 
     def rates(self, seconds: float) -> tuple[float, float]:
-        """Statements and selects a second from now on."""
+        """Statements and selects per second, over the next `seconds`."""
         start, before = time.perf_counter(), self.so_far()
         time.sleep(seconds)  # this is measured: the statements in that time
         after = self.so_far()
@@ -69,7 +69,7 @@ class Heard:
 
 
 class Streams:
-    """Followers of the feed, a thread of their own for all: when each of them was told of each batch's end."""
+    """Followers of the feed, all read by one thread, and when each of them received each batch's end."""
 
     def __init__(self, port: int, count: int) -> None:
         self.told: dict[int, list[float]] = {}
@@ -102,7 +102,7 @@ class Streams:
                         self.told.setdefault(int(batch[1]), []).append(now)
 
     def wait_for(self, batches: Sequence[int]) -> None:
-        """Until each of them was told of each of these."""
+        """Wait until each follower has received the end of each of these batches."""
         until = time.monotonic() + 60
         while any(len(self.told.get(batch, ())) < self._count for batch in batches):
             if time.monotonic() > until:
@@ -120,7 +120,7 @@ class Streams:
 
 
 class Connections:
-    """Plain sockets and epoll: a request each, whose answers are taken as they come."""
+    """Plain sockets and epoll: one request per connection, with responses read as they arrive."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -140,7 +140,7 @@ class Connections:
         self._sockets[number].sendall(request)
 
     def answers(self, seconds: float | None) -> Iterable[tuple[int, float, bytes]]:
-        """(connection, when, answer) of what has come whole after at most so many seconds."""
+        """(connection, time, response) of each complete response that arrives within this many seconds."""
         for number, _ in self._poll.poll(seconds):
             data = self._sockets[number].recv(65_536)
             if not data:
@@ -160,7 +160,7 @@ class Connections:
 
 
 class Waiters:
-    """Long polls under way, one a connection: one for each of `batches`, which may name a batch several times. Each
+    """Long polls under way, one per connection: one for each of `batches`, which may name a batch several times. Each
     batch has one item and is sealed."""
 
     def __init__(self, counters: Heard, port: int, batches: Sequence[int]) -> None:
@@ -175,8 +175,8 @@ class Waiters:
         time.sleep(0.5)  # a waiter that has queried and begins to wait is not visible from outside
 
     def end(self, pace: float | None, streams: Streams | None = None) -> list[tuple[float, float]]:
-        """Ack the item of each batch, so many a second or as fast as they are answered: for each waiter, seconds from
-        the ack's sending and from its answer until its own answer; with `streams`, for each of them too."""
+        """Ack the item of each batch, at a rate per second or without a pause. Returns the seconds from the sending of
+        the ack, and from its response, to the response of each waiter; with `streams`, of each follower too."""
         waiting = deque(dict.fromkeys(self._batch_of.values()))
         requests = {batch: load.encoded("/v1/acks", {"items": [item_id(batch, 0)]}) for batch in waiting}
         free = [self._connections.connect() for _ in range(min(ACKING, len(waiting)))]
@@ -226,7 +226,7 @@ def _open(port: int, batches: int) -> list[int]:
 
 
 def _check(port: int, batches: list[int]) -> None:
-    """The bits of each batch say that it is complete."""
+    """Check by the bits of each batch that it is complete."""
     requests = [load.encoded(f"/v1/batches/{batch}/verify", None, "GET") for batch in batches]
     for answer in load.drive(port, requests, ACKING)[1]:
         verification = json.loads(answer)
