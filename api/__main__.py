@@ -223,8 +223,16 @@ def configuration(settings: Settings) -> uvicorn.Config:
 
 
 def listening(config: uvicorn.Config) -> list[socket.socket]:
-    """The listening socket and its duplicates."""
-    listener = config.bind_socket()
+    """The listening socket and its duplicates. Exits if the address can't be used."""
+    try:
+        listener = config.bind_socket()
+    except SystemExit:  # uvicorn has logged the system's error, which names no address
+        print(  # noqa: T201
+            f"lastbit: can't listen on {config.host} at port {config.port}: if another program uses the port, stop it "
+            "or choose another with --port (LASTBIT_PORT)",
+            file=sys.stderr,
+        )
+        raise
     return [listener, *(listener.dup() for _ in range(LISTENERS - 1 if config.workers == 1 else 0))]
 
 

@@ -79,6 +79,8 @@ class Tokens:
             except (OSError, ValueError) as error:
                 # Of a file that is no text the error would say a part.
                 problem = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+                if isinstance(error, FileNotFoundError):
+                    problem = "there is no such file; `lastbit token new` makes a line for it"
                 raise errors.Misconfigured(f"the tokens of {text_} can't be read: {problem}") from None
         if self.required and not loaded_tokens:
             text_ = " and ".join(text_ for _, text_ in self._texts())

@@ -582,7 +582,10 @@ def test_tokens_that_can_not_be_read_are_refused_and_not_shown(tmp_path: Path) -
         (Settings(tokens=SECRETS["none"]), "line 1"),
         (Settings(tokens_file=str(broken_file)), "line 2"),
         (Settings(tokens_file=str(tmp_path / "bytes")), "not UTF-8"),
-        (Settings(tokens_file=str(tmp_path / "absent")), "No such file"),
+        (
+            Settings(tokens_file=str(tmp_path / "absent")),
+            "there is no such file; `lastbit token new` makes a line for it",
+        ),
         (Settings(tokens="# none yet"), "there is no token"),
         (Settings(tokens=""), "there is no token"),
     ):

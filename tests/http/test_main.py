@@ -19,6 +19,7 @@ import httpx
 import pytest
 import uvicorn
 import uvloop
+from uvicorn.config import STARTUP_FAILURE
 
 from api.__main__ import LISTENERS, configuration, listening
 from core.settings import Settings
@@ -56,6 +57,18 @@ def test_a_database_that_is_away_is_said_so() -> None:
     assert "no database server can be reached at 127.0.0.1:1" in refusal.stderr
     assert "Traceback" not in refusal.stderr
     assert "secret" not in refusal.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_port_in_use_is_named_with_the_option_that_changes_it(sqlite_url: str, workers: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        refused = run("--database-url", sqlite_url, "--port", port, "--workers", workers)
+    assert refused.returncode == STARTUP_FAILURE
+    assert f"can't listen on 127.0.0.1 at port {port}" in refused.stderr
+    assert "--port (LASTBIT_PORT)" in refused.stderr
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
