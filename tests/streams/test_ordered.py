@@ -42,6 +42,19 @@ def numbered(count: int) -> list[tuple[int, int]]:
     return [(offset, offset) for offset in range(count)]
 
 
+@both
+def test_a_record_is_outstanding_while_it_is_handled(run: Run) -> None:
+    """A snapshot that is stored in that time must not count it as done: the handler may still fail."""
+    window = AckWindow()
+    outstanding: dict[int, bool] = {}
+
+    def handle(record: int) -> None:
+        outstanding[record] = record in window.outstanding
+
+    run(numbered(20), handle, key=same, lanes=2, window=window)
+    assert outstanding == dict.fromkeys(range(20), True)
+
+
 @settings(max_examples=EXAMPLES)
 @given(data=st.data())
 @both
