@@ -15,6 +15,8 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -161,7 +163,7 @@ def _serve(settings: Settings, database: str) -> None:
     sockets = listening(config)
     greeting = functools.partial(_greet, settings, database, sockets[0].getsockname()[1])
     if settings.workers > 1:
-        greeting()
+        threading.Thread(target=_greet_once_listening, args=(sockets[0], greeting), daemon=True).start()
         Multiprocess(config, sockets=sockets).run()
         return
     server = _Server(config, greeting)
@@ -182,6 +184,15 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._greeting()
+
+
+def _greet_once_listening(listener: socket.socket, greeting: Callable[[], None]) -> None:
+    """Greet as soon as a worker process has started and listens. Until then, the socket is only bound."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(listener.getsockname()[:2]):
+            greeting()
+            return
+        time.sleep(0.05)
 
 
 def _greet(settings: Settings, database: str, port: int) -> None:

@@ -26,6 +26,9 @@ APP = "lastbit_server/_app"
 
 
 def main(target: Path) -> list[Path]:
+    """Build both wheels in the folder `target`, and remove older ones: the image installs all wheels of `dist/`."""
+    for old in target.glob("*.whl"):
+        old.unlink()
     return [wheel(sdk(), target), wheel(server(), target)]
 
 

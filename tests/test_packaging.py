@@ -49,7 +49,11 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The wheels as they would be published: of the SDK, and of the server."""
-    return dist.main(tmp_path_factory.mktemp("wheels"))
+    folder = tmp_path_factory.mktemp("wheels")
+    (folder / "lastbit-0.0.1-py3-none-any.whl").touch()
+    built = dist.main(folder)
+    assert set(folder.iterdir()) == set(built), "wheels of an earlier build get into the image"
+    return built
 
 
 @pytest.fixture(scope="module")

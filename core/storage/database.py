@@ -27,7 +27,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from core import errors, metrics
-from core.storage import continuity, dialects, faults, galera
+from core.storage import continuity, dialects, faults
 from core.storage.dialects.mariadb import LOCK_WAIT as LOCK_WAIT_OPTION
 
 T = TypeVar("T")
@@ -186,9 +186,6 @@ class Database:
             # The connection's state is unknown.
             tx.invalidate()
             fault = fault and errors.Fault.OUTAGE
-        elif fault is errors.Fault.LOCK_WAIT and galera.is_apart(tx):
-            tx.invalidate()
-            fault = errors.Fault.OUTAGE
         elif faults.is_elsewhere(error):
             # The next connection may lead to a server that can do it.
             tx.invalidate()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Final
 
-import pymysql
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -40,21 +39,6 @@ def prepare(driver: Any, info: dict[str, Any]) -> None:
 def is_node(tx: Connection) -> bool:
     """Whether the connection leads to a node of a cluster."""
     return bool(tx.info.get(_MEMBER))
-
-
-def is_apart(tx: Connection) -> bool:
-    """Whether the connection leads to a node that is outside its cluster now. When such a node gives up waiting for the
-    others, it returns the error number of a lock wait."""
-    if not is_node(tx):
-        return False
-    driver = tx.connection.dbapi_connection
-    assert driver is not None
-    try:
-        with contextlib.closing(driver.cursor()) as cursor:
-            cursor.execute("SHOW GLOBAL STATUS LIKE 'wsrep_ready'")
-            return any(value != "ON" for _, value in cursor.fetchall())
-    except pymysql.MySQLError:
-        return True
 
 
 def guard(tx: Connection, column: sa.Column[int], *row: sa.ColumnElement[bool]) -> None:

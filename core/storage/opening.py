@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +76,8 @@ def _of_server(url: sa.URL, error: DBAPIError) -> tuple[str, str]:
     if code == _NO_DATABASE:
         return (
             f"the server at {server} has no database {name!r} (user {user!r})",
-            f"create it with `CREATE DATABASE {name} CHARACTER SET utf8mb4`, or name another in LASTBIT_DATABASE_URL",
+            f"create it with CREATE DATABASE {_quoted(name)} CHARACTER SET utf8mb4, or name another in "
+            "LASTBIT_DATABASE_URL",
         )
     if code == _NO_ACCESS:
         return (
@@ -92,6 +94,12 @@ def _of_server(url: sa.URL, error: DBAPIError) -> tuple[str, str]:
         f"the database {name!r} at {server} can't be used (user {user!r}): {text} (error {code})",
         "look the error up in the server's documentation and in its log",
     )
+
+
+def _quoted(name: str) -> str:
+    """The database's name as it stands in a statement."""
+    is_plain = re.fullmatch(r"[A-Za-z_][0-9A-Za-z_]*", name)
+    return name if is_plain else "`" + name.replace("`", "``") + "`"
 
 
 def _of_file(path: Path, error: DBAPIError) -> tuple[str, str]:

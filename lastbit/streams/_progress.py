@@ -82,7 +82,7 @@ class Progress(Generic[R]):
         self._awaited = deque(self.window.outstanding)  # restored; the source is expected to bring them again
         self._opaque: bool | None = None
         self._names: deque[tuple[int, Any]] = deque()
-        self._at_floor: tuple[Any] | None = None
+        self._at_floor: tuple[int, Any] | None = None  # the floor and the source's offset there
         self._names_lock = threading.Lock()
         self._acks = self.window.acks
         self._floor: int | None = None
@@ -135,13 +135,17 @@ class Progress(Generic[R]):
         """The next commit; None if there is nothing to commit."""
         # Read the acks first: an ack between the two reads is in the floor, and makes another commit due.
         acks, floor = self.window.acks, self.window.floor
+        offset: Any = floor
+        if self._opaque:
+            with self._names_lock:
+                self._settle_names()
+                if self._at_floor is None:
+                    return None
+                # The floor may have moved on since it was read; this one belongs to the offset.
+                floor, offset = self._at_floor
         if acks == self._acks or self._floor is None or (self._floor_alone and floor <= self._floor):
             return None
-        if not self._opaque:
-            return Due(acks, floor, floor)
-        with self._names_lock:
-            self._settle_names()
-            return None if self._at_floor is None else Due(acks, floor, self._at_floor[0])
+        return Due(acks, floor, offset)
 
     def committed(self, due: Due) -> None:
         self._acks, self._floor = due.acks, due.floor
@@ -174,7 +178,7 @@ class Progress(Generic[R]):
     def _settle_names(self) -> None:
         floor = self.window.floor
         while self._names and self._names[0][0] <= floor:
-            self._at_floor = (self._names.popleft()[1],)
+            self._at_floor = self._names.popleft()
 
 
 def uncommitted(failure: BaseException | None, due: Due, error: Exception) -> BaseException:

@@ -1344,7 +1344,7 @@ MUTANTS = [
         "core.tallies:apply",
         "*(_INSERT + rows for rows in _lists(new))",
         "*(_INSERT + rows + upsert for rows in _lists(new))",
-        _WRITERS,
+        "test_tallies.py::test_two_calls_that_create_the_same_sub_counter_both_count",
     ),
     Mutant(
         "a-call-is-applied-in-parts",
@@ -1813,6 +1813,13 @@ MUTANTS = [
         _ORDERED + "test_restored_offsets_that_are_gone_from_the_log_do_not_hold_the_floor[in_threads]",
     ),
     Mutant(
+        "an-offset-is-committed-with-an-older-floor",
+        "lastbit.streams._progress:Progress.due",
+        "floor, offset = self._at_floor",
+        "offset = self._at_floor[1]",
+        _ORDERED + "test_an_ack_while_a_commit_is_computed_does_not_commit_an_opaque_offset_twice",
+    ),
+    Mutant(
         "the-end-is-not-committed",
         "lastbit.streams.ordered:_Run._commit_at_the_end",
         "due is None",
@@ -1869,13 +1876,6 @@ MUTANTS = [
         "committing and fault is errors.Fault.CONFLICT",
         "False",
         _GALERA + "test_a_lost_certification_is_begun_again_and_costs_no_connection",
-    ),
-    Mutant(
-        "a-node-apart-is-taken-for-a-locked-row",
-        "core.storage.galera:is_apart",
-        'value != "ON"',
-        "False",
-        _GALERA + "test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not_kept",
     ),
 ]
 

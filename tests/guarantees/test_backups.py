@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ def back_up_under_load(url: str, back_up: Callable[[], None]) -> Before:
             load.reaches(50)  # it stood in nobody's way
         with Database(url) as database:
             check(load, database)
+        running.stop(signal.SIGKILL)  # not the milder end that services have under `make coverage`
     assert before.finished
     return before
 

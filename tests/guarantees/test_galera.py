@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import pymysql
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
 
 from core import errors, feed, tallies
 from core.acks.call import AckResult
@@ -379,6 +382,12 @@ def _session(tx: sa.Connection) -> int:
     return int(tx.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
 
 
+def _give_up(tx: Connection) -> None:
+    """What PyMySQL raises for a lock wait that timed out."""
+    cause = pymysql.err.OperationalError(1205, "Lock wait timeout exceeded; try restarting transaction")
+    raise DBAPIError.instance("SELECT 1", None, cause, pymysql.MySQLError, dialect=tx.dialect)
+
+
 def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not_kept(
     galera: Cluster, pair: Pair
 ) -> None:
@@ -387,6 +396,8 @@ def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not
     batch = first.batches.open(Opening(items=3)).batch.id
     ack(first, (batch, 0, 0))
     session = first.database.read(_session)
+    spare = Database(pair.urls[0])
+    spare.read(_session)  # so that it has a connection, which it keeps
     for node in galera.nodes[1:]:
         node.freeze()
     try:
@@ -396,6 +407,8 @@ def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not
                 first.database.write(batches.get, batch, lock_waits=0)
 
         calls: list[Callable[[], object]] = [look, lambda: ack(first, (batch, 0, 1)), lambda: first.batches.seal(batch)]
+        # A statement that gave up waiting for the others has the error of a lock wait. But its ROLLBACK is refused.
+        calls.append(lambda: spare.write(_give_up, lock_waits=0))
         for call in calls:
             with pytest.raises(errors.Unavailable) as exception:
                 call()
@@ -403,6 +416,7 @@ def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not
     finally:
         for node in galera.nodes[1:]:
             node.thaw()
+        spare.dispose()
     galera.wait_until_whole()
     assert first.database.read(_session) != session
     batch_ = other.batches.get(batch)

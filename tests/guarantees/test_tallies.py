@@ -7,6 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import sqlalchemy as sa
 from core import errors, tallies
 from core.acks.combiner import Inline
 from core.service import Service
+from core.storage import schema
 from core.storage.database import Database
 from lastbit import Client, Retry, ServiceUnreachable, SourceChain
 from lastbit.ids import INTEGER_LIMIT
@@ -127,6 +129,28 @@ def test_a_call_that_dies_at_any_point_is_there_altogether_or_not_at_all(databas
             assert point > 3
             return
     pytest.fail("the call has no end")
+
+
+@pytest.mark.mariadb
+def test_two_calls_that_create_the_same_sub_counter_both_count(mariadb_url: str) -> None:
+    """Neither finds a row to lock. The second insert waits for the first one's commit, and its call begins again."""
+    with Database(mariadb_url) as slow, Database(mariadb_url) as fast, ThreadPoolExecutor(1) as pool:
+        schema.migrate(slow)
+        inserting, may_go_on = threading.Event(), threading.Event()
+
+        @sa.event.listens_for(slow.engine, "before_cursor_execute")
+        def wait(_: object, __: object, statement: str, *___: object) -> None:
+            if statement.startswith("INSERT INTO tallies") and not inserting.is_set():
+                inserting.set()
+                assert may_go_on.wait(30)
+
+        first, second = _run(0, 1), _run(2, 3)  # both from partition 0, and both with key k2
+        later = pool.submit(apply, Service(slow, combiner=Inline), "twice", second)
+        assert inserting.wait(30)
+        apply(Service(fast, combiner=Inline), "twice", first)
+        may_go_on.set()
+        assert later.result(30).applied == len(second)
+        assert totals(Service(fast, combiner=Inline), "twice") == _sums([*first, *second])
 
 
 def _run(start: int, end: int) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ import uvicorn
 import uvloop
 from uvicorn.config import STARTUP_FAILURE
 
-from api.__main__ import LISTENERS, configuration, listening
+from api.__main__ import LISTENERS, _greet_once_listening, configuration, listening
 from core.settings import Settings
 from core.storage import schema
 from core.storage.database import Database
@@ -97,6 +97,17 @@ def test_on_a_terminal_it_says_where_it_is_and_what_to_type_next(tmp_path: Path,
     assert command is not None, lines[2]
     assert command[2] == f"--url {url} open --key hello --items 3"
     assert (ROOT / command[1]).exists()
+
+
+def test_several_workers_greet_when_one_of_them_listens() -> None:
+    """And not when the socket is bound: until a worker has started, connections are refused."""
+    greeted = threading.Event()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        threading.Thread(target=_greet_once_listening, args=(listener, greeted.set), daemon=True).start()
+        assert not greeted.wait(0.2)
+        listener.listen()
+        assert greeted.wait(30)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,8 @@ def test_a_file_without_permissions_is_named_with_what_to_do(tmp_path: Path, pro
 
 
 def test_check_says_the_same(mariadb: MariaDB) -> None:
-    done = run_module("api", "check", "--database-url", f"mysql://root@127.0.0.1:{mariadb.port}/nowhere")
-    assert done.returncode == 1
-    assert f"the server at 127.0.0.1:{mariadb.port} has no database 'nowhere' (user 'root')" in done.stdout
-    assert "→ create it with `CREATE DATABASE nowhere CHARACTER SET utf8mb4`" in done.stdout
+    for name, quoted in (("nowhere", "nowhere"), ("no-where", "`no-where`")):
+        done = run_module("api", "check", "--database-url", f"mysql://root@127.0.0.1:{mariadb.port}/{name}")
+        assert done.returncode == 1
+        assert f"the server at 127.0.0.1:{mariadb.port} has no database '{name}' (user 'root')" in done.stdout
+        assert f"→ create it with CREATE DATABASE {quoted} CHARACTER SET utf8mb4, or name another" in done.stdout

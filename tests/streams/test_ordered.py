@@ -25,6 +25,7 @@ from lastbit.streams import (
     run_ordered,
     run_ordered_async,
 )
+from lastbit.streams._progress import Options, Progress
 from tests.streams.runners import Run, both, in_tasks, in_threads, log_from
 
 EXAMPLES = 150 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1)
@@ -576,6 +577,32 @@ def test_restored_offsets_that_are_gone_from_the_log_do_not_hold_the_floor(
         "offset 5,",
         "offset 9,",
     ]
+
+
+def test_an_ack_while_a_commit_is_computed_does_not_commit_an_opaque_offset_twice() -> None:
+    """The floor moves between two reads of it. The commit names the floor to which its offset belongs."""
+
+    class Moving(AckWindow):
+        """Acks position 1 after the floor was read for the first time."""
+
+        @property
+        def floor(self) -> int:
+            before = super().floor
+            if before == 0:
+                self.ack(1)
+            return before
+
+    window = Moving()
+    progress: Progress[str] = Progress(None, Options(same, 1, 1.0, None, 1.0, None, 1.0))
+    progress.window = window
+    for offset in ("a", "b"):
+        assert progress.track(progress.position_of(offset), offset)
+    window.ack(0)
+    due = progress.due()
+    assert due is not None
+    assert (due.floor, due.offset) == (1, "b")
+    progress.committed(due)
+    assert progress.due() is None
 
 
 @both

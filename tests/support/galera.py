@@ -204,11 +204,13 @@ class Node(MariaDB):
 
     @contextlib.contextmanager
     def lagging(self) -> Iterator[None]:
-        """Meanwhile it applies nothing of what the others commit. It answers reads, and takes no writes."""
+        """Meanwhile it applies nothing of what the others commit. It answers reads, lets rows be locked, and commits
+        nothing."""
         with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
-            cursor.execute("FLUSH TABLES WITH READ LOCK")
+            cursor.execute("BACKUP STAGE START")
+            cursor.execute("BACKUP STAGE BLOCK_COMMIT")
             yield
-            cursor.execute("UNLOCK TABLES")
+            cursor.execute("BACKUP STAGE END")
 
     def works_on(self, database: str) -> int:
         """How many statements are under way there."""
